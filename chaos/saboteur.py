@@ -39,7 +39,7 @@ from engine.server.machine import ThisMachine
 
 if TYPE_CHECKING:
     from actors.values.events import Log
-    from engine.server.tree import RunningServer
+    from engine.server.running import RunningServer
 
 LONGEST_LINE: Final = 65536  # bytes
 

@@ -18,6 +18,7 @@ lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Final, assert_never
 
@@ -83,10 +84,13 @@ class Catalog:
         mode: ControlMode = ControlMode.NONE,
         startup: Sequence[str] = ("*",),
         namespacing: bool = False,
+        awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset(),
+        could_not_look: Callable[[ModelKey], object] = lambda _: None,
     ) -> None:
         """`lanes` is the lanes' dynamic supervisor; `startup` names the models to load first, `*` for all.
 
-        With `namespacing`, models of several repositories may share a name.
+        With `namespacing`, models of several repositories may share a name. `awaited_by`: see `Parts`.
+        `could_not_look` is told which model must be looked at again.
         """
         self._namespacing = namespacing
         self._around = around
@@ -95,15 +99,14 @@ class Catalog:
         self._startup = startup
         self._lanes = Lanes(around, lanes)
         self.parts = Parts(
-            self._lanes, source, self._find, around.compose, again=mode is ControlMode.EXPLICIT
+            self._lanes, source, self._find, around.compose, awaited_by, again=mode is ControlMode.EXPLICIT
         )
         channel: tuple[trio.MemorySendChannel[News], trio.MemoryReceiveChannel[News]]
         channel = trio.open_memory_channel(NEWS)
         self.news, self._news = channel
         self._starts: dict[ModelKey, Operation] = {}
         self.finished = trio.Event()
-        # Is told which model must be looked at again.
-        self.could_not_look: Callable[[ModelKey], object] = lambda _: None
+        self._could_not_look = could_not_look
         self._looked = False  # the repositories have been read at the start
         self.start_failed = False  # something that should have been loaded at start was not
         self._unlisted: Sequence[str] = ()  # repositories that were missing at the start, and why
@@ -207,15 +210,15 @@ class Catalog:
 
         With `changed`, it is also reloaded if it could not be loaded before. Never waits.
         """
-        operation = LookAt(self._source, self.parts.ensure, self.could_not_look, changed=changed)
+        operation = LookAt(self._source, self.parts.ensure, self._could_not_look, changed=changed)
         if not self._lanes.of(key).tell(operation):
-            self.could_not_look(key)
+            self._could_not_look(key)
 
     def gone(self, key: ModelKey) -> None:
         """The model has left its repository for good. Never waits."""
         lane = self._lanes.find(key)
         if lane is not None and not lane.tell(Gone()):
-            self.could_not_look(key)
+            self._could_not_look(key)
 
     def listed(self) -> None:
         """Every repository has been read since the start; `look_at` was called for all models in them."""
@@ -250,7 +253,7 @@ class Catalog:
     def on_the_way(self, name: str, namespace: str) -> OnTheWay | None:
         """Describe a model that is being loaded, or waits to be; None for any other.
 
-        See `Router.on_the_way`.
+        See `Router`.
         """
         if not self._looked:
             return OnTheWay(

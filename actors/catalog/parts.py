@@ -29,17 +29,26 @@ class Parts:
     """Which model is composed of which, by what the lanes know. Passive."""
 
     def __init__(
-        self, lanes: Lanes, source: ModelSource, find: Find, compose: Compose, *, again: bool
+        self,
+        lanes: Lanes,
+        source: ModelSource,
+        find: Find,
+        compose: Compose,
+        awaited_by: Callable[[str], AbstractSet[str]],
+        *,
+        again: bool,
     ) -> None:
-        """With `again`, a part that could not be loaded is tried again for each ensemble."""
+        """With `again`, a part that could not be loaded is tried again for each ensemble.
+
+        `awaited_by` returns the models whose loads a model's own load waits for: the model has asked for them
+        while it loads.
+        """
         self._lanes = lanes
         self._source = source
         self._find = find
         self._compose = compose
         self._again = again
-        # Returns the models whose loads a model's own load waits for: the model has asked for them while it
-        # loads.
-        self.awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset()
+        self._awaited_by = awaited_by
 
     async def ensure(self, key: ModelKey, found: FoundModel) -> FoundModel:
         """Load a model's composing models unless they are loaded, and return it as they make it up."""
@@ -87,7 +96,7 @@ class Parts:
 
         Then `key` must not wait for it.
         """
-        names = self.awaited_by(part.name)
+        names = self._awaited_by(part.name)
         return any(each.name in names and self._way(each, key) for each in self._lanes.all())
 
     def needs(self, name: str, part: str) -> bool:

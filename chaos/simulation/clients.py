@@ -30,7 +30,7 @@ from chaos.simulation.plan import Request
 from chaos.simulation.world.models import MODELS
 from chaos.simulation.world.workers import POISON, RAISE
 from chaos.wires.http import Broken, ask
-from engine.server.tree import RunningServer
+from engine.server.running import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 

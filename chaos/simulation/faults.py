@@ -19,7 +19,7 @@ from chaos.simulation.plan import Fault
 from chaos.simulation.trace import Note
 from chaos.simulation.world.disk import Disk, Folder, broken
 from chaos.simulation.world.workers import Misdeed, Workers
-from engine.server.tree import RunningServer
+from engine.server.running import RunningServer
 
 # Seconds from a change on the disk until the server has followed it.
 WATCHED_WITHIN: Final = 8.0

@@ -17,7 +17,7 @@ from chaos.simulation.asking import STATUS, ask_grpc
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Order
 from chaos.wires.http import Broken, ask
-from engine.server.tree import RunningServer
+from engine.server.running import RunningServer
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 

@@ -43,8 +43,9 @@ from engine.processes.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
 from engine.server.residency import Memory as RealMemory
+from engine.server.running import RunningServer
 from engine.server.sockets import BACKLOG, Sockets
-from engine.server.tree import RunningServer, running_tree
+from engine.server.tree import running_tree
 from engine.settings.cache import LocalCache
 from engine.settings.reporting import MetricsSettings
 from engine.settings.settings import Settings

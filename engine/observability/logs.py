@@ -216,10 +216,7 @@ def processors(
         chain.append(
             CallsiteParameterAdder(
                 {CallsiteParameter.FILENAME, CallsiteParameter.LINENO},
-                additional_ignores=[
-                    "engine.observability",
-                    "engine.server.tree",
-                ],  # where events pass through
+                additional_ignores=["engine.observability"],  # where events pass through
             )
         )
     chain.append(_renderer(settings, sink, environ))

@@ -9,6 +9,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from engine.settings.settings import Settings
+from engine.settings.uris import is_remote
+
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
 _LOOKED_AT: Final = 1000  # entries of a directory
 
@@ -70,3 +73,15 @@ def _folders(repository: Path) -> list[Path]:
     except OSError:
         return []
     return found
+
+
+def advice_on_repositories(settings: Settings) -> list[str]:
+    """Return warnings about repositories that are likely to be a mistake."""
+    if settings.control_mode == "explicit" and not settings.load_models:
+        # The server begins empty; models are put into it later.
+        return []
+    local = [Path(path) for path in settings.model_repositories if not is_remote(path)]
+    # The server ends because of one model: see `check_repositories`.
+    ends = settings.control_mode == "none" and settings.exit_on_error
+    alone = [] if ends else [said for path in local if (said := single_model(path))]
+    return alone + [said for path in local if (said := no_models(path))]

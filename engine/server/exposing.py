@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -11,21 +11,16 @@ from actors.caching.families import cache_blocks
 from actors.health.families import readiness_blocks
 from actors.health.readiness import Readiness
 from actors.residency.families import residency_blocks
-from actors.residency.residents import Residents
 from actors.serving.families import load_blocks
-from actors.serving.routing.roster import Roster
 from actors.traffic.families import traffic_blocks
-from actors.traffic.traffic import TrafficControl
 from actors.values.families import once
 from engine.observability import loop_lag, system
-from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.loop_lag import LoopLag
 from engine.observability.metrics import Exposition, Telling
-from engine.observability.models import ModelSample, model_blocks
-from engine.processes import spares as workers
-from engine.processes.spares import Spares
+from engine.observability.models import model_blocks
+from engine.processes import spares
+from engine.server.models import ModelParts
 from engine.settings.reporting import MetricsSettings
-from engine.stores.open import OpenCache
 from protocols.grpc.families import grpc_blocks
 from protocols.grpc.listener import GrpcListener
 from protocols.transport.families import connection_blocks
@@ -34,27 +29,21 @@ from protocols.transport.listening import Listener
 
 def exposition(
     settings: MetricsSettings,
-    *,
-    models: Callable[[], Iterable[ModelSample]],
-    wall_ms: Callable[[], int],
+    models: ModelParts,
     readiness: Readiness,
-    roster: Roster,
-    traffic: TrafficControl,
-    residents: Residents,
+    lag: LoopLag,
+    wall_ms: Callable[[], int],
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
-    cache: OpenCache | None,
-    spares: Spares,
-    custom: CustomMetrics,
-    lag: LoopLag,
 ) -> Exposition:
     """Return what a scrape writes. `grpc` and `listeners` (by protocol) may grow until then."""
+    cache = models.cache
     features: list[Telling] = [
-        lambda: model_blocks(models(), settings, wall_ms),
+        lambda: model_blocks(models.subtrees.models(), settings, wall_ms),
         lambda: readiness_blocks(ready=readiness.is_ready, probes=readiness.probes()),
-        lambda: load_blocks(roster.loads()),
-        lambda: traffic_blocks(traffic.samples()),
-        lambda: residency_blocks(residents.samples()),
+        lambda: load_blocks(models.router.roster.loads()),
+        lambda: traffic_blocks(models.traffic.samples()),
+        lambda: residency_blocks(models.residents.samples()),
         lambda: grpc_blocks([each.statistics() for each in grpc]),
         lambda: connection_blocks(
             {name: [each.counts() for each in some] for name, some in listeners.items()}
@@ -62,7 +51,10 @@ def exposition(
     ]
     if cache is not None:
         features.append(lambda: cache_blocks(cache.cache, cache.far))
-    features += [lambda: once(workers.FAMILIES, spares.statistics()), custom.blocks]
+    features += [
+        lambda: once(spares.FAMILIES, models.launcher.spares.statistics()),
+        models.custom_metrics.blocks,
+    ]
     if settings.cpu:
         machine = system.MachineSampler(interval=settings.interval, clock=trio.current_time)
         features.append(lambda: once(system.MACHINE, machine.sample()))

@@ -21,11 +21,14 @@ import trio
 
 from actors.values.events import Event
 from engine.observability.announcing import hear_python
+from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.processes.process import allow_many_files, leaves, settle_garbage_collection
 from engine.processes.surroundings import in_the_way
+from engine.repository.advice import advice_on_repositories
+from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import AddressInUse
-from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
+from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
 from protocols.http.admission import Admission
 from protocols.http.bodies import announced
@@ -64,7 +67,7 @@ class HostedTree:
         self._lock = _only_process()
         configure_logging(settings.log, self._sink)
         if settings.log.format == "json":
-            hear_python(Log())
+            hear_python(EventLog())
         allow_many_files()
         return settings
 
@@ -77,7 +80,7 @@ class HostedTree:
             async with open_server(settings, http=False, environ=self._environ) as running:
                 self.running = running
                 for warning in _warnings(settings):
-                    Log()(Event.SERVER_STARTING, level="warning", warning=warning)
+                    EventLog()(Event.SERVER_STARTING, level="warning", warning=warning)
                 started()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_loading, running)
@@ -129,7 +132,7 @@ class HostedTree:
         not.
         """
         self.failure = why
-        Log()(Event.SERVER_FAILED, level="error", error=why)
+        EventLog()(Event.SERVER_FAILED, level="error", error=why)
         master = parent_process()
         os.kill(os.getpid() if master is None or master.pid is None else master.pid, signal.SIGTERM)
 

@@ -11,8 +11,9 @@ import trio
 
 from actors.seams.threads import in_thread
 from actors.serving.standing import Status
-from actors.values.events import Event
+from actors.values.events import Event, Log
 from engine.observability.announcing import Announcer, hear_python
+from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.processes.process import (
     allow_many_files,
@@ -21,9 +22,11 @@ from engine.processes.process import (
     settle_garbage_collection,
 )
 from engine.processes.surroundings import in_the_way
+from engine.repository.advice import advice_on_repositories
 from engine.server.machine import Machine
+from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import AddressInUse
-from engine.server.tree import Log, RunningServer, ServerFailed, advice_on_repositories, open_server
+from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
 
 Beside = Callable[[RunningServer, Log], Awaitable[None]]
@@ -45,8 +48,8 @@ def run(settings: Settings, *, beside: Beside = _nothing, machine: Machine | Non
         complain(error, json=settings.log.format == "json")
         return 1
     configure_logging(settings.log, sink)
-    announcer = Announcer(settings.log, sink, Log())
-    hear_python(Log())
+    announcer = Announcer(settings.log, sink, EventLog())
+    hear_python(EventLog())
     allow_many_files()
     try:
         status = trio.run(_serve, settings, announcer, sink, beside, machine)
@@ -78,7 +81,7 @@ async def _serve(
     settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside, machine: Machine | None
 ) -> int:
     """Return the exit status."""
-    log = Log()
+    log = EventLog()
     for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -174,7 +174,7 @@ class World:
     def __init__(
         self, *found, mode=ControlMode.NONE, startup=("*",), loads_at_once=2, extra_attempts=0, dormant=None
     ):
-        self.router = Router()
+        self.router = Router(on_the_way=lambda name, namespace: self.catalog.on_the_way(name, namespace))
         self.tree = FakeTree(self.router)
         self.log = Logged()
         self.source = FakeSource()
@@ -195,8 +195,15 @@ class World:
             log=self.log,
             compose=self._compose,
         )
-        self.catalog = Catalog(self.around, self.source, self.lanes, mode=mode, startup=startup)
-        self.router.on_the_way = self.catalog.on_the_way
+        self.could_not = []  # the models that could not be looked at
+        self.catalog = Catalog(
+            self.around,
+            self.source,
+            self.lanes,
+            mode=mode,
+            startup=startup,
+            could_not_look=lambda key: self.could_not.append(key.name),
+        )
         self.root = Supervisor(
             [
                 self.lanes.spec("lanes"),

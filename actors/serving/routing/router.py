@@ -32,11 +32,19 @@ def _nothing_loads(name: str, namespace: str) -> OnTheWay | None:
 class Router:
     """Resolves names by the roster of what there is."""
 
-    def __init__(self, *, namespacing: bool = False) -> None:
-        self.namespacing = namespacing  # models of several repositories may share a name
+    def __init__(
+        self,
+        *,
+        namespacing: bool = False,
+        on_the_way: Callable[[str, str], OnTheWay | None] = _nothing_loads,
+    ) -> None:
+        """With `namespacing`, models of several repositories may share a name.
+
+        `on_the_way` returns the load of a model of this name, of that namespace if one is given.
+        """
+        self.namespacing = namespacing
         self.roster = Roster()
-        # Returns the load of a model of this name, of that namespace if one is given.
-        self.on_the_way: Callable[[str, str], OnTheWay | None] = _nothing_loads
+        self._on_the_way = on_the_way
         # The roster's own, since a request pays for each step to them.
         self._fronts = self.roster.fronts
         self._known = self.roster.known
@@ -79,7 +87,7 @@ class Router:
 
         `number` is the version; 0 stands for the model.
         """
-        way = self.on_the_way(key.name, key.namespace)
+        way = self._on_the_way(key.name, key.namespace)
         if way is None:
             return None
         state = f"version {number} is not at ready state" if number else "has no available versions"

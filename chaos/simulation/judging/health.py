@@ -14,7 +14,7 @@ from chaos.simulation.outcomes import LOST, Outcome
 from chaos.simulation.world.disk import Disk
 from chaos.simulation.world.models import MODELS
 from chaos.wires.http import ask
-from engine.server.tree import RunningServer
+from engine.server.running import RunningServer
 
 _INSTANCE: Final = re.compile(r"models/[^/]+/[^/]+/instances/[^/]+")
 

@@ -142,12 +142,12 @@ from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.logs import configure_logging, open_sink
 from engine.settings.reporting import LogSettings
-from engine.server.tree import Log
+from engine.observability.events import EventLog
 
 settings = LogSettings(format="json")
 sink = open_sink(settings)
 configure_logging(settings, sink)
-hear_python(Log())
+hear_python(EventLog())
 warnings.warn("this is old", DeprecationWarning, stacklevel=1)
 
 class Careless:

@@ -1,0 +1,151 @@
+"""What serves models: their subtrees, and the services that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from actors.calls.subjects import Subjects
+from actors.catalog.catalog import Catalog, ControlMode
+from actors.residency import residency
+from actors.residency.residents import Residents
+from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.records import Recorder
+from actors.serving.routing.router import OnTheWay, Router
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+from actors.supervision.supervisor import Supervisor
+from actors.traffic.traffic import TrafficControl
+from actors.values.events import Log
+from engine.observability.custom_metrics import CustomMetrics
+from engine.observability.requests import request_hook
+from engine.processes.backends import BackendTraits
+from engine.processes.inheritance import for_workers
+from engine.server.machine import Machine, SparingLauncher
+from engine.server.residency import memory_total
+from engine.server.running import ServerFailed
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.models import read_memory_limit
+from engine.settings.settings import Settings
+from engine.stores.open import CacheUnusable, OpenCache, open_cache
+
+INTENSITY: Final = Intensity(3, 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    """The parts that serve models. `supervisor` has a child for each version that is loaded."""
+
+    supervisor: Supervisor
+    subtrees: ModelSubtrees
+    router: Router
+    backends: Mapping[str, BackendTraits]
+    launcher: SparingLauncher
+    cache: OpenCache | None
+    subjects: Subjects
+    custom_metrics: CustomMetrics
+    traffic: TrafficControl
+    residents: Residents
+
+    def services(self, machine: Machine, catalog: Catalog, log: Log) -> list[ChildSpec]:
+        """Return the actors that work for all models."""
+        watch_memory = partial(
+            residency.run,
+            residents=self.residents,
+            catalog=catalog,
+            memory=machine.memory(),
+            log=log,
+            wall_clock=machine.wall_clock,
+        )
+        return [
+            ChildSpec("traffic-guard", self.traffic.guard),
+            ChildSpec("mirror", self.traffic.compare),
+            ChildSpec("residency", watch_memory, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP),
+            ChildSpec(
+                "spares",
+                self.launcher.spares.run,
+                shutdown=10.0,
+                intensity=INTENSITY,
+                on_exhausted=OnExhausted.RETRY_AT_CAP,
+            ),
+        ]
+
+
+def compose_models(
+    settings: Settings,
+    machine: Machine,
+    environ: Mapping[str, str],
+    log: Log,
+    *,
+    on_the_way: Callable[[str, str], OnTheWay | None],
+    started: Callable[[], bool],
+) -> ModelParts:
+    """Connect what serves models.
+
+    `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at start
+    has been. Both are asked once the server runs. Raises ServerFailed if the cache can't be set up.
+    """
+    router = Router(namespacing=settings.namespacing, on_the_way=on_the_way)
+    backends = machine.backends(settings.backend_directory)
+    cache = _open_cache(settings, log)
+    subjects = Subjects()
+    custom_metrics = CustomMetrics(enabled=settings.allow_metrics)
+    custom_metrics.answer(subjects)
+    launcher = machine.launcher(
+        backends,
+        environ=for_workers(settings, environ),
+        spare_workers=settings.spare_workers,
+        log=log,
+    )
+    # What was loaded comes back with it: the catalog, which lives on, believes it to be there.
+    supervisor = Supervisor(lambda: subtrees.standing(), intensity=INTENSITY)
+    subtrees = ModelSubtrees(
+        supervisor,
+        router,
+        launcher,
+        log=log,
+        metrics=settings.metrics,
+        stop_within=10.0,
+        cache=None if cache is None else cache.cache,
+        limiter=RateLimiter(settings.rate_limit_resources) if settings.rate_limit else None,
+        start_after=settings.start_after,
+        subjects=subjects,
+        wall_clock=machine.wall_clock,
+        recorder=_recorder(settings, log),
+        cores=machine.cores(),
+        serving=started,
+    )
+    traffic = TrafficControl(
+        router.roster,
+        log=log,
+        random=machine.random().random,
+        wall_clock=machine.wall_clock,
+        changeable=ControlMode(settings.control_mode) is ControlMode.EXPLICIT,
+    )
+    budget = read_memory_limit(settings.resident_memory_limit, memory_total())
+    return ModelParts(
+        supervisor=supervisor,
+        subtrees=subtrees,
+        router=router,
+        backends=backends,
+        launcher=launcher,
+        cache=cache,
+        subjects=subjects,
+        custom_metrics=custom_metrics,
+        traffic=traffic,
+        residents=Residents(router, budget=budget),
+    )
+
+
+def _recorder(settings: Settings, log: Log) -> Recorder | None:
+    if not settings.log.requests:
+        return None
+    return Recorder(log, on_internal=request_hook(), stages=settings.log.verbose > 0)
+
+
+def _open_cache(settings: Settings, log: Log) -> OpenCache | None:
+    try:
+        return None if settings.cache is None else open_cache(settings.cache, log)
+    except CacheUnusable as error:
+        raise ServerFailed(str(error)) from error

@@ -1,0 +1,110 @@
+"""The frontends of a server: a listener for each port that is open."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from actors.supervision.spec import ChildSpec, Intensity
+from actors.supervision.supervisor import Supervisor
+from actors.values.events import Log
+from actors.values.interfaces import Server
+from engine.observability.metrics import Exposition, MetricsApp
+from engine.observability.requests import RequestHook, request_hook
+from engine.server.frontends import Frontend, grpc_listener, http_limits, v2_app
+from engine.server.sockets import Sockets
+from engine.settings.settings import Settings
+from protocols.grpc.listener import GrpcListener
+from protocols.http.admission import admit_short
+from protocols.http.app import V2App
+from protocols.http.listener import HttpListener
+from protocols.http.routes import is_health
+from protocols.transport.listening import Listener
+
+Exposing = Callable[[Sequence[GrpcListener], Mapping[str, Sequence[Listener[Any]]]], Exposition]
+"""From the gRPC listeners, and the listeners of each protocol, to what the metrics port tells."""
+
+_GRPC_TITLE: Final = "GRPCInferenceService"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontends:
+    """The application that answers over HTTP, and a frontend for each port that is open."""
+
+    app: V2App
+    http: Frontend | None
+    grpc: Frontend | None
+    grpc_unix: Frontend | None
+    metrics: Frontend | None
+
+    @property
+    def every(self) -> list[Frontend]:
+        """Those whose ports are open."""
+        every = (self.http, self.grpc, self.grpc_unix, self.metrics)
+        return [frontend for frontend in every if frontend is not None]
+
+    def spec(self) -> ChildSpec:
+        """Return their place in the tree."""
+        children = [frontend.spec() for frontend in self.every]
+        return Supervisor(children, intensity=Intensity(10, 60.0)).spec("frontends")
+
+
+def compose_frontends(
+    settings: Settings,
+    sockets: Sockets,
+    server: Server,
+    log: Log,
+    *,
+    grpc_tls: ssl.SSLContext | None,
+    uniform: Callable[[], float],
+    exposing: Exposing,
+) -> Frontends:
+    """Return the frontends of these sockets. `uniform` returns random numbers in [0, 1), see `GrpcListener`."""
+    app = v2_app(settings, server, on_finished=_hook(settings, "http"))
+    limits = http_limits(settings.connections)
+    on_grpc: list[GrpcListener] = []
+    listeners: dict[str, Sequence[Listener[Any]]] = {}  # by protocol
+
+    def http() -> HttpListener:
+        listener = HttpListener(app, limits=limits, admit=app.admit, is_welcome=is_health)
+        listeners["http"] = [listener]
+        return listener
+
+    def grpc(tls: ssl.SSLContext | None) -> GrpcListener:
+        listener = grpc_listener(
+            settings.grpc,
+            server,
+            connections=settings.connections,
+            tls=tls,
+            on_finished=_hook(settings, "grpc"),
+            log=log,
+            uniform=uniform,
+        )
+        on_grpc.append(listener)
+        listeners["grpc"] = on_grpc
+        return listener
+
+    def metrics() -> HttpListener:
+        return HttpListener(MetricsApp(exposing(on_grpc, listeners)), limits=limits, admit=admit_short)
+
+    def opened(
+        name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]
+    ) -> Frontend | None:
+        return None if sock is None else Frontend(name, title, sock, listener(), log=log)
+
+    return Frontends(
+        app=app,
+        http=opened("http", "HTTPService", sockets.http, http),
+        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(grpc_tls)),
+        grpc_unix=opened("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc(None)),
+        metrics=opened("metrics", "Metrics Service", sockets.metrics, metrics),
+    )
+
+
+def _hook(settings: Settings, protocol: str) -> RequestHook | None:
+    if not (settings.log.requests or settings.log.verbose):
+        return None
+    return request_hook(protocol, failures_only=not settings.log.requests)

@@ -1,0 +1,100 @@
+"""A server whose tree stands: what callers of `engine.server.tree.open_server` hold, and how it drains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from actors.catalog.catalog import Catalog
+from actors.health.readiness import Readiness
+from actors.residency.residents import Residents
+from actors.serving.routing.router import Router
+from actors.supervision.supervisor import Supervisor
+from actors.values.interfaces import Server
+from engine.server.frontends import Frontend
+from engine.server.version_tree import ModelSubtrees
+from engine.settings.settings import Settings
+from protocols.http.app import V2App
+
+LAST_WORDS: Final = 1.0
+"""Seconds that clients in flight have to take their answers, when the server has no more time for them."""
+
+
+class ServerFailed(Exception):
+    """The server can't start or can't go on. The message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A server whose tree stands. `failures` says why, if the tree gave up by itself."""
+
+    settings: Settings
+    server: Server
+    app: V2App
+    subtrees: ModelSubtrees
+    router: Router
+    catalog: Catalog
+    readiness: Readiness
+    residents: Residents
+    root: Supervisor
+    stopped: trio.Event
+    failures: list[str] = field(default_factory=list)  # why the exit status will not be 0
+    http: Frontend | None
+    grpc: Frontend | None
+    grpc_unix: Frontend | None
+    metrics: Frontend | None
+
+    async def wait_loaded(self) -> None:
+        """Wait until every model that is loaded at start is ready or has failed."""
+        await self.catalog.finished.wait()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the tree has ended, whatever ended it."""
+        await self.stopped.wait()
+
+    def withdraw(self) -> None:
+        """Say that the server is not ready, so that clients go elsewhere, but serve on.
+
+        `drain` comes later.
+        """
+        self.readiness.withdraw()
+        for frontend in (self.http, self.grpc, self.grpc_unix):
+            if frontend is not None:
+                frontend.withdraw()
+
+    async def drain(self) -> bool:
+        """Stop accepting, and answer everything that was accepted, within the exit timeout.
+
+        Returns False if that was too short.
+        """
+        self.readiness.exit()
+        self.residents.close()
+        deadline = trio.current_time() + self.settings.exit_timeout
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.subtrees.give_up_stuck, self.settings.unready_after_hang)
+            with trio.move_on_at(deadline):
+                async with trio.open_nursery() as draining:
+                    for frontend in self._frontends:
+                        draining.start_soon(frontend.drain)
+            drained = await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
+            nursery.cancel_scope.cancel()
+        if trio.current_time() >= deadline:
+            await self.give_up(
+                f"not answered within {self.settings.exit_timeout:g} s of its being told to stop (--exit-timeout-secs)"
+            )
+        return drained
+
+    async def give_up(self, why: str) -> None:
+        """Answer open requests with UNAVAILABLE; wait at most `LAST_WORDS` seconds for clients to get it."""
+        self.subtrees.give_up(f"the server has stopped, and this was {why}; send it again, to another server")
+        with trio.move_on_after(LAST_WORDS):
+            async with trio.open_nursery() as nursery:
+                for frontend in self._frontends:
+                    nursery.start_soon(frontend.give_up)
+
+    @property
+    def _frontends(self) -> list[Frontend]:
+        """Those that serve requests."""
+        return [each for each in (self.http, self.grpc, self.grpc_unix) if each is not None]
