@@ -27,8 +27,9 @@ from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services.offered import services
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
+from protocols.http.options import V2Options
 from protocols.http.patience import ConnectionLimits
 from protocols.kserve.categories import Category
 from protocols.transport.listening import Listener

@@ -1,12 +1,13 @@
-"""Which bodies the v2 API takes, judged by the head, and bodies under a foreign server."""
+"""Bodies of requests: which the v2 API takes, judged by the head, and how they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.seams.slices import in_slices
 from actors.values.errors import InvalidArgument, TritiumError, Unsupported
 from actors.values.interfaces import Models
 from protocols.http.admission import (
@@ -23,8 +24,13 @@ from protocols.http.admission import (
 from protocols.http.fields import JSON, Header, failure_fields
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve.compression import is_compressed
+from protocols.kserve.long_texts import LongText
+from protocols.kserve.short_texts import TooLong, read_short
 from protocols.kserve.sizes import check_json_size
 from protocols.status import http_status
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -146,3 +152,43 @@ class ForeignBody:
                     self._note(await self._receive())
                 if pause.cancelled_caught:
                     return
+
+
+async def read_body(receive: Receive) -> Buffer | None:
+    """Return a request's body; None where the client left before its end."""
+    message = await receive()
+    if message["type"] != "http.request":
+        return None
+    body: Buffer = message.get("body", b"")
+    if not message.get("more_body", False):
+        return body
+    parts = [body]
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+    return b"".join(parts)
+
+
+async def read_document(
+    receive: Receive, max_input_size: int, *, long_strings: bool = False
+) -> dict[str, Any] | None:
+    """Return the members of the JSON object in the body, none for an empty body.
+
+    None: the client left.
+    """
+    body = await read_body(receive)
+    if body is None:
+        return None
+    document = await parsed(body, max_input_size, long_strings=long_strings) if body else {}
+    return document if type(document) is dict else {}
+
+
+async def parsed(body: Buffer, max_input_size: int, *, long_strings: bool = False) -> Any:
+    """Return the JSON value of a body of at most `max_input_size` bytes."""
+    check_json_size(len(body), max_input_size)
+    try:
+        return read_short(body)
+    except TooLong:
+        return await in_slices(LongText(body, long_strings=long_strings).document())

@@ -14,7 +14,6 @@ Contract: http.md section 10.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +23,11 @@ from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
-from protocols.http.bodies import ONLY_IDENTITY
+from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
 from protocols.http.marking import peer_of, put_marks
+from protocols.http.options import V2Options
 from protocols.http.reply import release
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
@@ -54,26 +54,11 @@ _WRITTEN_AT_ONCE: Final = 64 * 1024
 _PLAIN: Final = frozenset((b"", b"identity"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
-    """The options that the extension shares with the rest of the API; see `protocols.http.app.V2Options`."""
-
-    max_input_size: int
-    server_timing: bool
-    on_finished: Callable[[InferRequest, Part, str], None] | None
-
-
 class Generator:
-    """Answers requests of the generate extension.
+    """Answers requests of the generate extension by `models`."""
 
-    `read_body` returns a request's body, or None where the client left before its end.
-    """
-
-    def __init__(
-        self, models: Models, read_body: Callable[[Receive], Awaitable[Any]], options: GenerateOptions
-    ) -> None:
+    def __init__(self, models: Models, options: V2Options) -> None:
         self._models = models
-        self._read_body = read_body
         self._options = options
 
     async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +67,7 @@ class Generator:
         Raises TritiumError only while nothing has been sent.
         """
         self._models.resolve(route.model, route.version)
-        body = await self._read_body(receive)
+        body = await read_body(receive)
         if body is None:
             return
         if dict(scope["headers"]).get(b"content-encoding", b"") not in _PLAIN:

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from protocols.http.admission import SMALL_BODY
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
+from protocols.http.options import V2Options
 from protocols.http.patience import Phase
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer

@@ -14,7 +14,8 @@ import trio.testing
 
 from actors.values.errors import Cancelled, Unavailable
 from actors.values.requests import InferResponse
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
+from protocols.http.options import V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 from tests.support.garbage import uncollected

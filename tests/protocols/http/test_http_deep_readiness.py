@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
+from protocols.http.options import V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 

@@ -17,8 +17,9 @@ import trio
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from actors.values.requests import InferResponse
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
+from protocols.http.options import V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, fail, hold, identity, make_spec, tensor
 

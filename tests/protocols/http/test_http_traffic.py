@@ -9,7 +9,8 @@ import pytest
 
 from actors.values.datatypes import DataType
 from actors.values.marks import ClientMarks
-from protocols.http.app import V2App, V2Options
+from protocols.http.app import V2App
+from protocols.http.options import V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, identity, make_spec
 from tests.protocols.http.test_http_app import Client

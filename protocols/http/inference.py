@@ -1,0 +1,183 @@
+"""The infer endpoint: from a request's body to the model's answer, in the task of the request's connection.
+
+Contract: http.md sections 6 to 8.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from actors.seams.slices import in_slices, in_threads
+from actors.values.errors import Cancelled, TritiumError, Unsupported
+from actors.values.interfaces import Models
+from actors.values.requests import InferRequest, InferResponse, ServedModel
+from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
+from protocols.http.bodies import NO_DECOUPLED, read_body
+from protocols.http.disconnects import DisconnectHook, watched
+from protocols.http.fields import Header, server_timing
+from protocols.http.marking import peer_of, put_marks
+from protocols.http.options import Outcome, V2Options
+from protocols.http.reply import HttpReply
+from protocols.http.routes import Route
+from protocols.kserve.compression import (
+    choose_coding,
+    compress,
+    compressing,
+    decompress,
+    decompressing,
+    is_compressed,
+)
+from protocols.kserve.forwarding import forward_headers
+from protocols.kserve.long_answers import encode_long, is_long
+from protocols.kserve.requests import InferDecoder, OutputPlan
+from protocols.kserve.responses import Body, encode
+from protocols.kserve.short_texts import TooLong
+from protocols.kserve.sizes import parse_json_size
+
+if TYPE_CHECKING:
+    from actors.values.tensors import Buffer
+
+_IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
+# At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
+_UNFOLDED_AT_ONCE: Final = 4096
+_BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
+
+
+class InferEndpoint:
+    """Answers inferences by `models`."""
+
+    def __init__(self, models: Models, options: V2Options) -> None:
+        self._models = models
+        self._options = options
+        self._decoder = InferDecoder(max_input_size=options.max_input_size)
+
+    async def answer(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
+        """Have a model answer one request. Raises TritiumError."""
+        model = self._models.resolve(route.model, route.version)
+        if model.spec.decoupled:
+            raise Unsupported(NO_DECOUPLED)
+        body = await read_body(receive)
+        if body is None:
+            return None
+        fields: dict[bytes, bytes] = dict(scope["headers"])
+        encoding = fields.get(b"content-encoding")
+        if encoding is not None and is_compressed(encoding):
+            body = await self._decompressed(body)
+        model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
+        json_size = fields.get(b"inference-header-content-length")
+        pattern = self._options.header_forward_pattern
+        port = HttpReply()
+        given = (body, None if json_size is None else parse_json_size(json_size, len(body)), model.spec)
+        requested_version = int(route.version) if route.version else -1
+        forwarded = None if pattern is None else _forwarded(scope, pattern)
+        try:
+            request, plan = self._decoder.decode(
+                *given,
+                requested_version=requested_version,
+                reply=port,
+                accepted_at=trio.current_time(),
+                forwarded=forwarded,
+            )
+        except TooLong:
+            request, plan = await in_slices(
+                self._decoder.decode_long(
+                    *given,
+                    requested_version=requested_version,
+                    reply=port,
+                    accepted_at=trio.current_time(),
+                    forwarded=forwarded,
+                )
+            )
+            model = self._models.resolve(route.model, route.version)  # once more, for the same reason
+        del body, given  # the request keeps nothing of a long JSON text
+        if model.marks is not None:
+            put_marks(model.marks, request, scope)
+        hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
+        try:
+            if hook is not None:
+                outcome = await _exchange(model, request, port, hook)
+            else:
+                outcome = await watched(receive, partial(_exchange, model, request, port))
+        except TritiumError as error:
+            # Its traceback holds this frame, which holds it: floods
+            # of refusals would wait for the garbage collector.
+            outcome = error.with_traceback(None)
+        if self._options.on_finished is not None:
+            self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
+        if outcome is None:
+            return None
+        if isinstance(outcome, TritiumError):
+            return failure(outcome)
+        answered_by = request.routed_to or model
+        return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
+
+    async def _decompressed(self, body: Buffer) -> Buffer:
+        limit = self._options.max_input_size
+        if len(body) < _UNFOLDED_AT_ONCE:
+            return decompress(body, limit)
+        return await in_slices(in_threads(decompressing(body, limit)))
+
+    async def _encoded(
+        self, response: InferResponse, plan: OutputPlan, model: ServedModel, accept_encoding: bytes | None
+    ) -> Answer:
+        """Return the answer that carries `response`, whose memory is given back here or by the server."""
+        try:
+            if is_long(response, plan):
+                body = await in_slices(encode_long(response, plan, model.spec))
+            else:
+                body = encode(response, plan, model.spec)
+            headers = ONLY_JSON if body.json_size is None else _binary_headers(body.json_size)
+            if self._options.server_timing and response.timing is not None:
+                headers = [*headers, server_timing(response.timing)]
+            coding = b"" if accept_encoding is None else choose_coding(accept_encoding)
+            if coding:
+                headers = [*headers, (b"content-encoding", coding)]
+                body = await self._compressed(body, coding)
+        except BaseException:
+            response.release()
+            raise
+        if body.borrowed:
+            return Answer(200, headers, body.buffers, response.release)
+        response.release()
+        return Answer(200, headers, body.buffers)
+
+    async def _compressed(self, body: Body, coding: bytes) -> Body:
+        if body.size < _IN_A_THREAD:
+            compressed = compress(body.buffers, coding)
+        else:
+            compressed = await in_slices(in_threads(compressing(body.buffers, coding)))
+        return Body([compressed], len(compressed), body.json_size, borrowed=False)
+
+
+async def _exchange(
+    model: ServedModel, request: InferRequest, port: HttpReply, hook: DisconnectHook
+) -> Outcome | None:
+    """Have `model` answer `request`; None where the client left first."""
+
+    def left() -> None:
+        port.close()
+        model.cancel(request)
+
+    if hook.disconnected:
+        return None
+    hook.on_disconnect = left
+    try:
+        await model.submit(request)
+        return await port.wait()
+    except trio.Cancelled:
+        left()
+        raise
+    finally:
+        hook.on_disconnect = None
+
+
+def _forwarded(scope: Scope, pattern: re.Pattern[str]) -> dict[str, str] | None:
+    return forward_headers(scope.get("tritium.raw_headers") or scope["headers"], pattern)
+
+
+def _binary_headers(json_size: int) -> list[Header]:
+    return [_BINARY, (b"inference-header-content-length", str(json_size).encode())]

@@ -1,0 +1,194 @@
+"""The endpoints of the v2 API that describe and change what is served: health, metadata, repository, traffic.
+
+Contract: http.md sections 3 to 5 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.seams.slices import in_slices
+from actors.values.errors import Internal, InvalidArgument, Unavailable, Unsupported
+from actors.values.interfaces import Server
+from protocols.http.answers import (
+    EXITING,
+    NO,
+    ONLY_JSON,
+    YES,
+    Answer,
+    EndpointHandler,
+    Receive,
+    Scope,
+    error_answer,
+    json_answer,
+)
+from protocols.http.bodies import parsed, read_body, read_document
+from protocols.http.routes import Endpoint, Route
+from protocols.kserve import metadata
+from protocols.kserve.documents import dump, misfit
+from protocols.kserve.loading import load_parameters, parameters_of
+
+_LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
+_DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
+
+_NOT_OFFERED: Final = {
+    Endpoint.LOGGING: "the logging extension",
+    Endpoint.TRACE: "the trace extension",
+    Endpoint.SYSTEM_MEMORY_STATUS: "system shared memory",
+    Endpoint.SYSTEM_MEMORY_CHANGE: "system shared memory",
+    Endpoint.CUDA_MEMORY_STATUS: "CUDA shared memory",
+    Endpoint.CUDA_MEMORY_CHANGE: "CUDA shared memory",
+}
+
+
+class ManagementEndpoints:
+    """Answers for `server`. `handlers` are by endpoint."""
+
+    def __init__(self, server: Server, *, max_input_size: int) -> None:
+        self._server = server
+        self._max_input_size = max_input_size
+        self._metadata = json_answer(metadata.server_metadata(server.identity))
+        self.handlers: dict[Endpoint, EndpointHandler] = {
+            Endpoint.SERVER_LIVE: self._live,
+            Endpoint.SERVER_READY: self._ready,
+            Endpoint.SERVER_METADATA: self._server_metadata,
+            Endpoint.MODEL_METADATA: self._model_metadata,
+            Endpoint.MODEL_READY: self._model_ready,
+            Endpoint.MODEL_CONFIG: self._model_config,
+            Endpoint.MODEL_STATISTICS: self._statistics,
+            Endpoint.ALL_STATISTICS: self._statistics,
+            Endpoint.REPOSITORY_INDEX: self._index,
+            Endpoint.MODEL_LOAD: self._load,
+            Endpoint.MODEL_UNLOAD: self._unload,
+            Endpoint.TREE: self._tree,
+            Endpoint.TRAFFIC: self._traffic,
+            **dict.fromkeys(_NOT_OFFERED, self._not_offered),
+        }
+
+    # Health and metadata
+
+    async def _live(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        health = self._server.health
+        if health.exiting:
+            return EXITING
+        return YES if health.live() else NO
+
+    async def _ready(self, _route: Route, scope: Scope, _receive: Receive) -> Answer:
+        health = self._server.health
+        if health.exiting or health.withdrawn:
+            return EXITING
+        if _asks_deep(scope.get("query_string", b"")):
+            report = await health.deep()
+            return Answer(200 if report.ready else 400, ONLY_JSON, (dump(report.document),))
+        return YES if await health.ready() else NO
+
+    def _require_running(self) -> None:
+        health = self._server.health
+        if health.exiting or not health.live():
+            raise Unavailable("Server not ready")
+
+    async def _model_ready(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        self._require_running()
+        if await self._server.health.model_ready(route.model, route.version):
+            return YES
+        return error_answer(400, "Model version not ready")
+
+    async def _server_metadata(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        return self._metadata
+
+    async def _model_metadata(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        self._require_running()
+        models = self._server.models
+        spec = models.resolve(route.model, route.version).spec
+        versions = [spec.version] if route.version else models.versions(route.model)
+        return json_answer(metadata.model_metadata(spec, versions))
+
+    async def _model_config(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        self._require_running()
+        return json_answer(self._server.models.resolve(route.model, route.version).spec.config_json)
+
+    async def _statistics(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        self._require_running()
+        return json_answer(metadata.statistics(self._server.models.statistics(route.model, route.version)))
+
+    async def _tree(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        return json_answer(dump(self._server.introspection.tree()))
+
+    # Repository
+
+    async def _index(self, _route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+        document = await read_document(receive, self._max_input_size)
+        if document is None:
+            return None
+        ready_only = document.get("ready", False)
+        if type(ready_only) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        self._require_running()
+        return json_answer(
+            metadata.repository_index(await self._server.repository.index(ready_only=ready_only))
+        )
+
+    async def _load(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+        document = await read_document(receive, self._max_input_size, long_strings=True)
+        if document is None:
+            return None
+        _refuse_repository_name(route)
+        parameters = await in_slices(load_parameters(document))
+        await self._server.repository.load(route.model, parameters)
+        return Answer(200, ONLY_JSON)
+
+    async def _unload(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+        document = await read_document(receive, self._max_input_size)
+        if document is None:
+            return None
+        _refuse_repository_name(route)
+        parameters = parameters_of(document)
+        dependents = parameters.get("unload_dependents", False)
+        if type(dependents) is not bool:
+            raise misfit(parameters, "unload_dependents", "boolean")
+        await self._server.repository.unload(route.model, unload_dependents=dependents)
+        return Answer(200, ONLY_JSON)
+
+    async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
+        """Describe a model's traffic plan, or put another in force.
+
+        `{}` ends the split; nothing at all is a mistake.
+        """
+        traffic = self._server.traffic
+        if scope["method"] == "GET":
+            return json_answer(dump(traffic.describe(route.model)))
+        self._require_running()
+        body = await read_body(receive)
+        if body is None:
+            return None
+        if len(body) > _LONGEST_PLAN:
+            raise InvalidArgument(
+                f"a traffic plan has {_LONGEST_PLAN} bytes at most, and this body {len(body)}"
+            )
+        try:
+            document = await parsed(body, self._max_input_size) if body else None
+        except Internal as error:  # as Triton's own endpoints answer such a body
+            raise InvalidArgument(error.message) from error
+        if type(document) is not dict:
+            raise InvalidArgument("the body is a traffic plan as a JSON object, or {} to end the split")
+        return json_answer(dump(traffic.change(route.model, document)))
+
+    async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")
+
+
+def _asks_deep(query: bytes) -> bool:
+    """Whether a readiness probe asks for inferences. Other fields of the query are ignored."""
+    for pair in query.split(b"&") if query else ():
+        name, _, value = pair.partition(b"=")
+        if name == b"deep":
+            if value not in _DEEP:
+                shown = value[:40].decode("ascii", "replace")
+                raise InvalidArgument(f"Invalid value '{shown}' for 'deep': expected 1 or 0")
+            return _DEEP[value]
+    return False
+
+
+def _refuse_repository_name(route: Route) -> None:
+    if route.repository:
+        raise Unsupported("'repository_name' specification is not supported")
