@@ -1,7 +1,6 @@
 """Which sequence has which slot, exactly: a sequence model's queue against a model made of a few lists.
 
-`test_sequence_policy.py` has a machine which checks that nothing is lost and that every slot comes back. This
-one says which slot, which row and which turn. It covers the order of the backlog, what idles and when, padded
+It says which slot, which row and which turn. It covers the order of the backlog, what idles and when, padded
 rows, slots used again after a death, sequences that go on elsewhere, requests that run again (iterative), and
 callers that wait for room. No two clocks ever stop at the same moment, because the queue does not promise
 which of two equal ones is first.
@@ -24,17 +23,13 @@ from actors.values.specs import DirectStrategy, OldestStrategy, QueueBounds, Seq
 from actors.values.tensors import Tensor
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
 MOMENT = 1 / 1024
 IDLE = 2.0
 DELAY = 0.75
 INSTANCES = ("0", "1", "2")
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("a queue answers nobody")
 
 
 class Sequence:

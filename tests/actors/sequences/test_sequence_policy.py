@@ -1,4 +1,4 @@
-"""Which sequence has which slot, and which request is next: by example and at random.
+"""Which sequence has which slot, and which request is next: by example.
 
 The rules are those of the contract, scheduling.md section 6.
 """
@@ -7,12 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from actors.sequences.policy.sequences import sequencing_of
-from actors.serving.policy.batching import Dispatch, Wait
+from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, Internal, InvalidArgument, Unavailable
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
@@ -27,8 +24,8 @@ from actors.values.specs import (
     StateSpec,
 )
 from actors.values.tensors import Tensor, unpack_bytes
-from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
 CONTROLS = (
@@ -46,18 +43,13 @@ SUM = StateSpec(
 )
 
 
-class Nobody:
-    def put(self, part, *, final):
-        pass
-
-
 def request_of(sequence=1, flags=0, *, width=2, rows=1, **options):
     made = InferRequest(
         model_name="model",
         inputs=[Tensor.from_numpy("INPUT", np.ones((rows, width), np.float32))],
         correlation_id=sequence,
         flags=flags,
-        reply=Nobody(),
+        reply=NoPort(),
         accepted_at=0.0,
         **options,
     )
@@ -588,165 +580,3 @@ def test_a_probe_is_a_sequence_of_its_own():
     assert [each.as_numpy().item() for each in probe.extra] == [1, True, 1.0, 0]
     finish(model, [probe])
     assert model.counts().free_slots == 4
-
-
-class Sequences(RuleBasedStateMachine):
-    """Clients, instances and a clock act at random; a model says which request may have which answer."""
-
-    @initialize(
-        oldest=st.booleans(),
-        slots=st.integers(0, 3),
-        instances=st.integers(1, 2),
-        keeps=st.booleans(),
-    )
-    def begin(self, oldest, slots, instances, keeps):
-        strategy = OldestStrategy(max_candidate_sequences=3) if oldest else DirectStrategy()
-        self.model = model_of(
-            slots=slots,
-            instances=instances,
-            strategy=strategy,
-            states=(SUM,),
-            checkpoint=keeps,
-            max_idle=1.0,
-        )
-        self.slots = 3 if oldest else max(1, slots)
-        self.keeps = keeps
-        self.up = {str(n) for n in range(instances)}
-        self.all = set(self.up)
-        self.now = 0.0
-        self.waiting = []  # accepted and unanswered, in order of arrival
-        self.running = {}  # by instance
-        self.answered = set()
-        self.begun = {}  # by sequence object: the number of the last request that began
-        self.numbers = {}
-
-    def answer(self, member):
-        assert member not in self.answered
-        self.answered.add(member)
-        self.waiting.remove(member)
-
-    @rule(
-        who=st.integers(1, 5),
-        flags=st.sampled_from([0, 0, 0, START, START, END, START | END]),
-        width=st.integers(2, 3),
-        deadline=st.sampled_from([math.inf, math.inf, 0.3]),
-        timeout=st.sampled_from([0.0, 0.0, 0.4]),
-    )
-    def send(self, who, flags, width, deadline, timeout):
-        made = request_of(who, flags, width=width, deadline=self.now + deadline, timeout=timeout)
-        try:
-            self.model.queue.push(made, self.now)
-        except InvalidArgument:
-            assert not flags & START
-            return
-        self.numbers[made] = len(self.numbers)
-        self.waiting.append(made)
-
-    @rule(instance=st.sampled_from(["0", "1"]))
-    def run(self, instance):
-        for group in self.model.groups(instance):
-            decision = self.model.batches.decide(group, self.now)
-            if isinstance(decision, Wait):
-                continue
-            assert isinstance(decision, Dispatch)
-            batch = self.model.batches.form(group, decision)
-            real = [each for each in batch.requests if not each.padding]
-            assert 1 <= len(real) <= len(batch.requests) <= max(1, self.slots)
-            assert not self.running.get(instance)
-            self.running[instance] = real
-            homes = [each.queue_entry for each in real]
-            assert len(set(homes)) == len(homes)
-            for member, home in zip(real, homes, strict=True):
-                assert self.begun.get(home, -1) <= self.numbers[member]
-                self.begun[home] = self.numbers[member]
-                assert member not in self.model.queue
-
-    @rule(instance=st.sampled_from(["0", "1"]))
-    def complete(self, instance):
-        for member in self.running.pop(instance, []):
-            self.answer(member)
-            self.model.done(member, self.now)
-
-    @rule(at=st.integers(0, 100))
-    def cancel(self, at):
-        if self.waiting:
-            member = self.waiting[at % len(self.waiting)]
-            queued = member in self.model.queue
-            ended = self.model.queue.abandon(member, self.now)
-            assert (member in ended) == queued
-            for each in ended:
-                self.answer(each)
-
-    @rule(seconds=st.sampled_from([0.01, 0.2, 0.5, 2.0]))
-    def wait(self, seconds):
-        self.now += seconds
-        for member, _ in self.model.queue.expire(self.now):
-            self.answer(member)
-        assert self.model.queue.next_expiry() > self.now
-
-    @rule(instance=st.sampled_from(["0", "1"]), lost=st.integers(0, 3))
-    def die(self, instance, lost):
-        if instance not in self.up:
-            return
-        self.up.discard(instance)
-        for member in self.model.leave(instance, self.now):
-            assert not self.keeps
-            self.answer(member)
-        for at, member in enumerate(self.running.pop(instance, [])):
-            if self.keeps and at >= lost:
-                self.begun.pop(member.queue_entry)
-                self.model.put_back(member, alone=bool(lost), now=self.now)
-            else:
-                self.answer(member)
-                self.model.done(member, self.now)
-
-    @rule(instance=st.sampled_from(["0", "1"]))
-    def come_back(self, instance):
-        if instance in self.all - self.up:
-            self.up.add(instance)
-            self.model.join(instance, 1, self.now)
-
-    @invariant()
-    def nothing_is_lost(self):
-        if not hasattr(self, "model"):
-            return
-        running = [member for members in self.running.values() for member in members]
-        assert len(self.model.queue) + len(running) == len(self.waiting)
-        assert all((member in self.model.queue) != (member in running) for member in self.waiting)
-        assert self.model.queue.nbytes == sum(m.nbytes for m in self.waiting if m in self.model.queue)
-
-    @invariant()
-    def slots_add_up(self):
-        if not hasattr(self, "model"):
-            return
-        counts = self.model.counts()
-        assert counts.seated + counts.free_slots == self.slots * len(self.up)
-        assert not (counts.backlogged and counts.free_slots)
-
-    def teardown(self):
-        """Once every instance is up and undisturbed, every request is answered and every slot is free."""
-        if not hasattr(self, "model"):
-            return
-        for instance in sorted(self.all - self.up):
-            self.come_back(instance)
-        for _ in range(4 * len(self.waiting) + 200):
-            self.now += 0.001
-            for instance in sorted(self.all):
-                self.run(instance)
-                self.complete(instance)
-            for member, _ in self.model.queue.expire(self.now):
-                self.answer(member)
-            if not self.waiting:
-                break
-            # Sequences that never end hold slots until they are idle.
-            self.now += 0.3
-        assert not self.waiting
-        self.now += 10.0
-        self.model.queue.expire(self.now)
-        counts = self.model.counts()
-        assert counts.live == counts.seated == counts.backlogged == 0
-        assert counts.free_slots == self.slots * len(self.all)
-
-
-Sequences.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestSequencesAtRandom = Sequences.TestCase

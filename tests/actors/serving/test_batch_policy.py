@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait, policy_for
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, ModelSpec
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("nothing is answered here")
+from tests.support.ports import NoPort
 
 
 def requests_of(*sizes, keys=None):

@@ -19,13 +19,9 @@ from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
+from tests.support.ports import NoPort
 
 ROOMY = QueueBounds()
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("a queue answers nobody")
 
 
 def make_request(tenant="", *, rows=1, nbytes=0, priority=0, deadline=math.inf, name=""):

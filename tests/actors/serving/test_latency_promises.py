@@ -16,13 +16,9 @@ from actors.serving.policy.slo import LONGEST_RETRY, PROBE_AFTER, Admission, Con
 from actors.values.errors import Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Slo
+from tests.support.ports import NoPort
 
 CONFIGURED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=frozenset({4, 16}), max_queue_delay=0.016)
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("admission answers nobody")
 
 
 def make_request(now=0.0, *, deadline=math.inf, rows=1):

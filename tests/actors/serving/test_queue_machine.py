@@ -1,7 +1,6 @@
-"""The request queue beyond one policy: ageing levels, exact order, and requests that return in any order.
+"""The request queue against a list for each of its lanes: policies, bounds, ageing, and every order.
 
-`test_request_queue.py` has a machine for policies and bounds alone, `test_fair_queues.py` one for tenants.
-Here the model is a list for each lane. No two clocks ever stop at the same moment, because the queue does not
+`test_fair_queues.py` has a machine for tenants. No two clocks ever stop at the same moment, because the queue does not
 promise which of two equal ones is first.
 """
 
@@ -18,6 +17,7 @@ from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
+from tests.support.ports import NoPort
 
 MOMENT = 1 / 1024
 
@@ -28,11 +28,6 @@ policies = st.builds(
     allow_timeout_override=st.booleans(),
     max_queue_size=st.sampled_from([0, 0, 4]),
 )
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("a queue answers nobody")
 
 
 class Waiting:
@@ -52,12 +47,12 @@ class Waiting:
         return min(self.expires, self.rises, self.request.deadline)
 
 
-class AgeingQueue(RuleBasedStateMachine):
+class QueueAgainstLists(RuleBasedStateMachine):
     """No request is lost, doubled or overtaken, and everything that ends does so in its clock's order."""
 
     @initialize(
         # Of 100 levels, only those with waiting requests exist.
-        levels=st.sampled_from([3, 2, 1, 100]),
+        levels=st.sampled_from([3, 2, 1, 100, 0]),
         default_level=st.integers(1, 3),
         age=st.sampled_from([1.5, 1.5, 0.0]),
         default=policies,
@@ -67,7 +62,7 @@ class AgeingQueue(RuleBasedStateMachine):
         ),
     )
     def start(self, levels, default_level, age, default, others, bounds):
-        self.levels = range(1, levels + 1)
+        self.levels = range(1, levels + 1) if levels else [0]
         self.default = min(default_level, levels)
         self.age = age
         self.bounds = bounds
@@ -129,7 +124,7 @@ class AgeingQueue(RuleBasedStateMachine):
 
     # Requests come
 
-    def request(self, priority, nbytes, timeout, patience):
+    def request(self, priority, nbytes, timeout, patience, rows=1):
         made = InferRequest(
             model_name="model",
             priority=priority,
@@ -138,7 +133,7 @@ class AgeingQueue(RuleBasedStateMachine):
             reply=NoPort(),
             accepted_at=self.now,
         )
-        made.nbytes = nbytes
+        made.nbytes, made.rows = nbytes, rows
         return made
 
     @rule(
@@ -146,10 +141,11 @@ class AgeingQueue(RuleBasedStateMachine):
         nbytes=st.sampled_from([0, 1, 20, 60]),
         timeout=st.sampled_from([0.0, 1.0, 3.0]),
         patience=st.sampled_from([math.inf, math.inf, 1.25, 4.25]),
+        rows=st.sampled_from([1, 1, 0, 3]),
     )
-    def push(self, priority, nbytes, timeout, patience):
+    def push(self, priority, nbytes, timeout, patience, rows):
         self.now += MOMENT
-        request = self.request(priority, nbytes, timeout, patience)
+        request = self.request(priority, nbytes, timeout, patience, rows)
         level = self.level_of(request)
         policy = self.policies[level]
         waits, held = self.scan(), sum(w.level == level for w in self.scan())
@@ -236,7 +232,7 @@ class AgeingQueue(RuleBasedStateMachine):
                 self.flagged.append(waiting.request)
                 continue
             expected.append(waiting.request)
-            if len(expected) > most:
+            if sum(max(1, request.rows) for request in expected) > most:
                 break
         assert self.queue.head(most) == expected
 
@@ -290,5 +286,5 @@ class AgeingQueue(RuleBasedStateMachine):
             assert (len(self.queue), self.queue.nbytes) == (0, 0)
 
 
-TestAgeingQueue = pytest.mark.slow(AgeingQueue.TestCase)
-TestAgeingQueue.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+TestQueueAgainstLists = pytest.mark.slow(QueueAgainstLists.TestCase)
+TestQueueAgainstLists.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from actors.serving.policy.ordering import ReorderBuffer
 from actors.values.requests import InferRequest
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("nothing is answered here")
+from tests.support.ports import NoPort
 
 
 def make_request():

@@ -31,14 +31,10 @@ from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 from actors.values.tensors import Tensor
 from tests.support.examples import examples
+from tests.support.ports import NoPort
 
 SEGV = Signal(Signals.SIGSEGV)
 KILL = Signal(Signals.SIGKILL)
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("a policy answers nobody")
 
 
 def make_request(name="", *, deadline=math.inf, inputs=()):

@@ -14,6 +14,7 @@ from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes
+from tests.support.ports import NoPort
 
 INT64_MAX = 9223372036854775807
 NOTE = (
@@ -21,11 +22,6 @@ NOTE = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("nothing is answered here")
 
 
 def model(*inputs, max_batch_size=8, outputs=("S", "T")):

@@ -31,6 +31,7 @@ from actors.wire.frames import Execute, FrameError, Placed, Result
 from actors.wire.gathering import COPY_LIMIT
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 from tests.support.stepped_trio import SteppedTrio
 
 # Columns of one byte: copied out, a generation more, borrowed.
@@ -39,11 +40,6 @@ SMALL, LARGE, HUGE = (
     80 * 1024,
     COPY_LIMIT + 4096,
 )
-
-
-class NoPort:
-    def put(self, part, *, final):
-        raise AssertionError("the worker's owner answers, and not the worker")
 
 
 class Held:
