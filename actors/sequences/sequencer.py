@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NoReturn
 
 import trio
@@ -104,7 +105,7 @@ class Sequencer(TurnTaker):
         self._clock = clock
         self._log = log
         self._hold = HoldBack() if hold is None else hold
-        self._restarted = self._sequences.restarted
+        self._restarted = self._sequences.roll.restarted
 
     def turn(self, now: float) -> float:
         """See `TurnTaker.turn`. Its clock rings when there is more to do."""
@@ -121,21 +122,21 @@ class Sequencer(TurnTaker):
                 wake_at = min(wake_at, self._serve(instance, worker, now))
         if wake_at < math.inf:
             self._clock.at_latest(wake_at, now)
-        if self._sequences.restarted != self._restarted:
+        if self._sequences.roll.restarted != self._restarted:
             self._warn()
         return math.inf
 
     def _opens(self) -> bool:
-        sequences = self._sequences
-        if self._hold.opens(sequences.waiting(seated=True), sequences.waiting(seated=False)):
+        tickets = self._sequences.tickets
+        if self._hold.opens(tickets.waiting(seated=True), tickets.waiting(seated=False)):
             return True
-        return sequences.first is not None and sequences.first.synthetic  # a load waits for its probe
+        return any(request.synthetic for request in islice(tickets, 1))  # a load waits for its probe
 
     def _serve(self, instance: InstanceState, worker: LiveWorker, now: float) -> float:
         """Give an instance the batches that are ready for it; return when to look again."""
         wake_at, limiter = math.inf, self.state.dispatcher.limiter
         held_up = False
-        for group in self._permitted(self._sequences.groups(instance.key), worker):
+        for group in self._permitted(self._sequences.slots.groups(instance.key), worker):
             decision = self._batches.decide(group, now)
             if isinstance(decision, Wait):
                 wake_at = min(wake_at, decision.until)
@@ -172,7 +173,7 @@ class Sequencer(TurnTaker):
     def wants(self, instance: InstanceState) -> bool:
         """Whether an instance has a batch that it could begin."""
         now = trio.current_time()
-        groups = self._sequences.groups(instance.key)
+        groups = self._sequences.slots.groups(instance.key)
         return any(isinstance(self._batches.decide(group, now), Dispatch) for group in groups)
 
     def _warn(self) -> None:
@@ -182,8 +183,8 @@ class Sequencer(TurnTaker):
             level="warning",
             model=self.state.spec.name,
             version=self.state.spec.version,
-            correlation_id=self._sequences.last_restarted,
-            restarts=self._sequences.restarted - self._restarted,
+            correlation_id=self._sequences.roll.last_restarted,
+            restarts=self._sequences.roll.restarted - self._restarted,
             reason="START on a sequence that has not ended: what is queued of it still runs, then its state is reset",
         )
-        self._restarted = self._sequences.restarted
+        self._restarted = self._sequences.roll.restarted

@@ -13,13 +13,13 @@ Nothing here waits or knows the time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from actors.sequences.policy.batches import Batches
 from actors.sequences.policy.controls import Controls
 from actors.sequences.policy.implicit_state import ImplicitState
 from actors.sequences.policy.lives import Lives
-from actors.sequences.policy.records import Due, LiveSequence, SequenceCounts, SlotGroup
+from actors.sequences.policy.records import Due, LiveSequence, SequenceCounts
 from actors.sequences.policy.roll import Roll
 from actors.sequences.policy.sequence_queue import SequenceQueue
 from actors.sequences.policy.slots import Slots
@@ -32,18 +32,21 @@ from actors.values.tensors import Tensor
 
 
 class Sequences(Sequencing):
-    """The sequences of one model, as instances and answers change them; see the module."""
+    """The sequences of one model, as instances and answers change them; see the module.
+
+    Its scheduler looks into `roll`, `tickets` and `slots`, and takes batches of `batches`.
+    """
 
     __slots__ = (
         "_lives",
         "_queue",
-        "_roll",
-        "_slots",
-        "_tickets",
         "batches",
         "iterative",
         "keeps_state",
         "queue",
+        "roll",
+        "slots",
+        "tickets",
     )
 
     def __init__(self, spec: ModelSpec, scheduling: SequenceBatching) -> None:
@@ -52,67 +55,48 @@ class Sequences(Sequencing):
         timers: Timers[Due] = Timers()
         controls = Controls(scheduling.controls, batches=spec.batches)
         state = ImplicitState(spec, scheduling)
-        self._tickets = Tickets(spec.queue_bounds, timers)
-        self._roll = Roll(spec.name, controls, state.initial, iterative=scheduling.iterative)
-        self._slots = Slots()
-        self.batches = Batches(spec, scheduling, controls, state, self._tickets)
-        self._lives = Lives(scheduling.max_idle, self._roll, self._slots, self._tickets, self.batches, timers)
+        self.tickets = Tickets(spec.queue_bounds, timers)
+        self.roll = Roll(spec.name, controls, state.initial, iterative=scheduling.iterative)
+        self.slots = Slots()
+        self.batches = Batches(spec, scheduling, controls, state, self.tickets)
+        self._lives = Lives(scheduling.max_idle, self.roll, self.slots, self.tickets, self.batches, timers)
         self.queue = self._queue = SequenceQueue(self._lives)
 
     # -- what there is ---------------------------------------------------------------------------------------
 
     def counts(self) -> SequenceCounts:
         """Return how many sequences are where."""
-        groups = list(self._slots.every_group())
+        groups = list(self.slots.every_group())
         seated = sum(len(group.slots) for group in groups)
         return SequenceCounts(
-            live=len(self._roll.live),
+            live=len(self.roll.live),
             seated=seated,
-            backlogged=len(self._slots.backlog),
+            backlogged=len(self.slots.backlog),
             free_slots=sum(len(group.slots) if group.leaving else group.limit for group in groups) - seated,
             expired=self._lives.expired,
-            restarted=self._roll.restarted,
+            restarted=self.roll.restarted,
         )
-
-    def waiting(self, *, seated: bool) -> int:
-        """Return how many requests wait, of sequences with a slot or of those without."""
-        return self._tickets.waiting(seated=seated)
-
-    @property
-    def first(self) -> InferRequest | None:
-        """The request that has waited longest; None if none waits."""
-        return next(iter(self._tickets), None)
-
-    @property
-    def restarted(self) -> int:
-        """How many sequences were begun anew without having ended."""
-        return self._roll.restarted
-
-    @property
-    def last_restarted(self) -> int | str:
-        """The id of the last of those."""
-        return self._roll.last_restarted
 
     def stop(self, why: str) -> None:
         """See `Sequencing.stop`."""
-        self._roll.stopping = why
+        self.roll.stopping = why
 
     # -- instances -------------------------------------------------------------------------------------------
 
     def join(self, instance: str, lanes: int, now: float) -> None:
         """Add the slots of an instance whose model is loaded; each of its lanes is a group of its own."""
-        self._slots.add(instance, [self.batches.padding() for _ in range(lanes)], self.batches.slots)
+        self.slots.add(instance, [self.batches.padding() for _ in range(lanes)], self.batches.slots)
         self._lives.fill(now)
 
     def about_to_leave(self, instance: str) -> None:
         """Note that an instance has died: the backlog does not get what its sequences free."""
-        self._slots.close(instance)
+        self.slots.close(instance)
 
     def leave(self, instance: str, now: float, *, unrun: Collection[InferRequest] = ()) -> list[InferRequest]:
         """See `Sequencing.leave`. Sequences that `may_move` go on in a free slot, before the backlog's."""
         lost: list[InferRequest] = []
         moving: list[LiveSequence] = []
-        for sequence in self._slots.remove(instance):
+        for sequence in self.slots.remove(instance):
             self._lives.unseat(sequence)
             running = sequence.running
             following = running or (sequence.queue[0] if sequence.queue else None)
@@ -121,9 +105,9 @@ class Sequences(Sequencing):
                 self._lives.close(sequence)
             elif sequence.queue and running is None:
                 moving.append(sequence)
-        moving.sort(key=lambda sequence: self._tickets[sequence.queue[0]].number, reverse=True)
+        moving.sort(key=lambda sequence: self.tickets[sequence.queue[0]].number, reverse=True)
         for sequence in moving:
-            self._slots.wait(sequence, first=True)
+            self.slots.wait(sequence, first=True)
         self._lives.fill(now)
         return lost
 
@@ -135,10 +119,6 @@ class Sequences(Sequencing):
         """
         begins = following is not None and bool(following.flags & FLAG_SEQUENCE_START)
         return self.keeps_state or (begins and not ran)
-
-    def groups(self, instance: str) -> Sequence[SlotGroup]:
-        """Return the groups of slots of an instance that has joined."""
-        return self._slots.groups(instance)
 
     # -- answers ---------------------------------------------------------------------------------------------
 

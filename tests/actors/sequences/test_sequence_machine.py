@@ -309,7 +309,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
     def run(self, later):
         self.tick(later)
         for name in sorted(self.instances):
-            [group] = self.sequencing.groups(name)
+            [group] = self.sequencing.slots.groups(name)
             decision = self.sequencing.batches.decide(group, self.now)
             ready = self.ready(name)
             if self.running.get(name) or not ready:
@@ -545,7 +545,10 @@ class SlotsAndTurns(RuleBasedStateMachine):
         assert all(request in self.queue for request in queued)
         assert self.queue.nbytes == sum(request.nbytes for request in queued)
         in_slots = sum(len(sequence.queue) for sequence in self.seated())
-        assert (self.sequencing.waiting(seated=True), self.sequencing.waiting(seated=False)) == (
+        assert (
+            self.sequencing.tickets.waiting(seated=True),
+            self.sequencing.tickets.waiting(seated=False),
+        ) == (
             in_slots,
             len(queued) - in_slots,
         )

@@ -79,7 +79,7 @@ def push(model, *args, now=0.0, **options):
 
 
 def group_of(model, instance="0"):
-    [group] = model.groups(instance)
+    [group] = model.slots.groups(instance)
     return group
 
 
@@ -257,7 +257,7 @@ def test_a_start_on_a_live_id_lets_the_queue_run_and_resets_the_state():
     model = model_of(states=(SUM,))
     old = [push(model, 1, START), push(model, 1)]
     new = push(model, 1, START)
-    assert model.restarted == 1
+    assert model.roll.restarted == 1
     for member in (*old, new):
         assert batch_of(model) == [member]
         before = np.frombuffer(member.extra[0].data, np.float32)
