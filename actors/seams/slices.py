@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import trio
@@ -37,12 +38,17 @@ REST_SECONDS: Final = 0.001
 It is the shortest time that the kernel's timer for sockets can do.
 """
 
-# How long work goes on before it rests for the first time.
-UNRESTED_SECONDS: Final = 0.002
 
-# How long a slice may be. A slice ends with the first step that ends after this, so it is longer by up to one
-# step.
-SLICE_SECONDS: Final = 0.0004
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long work of a run may go on, in seconds."""
+
+    # Before it rests for the first time.
+    unrested: float = 0.002
+    # In one slice. A slice ends with the first step that ends after this, so it is longer by up to one step.
+    slice: float = 0.0004
+
+
 # The threads that yielded functions run in. They are few: such work is processor time, and the workers need
 # that too.
 _THREADS: Final = 2
@@ -71,6 +77,12 @@ class _Turn:
 
 _turn: trio.lowlevel.RunVar[_Turn] = trio.lowlevel.RunVar("slices_turn")
 _threads: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("slices_threads")
+_pace: trio.lowlevel.RunVar[Pace] = trio.lowlevel.RunVar("slices_pace", Pace())
+
+
+def give(pace: Pace) -> None:
+    """Have all work of this run of trio that begins from now on go at another pace."""
+    _pace.set(pace)
 
 
 async def in_slices(steps: Steps[T]) -> T:
@@ -78,18 +90,18 @@ async def in_slices(steps: Steps[T]) -> T:
 
     Raises what `steps` raises. Where the caller is cancelled, `steps` is closed.
     """
-    turn = _shared(_turn, _Turn)
+    turn, pace = _shared(_turn, _Turn), _pace.get()
     try:
         answer: Any = None
         worked = 0.0
         while True:
             # Taking the turn gives all other tasks theirs.
             async with turn.lock:
-                if turn.made_way != passing.batches and worked >= UNRESTED_SECONDS:
+                if turn.made_way != passing.batches and worked >= pace.unrested:
                     turn.made_way = passing.batches
                     await trio.sleep(REST_SECONDS)
                 began = time.perf_counter()
-                until = began + SLICE_SECONDS
+                until = began + pace.slice
                 while True:
                     try:
                         wanted = steps.send(answer)

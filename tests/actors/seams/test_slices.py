@@ -6,14 +6,13 @@ import pytest
 import trio
 
 from actors.seams import slices
-from actors.seams.slices import REST_SECONDS, at_once, in_slices, in_threads, passing
+from actors.seams.slices import REST_SECONDS, Pace, at_once, in_slices, in_threads, passing
 
 
-@pytest.fixture(autouse=True)
-def short_slices(monkeypatch):
+@pytest.fixture
+async def short_slices():
     """Each step takes a turn of its own, on any machine."""
-    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(slices, "UNRESTED_SECONDS", 0.0)
+    slices.give(Pace(slice=0.0, unrested=0.0))
 
 
 def counting(done, name, steps):
@@ -23,12 +22,12 @@ def counting(done, name, steps):
     return name
 
 
-async def test_long_work_alone_never_rests(autojump_clock):
+async def test_long_work_alone_never_rests(short_slices, autojump_clock):
     assert await in_slices(counting([], "long", 100)) == "long"
     assert trio.current_time() == 0
 
 
-async def test_long_work_rests_once_for_short_batches_that_have_passed(autojump_clock):
+async def test_long_work_rests_once_for_short_batches_that_have_passed(short_slices, autojump_clock):
     done = []
 
     def work():
@@ -42,15 +41,15 @@ async def test_long_work_rests_once_for_short_batches_that_have_passed(autojump_
     assert done == pytest.approx([0, 0, 0, REST_SECONDS, REST_SECONDS, 2 * REST_SECONDS])
 
 
-async def test_work_that_is_not_very_long_never_rests(autojump_clock, monkeypatch):
-    monkeypatch.setattr(slices, "UNRESTED_SECONDS", 60.0)
+async def test_work_that_is_not_very_long_never_rests(short_slices, autojump_clock):
+    slices.give(Pace(slice=0.0, unrested=60.0))
     await in_slices(counting([], "before", 1))
     passing.batches += 1
     await in_slices(counting([], "long", 3))
     assert trio.current_time() == 0
 
 
-async def test_while_one_rests_no_other_long_work_goes_on(autojump_clock):
+async def test_while_one_rests_no_other_long_work_goes_on(short_slices, autojump_clock):
     """Long works share the core that the short batch is to have."""
     done = []
     await in_slices(counting([], "before", 1))
@@ -64,7 +63,7 @@ async def test_while_one_rests_no_other_long_work_goes_on(autojump_clock):
     assert trio.current_time() == pytest.approx(REST_SECONDS)
 
 
-async def test_long_works_take_turns():
+async def test_long_works_take_turns(short_slices):
     done = []
     async with trio.open_nursery() as nursery:
         for name in "ab":
@@ -72,7 +71,7 @@ async def test_long_works_take_turns():
     assert done in (list("ababab"), list("bababa"))
 
 
-async def test_work_whose_caller_leaves_is_closed():
+async def test_work_whose_caller_leaves_is_closed(short_slices):
     closed = []
 
     def work():
@@ -96,7 +95,7 @@ def naming_threads():
     return names
 
 
-async def test_steps_in_threads_leave_the_loop_alone():
+async def test_steps_in_threads_leave_the_loop_alone(short_slices):
     names = await in_slices(in_threads(naming_threads()))
     assert len(names) == 3
     assert threading.get_ident() not in names
@@ -106,7 +105,7 @@ def test_steps_for_threads_can_be_done_at_once():
     assert at_once(in_threads(naming_threads())) == [threading.get_ident()] * 3
 
 
-async def test_what_a_step_in_a_thread_raises_is_raised():
+async def test_what_a_step_in_a_thread_raises_is_raised(short_slices):
     def work():
         yield None
         raise ValueError("broken")

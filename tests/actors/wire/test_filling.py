@@ -26,14 +26,10 @@ COLUMNS = 2 * FILLED_AT_ONCE // 4
 ANY_WIDTH = (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(-1,)),)
 
 
-@pytest.fixture(autouse=True)
-def short_slices(monkeypatch):
-    """Each piece takes a turn of its own, on any machine."""
-    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
-
-
 @pytest.fixture
 async def connection(nursery):
+    # Each piece takes a turn of its own, on any machine.
+    slices.give(slices.Pace(slice=0.0))
     made = Connection()
     nursery.start_soon(made.worker.filler.run)
     yield made
@@ -182,6 +178,7 @@ async def test_a_client_that_leaves_while_its_inputs_are_copied_is_answered_and_
 
 
 async def test_a_worker_that_is_to_stop_answers_what_is_being_copied(nursery, autojump_clock):
+    slices.give(slices.Pace(slice=0.0))
     life = Life(nursery, inputs=ANY_WIDTH)
     await life.serving()
     request = dispatched(life, long_request())

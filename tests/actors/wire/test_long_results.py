@@ -21,13 +21,10 @@ def packed(count):
     return b"\x00\x00\x00\x00\x01\x00\x00\x00a" * (count // 2)
 
 
-@pytest.fixture(autouse=True)
-def short_slices(monkeypatch):
-    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
-
-
 @pytest.fixture
 async def connection():
+    # Each piece takes a turn of its own, on any machine.
+    slices.give(slices.Pace(slice=0.0))
     made = Connection(outputs=TEXTS)
     yield made
     made.close()
@@ -102,6 +99,7 @@ async def test_nobody_is_answered_whom_the_worker_was_relieved_of_meanwhile(conn
 
 
 async def test_a_part_with_many_strings_is_checked_in_slices():
+    slices.give(slices.Pace(slice=0.0))
     made = Connection(outputs=TEXTS, decoupled=True)
     try:
         batch = made.dispatch(made.request())
@@ -119,6 +117,7 @@ async def test_a_part_with_many_strings_is_checked_in_slices():
 
 
 async def test_a_worker_that_dies_while_its_result_is_checked_has_answered(nursery, autojump_clock):
+    slices.give(slices.Pace(slice=0.0))
     life = Life(nursery, outputs=TEXTS)
     await life.serving()
     (request,) = life.queue()
