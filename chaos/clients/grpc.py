@@ -17,6 +17,7 @@ from chaos.clients.streams import StreamClient
 from chaos.record.history import End
 from chaos.record.outcome import NO_ANSWER, now
 from chaos.record.records import Invoke, Ok, Unknown
+from chaos.wires.frames import SERVICE
 from chaos.wires.http import LOOPBACK
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
@@ -121,7 +122,7 @@ class _Ended:
 
 def _model_infer(channel: grpc.Channel) -> Any:
     return channel.unary_unary(
-        f"{grpc_messages.SERVICE}/ModelInfer",
+        f"{SERVICE}ModelInfer",
         request_serializer=pb.ModelInferRequest.SerializeToString,
         response_deserializer=pb.ModelInferResponse.FromString,
     )

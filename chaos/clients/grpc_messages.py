@@ -13,8 +13,6 @@ from chaos.record.records import Fail, Invoke, Unknown
 from chaos.workload.answers import inputs, values
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
-SERVICE: Final = "/inference.GRPCInferenceService"
-
 _NEVER_SENT: Final = ("failed to connect to all addresses", "Connection refused")
 _BROKEN: Final = (
     "Socket closed",

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.clients.grpc_messages import SERVICE, read
+from chaos.clients.grpc_messages import read
 from chaos.record.records import Invoke
+from chaos.wires.frames import SERVICE
 from chaos.workload.answers import expected
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
-INFER: Final = f"{SERVICE}/ModelInfer"
-STREAM: Final = f"{SERVICE}/ModelStreamInfer"
+INFER: Final = f"{SERVICE}ModelInfer"
+STREAM: Final = f"{SERVICE}ModelStreamInfer"
 HEALTH: Final = "/grpc.health.v1.Health/Check"
 
 ALONE: Final = ("grpc.use_local_subchannel_pool", 1)

@@ -24,6 +24,7 @@ from chaos.clients.idle import Idle
 from chaos.record.history import End
 from chaos.record.outcome import NO_ANSWER, now
 from chaos.record.records import Invoke, Ok, Unknown
+from chaos.wires.frames import SERVICE
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 _JOIN = 2.0  # seconds that a thread has to end once its call was cancelled
@@ -111,7 +112,7 @@ class StreamClient:
 
     def __init__(self, channel: grpc.Channel, bridge: Bridge, *, patience: float) -> None:
         self._method = channel.stream_stream(
-            f"{grpc_messages.SERVICE}/ModelStreamInfer",
+            f"{SERVICE}ModelStreamInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )

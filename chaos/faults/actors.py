@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from actors.values.events import Event
 from chaos.faults.base import Injection, Measure, NoTarget, Stage, now
 from chaos.faults.budgets import Budget
 from chaos.faults.targets import PURE, PYTHON, felt_by, lost_with_all_workers, lost_with_workers
@@ -106,10 +107,10 @@ class Raise:
         t = now()
         await stage.sabotage.fail(point)
         injected = LogExpected(
-            event="fault_injected", keys={"fault": "raise", "target": point}, within=self.lasts
+            event=Event.FAULT_INJECTED.value, keys={"fault": "raise", "target": point}, within=self.lasts
         )
         keys = {"context": "child_terminated", **({"actor": self.actor} if self.actor else {})}
-        ended = LogExpected(event="child_exited", keys=keys, within=self.lasts)
+        ended = LogExpected(event=Event.CHILD_EXITED.value, keys=keys, within=self.lasts)
         return Injection(
             t=t,
             models=self.felt,
@@ -142,11 +143,11 @@ def _measured(measures: Measure, model: str) -> str:
 
 def _told(path: str, *, comes_back: bool) -> list[LogExpected]:
     told = [
-        LogExpected(event="fault_injected", keys={"fault": "crash", "target": path}),
-        LogExpected(event="child_exited", keys={"actor": path, "reason": "killed"}),
+        LogExpected(event=Event.FAULT_INJECTED.value, keys={"fault": "crash", "target": path}),
+        LogExpected(event=Event.CHILD_EXITED.value, keys={"actor": path, "reason": "killed"}),
     ]
     if comes_back:
-        told.append(LogExpected(event="child_restarted", keys={"actor": path}))
+        told.append(LogExpected(event=Event.CHILD_RESTARTED.value, keys={"actor": path}))
     return told
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
 from chaos.faults.network.asking import together
 from chaos.faults.network.attacks import Attack
@@ -141,7 +142,7 @@ class Reloaded:
             detail=f"'{shelf.model}' is loaded again, {'changed' if self.well else 'broken'}",
             expects=[
                 LogExpected(
-                    event="model_swapped" if self.well else "model_load_failed",
+                    event=Event.MODEL_SWAPPED.value if self.well else Event.MODEL_LOAD_FAILED.value,
                     keys={"model": shelf.model},
                     within=_SEEN_WITHIN,
                 )

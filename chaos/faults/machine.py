@@ -16,6 +16,7 @@ from typing import Final
 import psutil
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Injection, NoTarget, Stage, Trouble, now
 from chaos.faults.network.attacks import newcomers
 from chaos.faults.network.crowds import EVERYTHING
@@ -44,7 +45,9 @@ class ClockJump:
             t=t,
             models=(),
             detail=f"the wall clock jumps by {seconds:+.0f} s",
-            expects=[LogExpected(event="fault_injected", keys={"fault": "jump", "seconds": seconds})],
+            expects=[
+                LogExpected(event=Event.FAULT_INJECTED.value, keys={"fault": "jump", "seconds": seconds})
+            ],
             undo=partial(stage.sabotage.jump, -seconds),
         )
 

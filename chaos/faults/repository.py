@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble, now
 from chaos.faults.network.asking import Question, ask_grpc, ask_http, together
 from chaos.faults.network.attacks import Attack
@@ -91,7 +92,7 @@ class HalfCopied:
             detail=f"version 2 of '{shelf.model}' is copied slowly{', after its checksums' if self.manifest else ''}",
             expects=[
                 LogExpected(
-                    event="repository_changed",
+                    event=Event.REPOSITORY_CHANGED.value,
                     keys={"model": shelf.model, "change": "unfinished"},
                     within=_SEEN_WITHIN,
                 )
@@ -220,7 +221,9 @@ class Corrupted:
             models=(),
             detail=f"{inside} of '{shelf.model}' is nonsense",
             expects=[
-                LogExpected(event="model_load_failed", keys={"model": shelf.model}, within=_SEEN_WITHIN)
+                LogExpected(
+                    event=Event.MODEL_LOAD_FAILED.value, keys={"model": shelf.model}, within=_SEEN_WITHIN
+                )
             ],
             undo=partial(self._mended, stage, shelf, inside, right),
         )
@@ -295,7 +298,7 @@ class Deleted:
             excuses=[Excuse(models=[shelf.model], codes=("NOT_FOUND", "UNAVAILABLE"), after=1.0)],
             expects=[
                 LogExpected(
-                    event="repository_changed",
+                    event=Event.REPOSITORY_CHANGED.value,
                     keys={"model": shelf.model, "change": "removed"},
                     within=_SEEN_WITHIN,
                 )
@@ -340,7 +343,7 @@ class Swapped:
             detail=f"versions {', '.join(map(str, _SWAPS))} and 1 of '{shelf.model}' take turns",
             expects=[
                 LogExpected(
-                    event="repository_changed",
+                    event=Event.REPOSITORY_CHANGED.value,
                     keys={"model": shelf.model, "change": "modified"},
                     within=_SEEN_WITHIN,
                 )

@@ -23,6 +23,7 @@ import psutil
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.values.events import Event
 from chaos.record.records import Phase, Sample
 from chaos.subject import processes
 from chaos.subject.sabotage import SOCKET_FLAG
@@ -215,7 +216,9 @@ class Server:
         async def known() -> bool:
             self._must_run("before its listeners were open")
             for line in self._opened.fresh():
-                if line.get("event") == "listener_opened" and not line["address"].startswith("unix:"):
+                if line.get("event") == Event.LISTENER_OPENED.value and not line["address"].startswith(
+                    "unix:"
+                ):
                     ports[line["service"]] = int(line["address"].rpartition(":")[2])
             return ports.keys() >= self.needed
 

@@ -72,7 +72,7 @@ def test_that_a_model_is_not_available_is_left_to_the_ordinary_load_to_tell():
 def test_wrong_values_anothers_answer_and_other_errors_are_trouble():
     asked = question()
     assert "not" in asked.judge_http(answered(asked, asked.invoke.value + 1))
-    assert "says that it is to r1" in asked.judge_http(answered(asked, asked.invoke.value, id="r1"))
+    assert "the answer to request 'r1' came" in asked.judge_http(answered(asked, asked.invoke.value, id="r1"))
     assert "HTTP 500" in asked.judge_http(http(500, b"oh"))
     assert "status 13" in asked.judge_grpc(GrpcAnswer(status=13, details="oh"))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, Protocol
 
+from actors.values.events import Event
 from chaos.checker.goals import Evidence, Findings, Goal
 from chaos.checker.injections import Blow
 from chaos.checker.matching import matched
@@ -79,11 +80,11 @@ class Log:
             if "code" in line.keys and "request_id" in line.keys:
                 self.errors.setdefault(str(line.keys["request_id"]), []).append((t, str(line.keys["code"])))
             pid = line.keys.get("pid")
-            if line.event == "worker_exited" and isinstance(pid, int):
+            if line.event == Event.WORKER_EXITED.value and isinstance(pid, int):
                 self.exits[pid] = Exit(t, str(line.keys.get("reason", "")))
-            elif line.event == "worker_started" and isinstance(pid, int):
+            elif line.event == Event.WORKER_STARTED.value and isinstance(pid, int):
                 self.started[pid] = t
-            elif line.event == "worker_ready":
+            elif line.event == Event.WORKER_READY.value:
                 self.ready.setdefault(str(line.keys.get("model", "")), []).append(t)
         self.told.sort(key=lambda each: each.t)
 

@@ -11,17 +11,17 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import trio
-from tritonclient.grpc import service_pb2
 
+from chaos.clients import grpc_messages, http_messages
 from chaos.faults.base import Server, now
-from chaos.record.records import Invoke
+from chaos.record.records import Invoke, Ok
 from chaos.wires.frames import Calls, GrpcAnswer
 from chaos.wires.http import Broken, Connection, Reply, request
-from chaos.workload.answers import expected, inputs, values
+from chaos.workload.answers import expected, inputs
+from protocols.kserve.proto import grpc_service_pb2 as pb
 
 MARK: Final = "fault-"
 PATIENCE: Final = 10.0
@@ -76,11 +76,7 @@ class Question:
     @property
     def message(self) -> bytes:
         """Its message over gRPC, a ModelInferRequest."""
-        asked = service_pb2.ModelInferRequest(model_name=self.invoke.model, id=self.invoke.id)
-        for name, each in inputs(self.invoke).items():
-            asked.inputs.add(name=name, datatype="INT32", shape=each.shape)
-            asked.raw_input_contents.append(each.tobytes())
-        return bytes(asked.SerializeToString())
+        return bytes(grpc_messages.encode(self.invoke).SerializeToString())
 
     def judge_http(self, answer: Reply) -> str:
         """Return what is wrong with an answer, in words; "" if nothing is.
@@ -92,11 +88,8 @@ class Question:
             return ""
         if answer.status != 200:
             return f"HTTP {answer.status} to {self.invoke.id} of {self.invoke.model}: {answer.body[:200]!r}"
-        said = answer.json()
-        outputs = {
-            each["name"]: np.array(each["data"]) for each in said["outputs"] if each["datatype"] == "INT32"
-        }
-        return self._judge(said.get("id"), outputs)
+        end = http_messages.end_of(self.invoke, answer, now())
+        return self._judge(tuple(end.values) if isinstance(end, Ok) else str(end))
 
     def judge_grpc(self, answer: GrpcAnswer) -> str:
         """The same of an answer over gRPC."""
@@ -104,17 +97,15 @@ class Question:
             return ""
         if answer.status != _OK:
             return f"gRPC status {answer.status} to {self.invoke.id} of {self.invoke.model}: {answer.details}"
-        said = service_pb2.ModelInferResponse.FromString(answer.body)
-        outputs = {
-            each.name: np.frombuffer(raw, np.int32)
-            for each, raw in zip(said.outputs, said.raw_output_contents, strict=True)
-        }
-        return self._judge(said.id, outputs)
+        try:
+            return self._judge(
+                grpc_messages.read(self.invoke, pb.ModelInferResponse.FromString(answer.body))[0]
+            )
+        except ValueError as error:
+            return self._judge(str(error))
 
-    def _judge(self, given: str | None, outputs: dict[str, Any]) -> str:
-        if given != self.invoke.id:
-            return f"the answer to {self.invoke.id} says that it is to {given}"
-        got, right = tuple(values(self.invoke.model, outputs)), tuple(expected(self.invoke))
+    def _judge(self, got: tuple[int, ...] | str) -> str:
+        right = tuple(expected(self.invoke))
         return "" if got == right else f"{got} to {self.invoke.id} of {self.invoke.model}, not {right}"
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Heal, Injection, Measure, NoTarget, Order, Stage, Trouble, nothing_to_heal, now
 from chaos.faults.targets import felt_by, lost_with_workers, under_way
 from chaos.record.records import Excuse, Fail, LogExpected, Ok, Wire
@@ -86,7 +87,7 @@ class Deed:
         if self.reason:
             reason = [self.reason, self.or_reason] if self.or_reason else self.reason
             keys = {"model": model, "reason": reason}
-            expects.append(LogExpected(event="worker_exited", keys=keys, within=self.within))
+            expects.append(LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=self.within))
         return expects
 
     async def _send(self, stage: Stage, model: str, wire: Wire) -> None:
@@ -196,7 +197,7 @@ class Poison:
             models=felt_by(self.model),
             detail=f"a request to '{self.model}' over {wire} whose inputs make its workers die: {self.poison}",
             excuses=self._excuses(),
-            expects=[LogExpected(event="worker_exited", keys=keys, within=self.within)],
+            expects=[LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=self.within)],
             measures=self.measures,
             model=self.model,
             undo=partial(self._send, stage, wire),
@@ -304,7 +305,7 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         expected="Two megabytes on standard output delay nobody and change no answer; what the log does not take is counted in it.",
         action="flood_stdout",
         models=("echo", "batching", "slow"),
-        log=LogExpected(event="worker_output", keys={"level": "warning"}, within=2.0),
+        log=LogExpected(event=Event.WORKER_OUTPUT.value, keys={"level": "warning"}, within=2.0),
     ),
     Held(
         name="slow_twentyfold",
@@ -322,7 +323,7 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         lasts=0.0,
         sends=60,
         excuses=lambda model: (Excuse(models=felt_by(model), most=8, after=0.1),),
-        expects=(LogExpected(event="worker_exited", keys={"reason": "oom"}, within=3.0),),
+        expects=(LogExpected(event=Event.WORKER_EXITED.value, keys={"reason": "oom"}, within=3.0),),
     ),
     Held(
         name="descriptor_leak",

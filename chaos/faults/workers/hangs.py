@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Fault, Injection, Stage, Trouble, now
 from chaos.faults.network.asking import Question, together
 from chaos.faults.shelves import Shelf
@@ -68,7 +69,7 @@ class HangsWithoutLimit:
             pid=hit.pid,
             expects=[
                 LogExpected(
-                    event="worker_exited",
+                    event=Event.WORKER_EXITED.value,
                     keys={"actor": hit.path, "pid": hit.pid, "reason": "signal_9"},
                     within=3 * _PATIENCE,
                 )

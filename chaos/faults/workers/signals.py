@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Injection, NoTarget, Stage, now
 from chaos.faults.targets import (
     PURE,
@@ -136,7 +137,7 @@ async def _continue(instance: Instance) -> None:
 
 def _exit_of(instance: Instance, reason: str, *, within: float = 1.0) -> LogExpected:
     keys = {"actor": instance.path, "pid": instance.pid, "reason": reason}
-    return LogExpected(event="worker_exited", keys=keys, within=within)
+    return LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=within)
 
 
 def _named(killed: Sequence[Instance]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from actors.values.events import Event
 from chaos.faults.base import Injection, NoTarget, Order, Stage, Trouble, now
 from chaos.faults.shelves import Shelf
 from chaos.faults.targets import (
@@ -68,7 +69,9 @@ class FailsToStart:
             expects=[
                 _exit_of(hit, "signal_9"),
                 LogExpected(
-                    event="worker_exited", keys={"actor": hit.path, "reason": "start_failed"}, within=2.0
+                    event=Event.WORKER_EXITED.value,
+                    keys={"actor": hit.path, "reason": "start_failed"},
+                    within=2.0,
                 ),
             ],
             undo=partial(_wait_taken, orders, hit.path),
@@ -120,11 +123,13 @@ class NeverStarts:
             expects=[
                 _exit_of(hit, "signal_9"),
                 LogExpected(
-                    event="restarts_exhausted",
+                    event=Event.RESTARTS_EXHAUSTED.value,
                     keys={"actor": hit.path, "context": "half_open"},
                     within=_WORN_OUT_WITHIN,
                 ),
-                LogExpected(event="model_degraded", keys={"model": self.guest}, within=_WORN_OUT_WITHIN),
+                LogExpected(
+                    event=Event.MODEL_DEGRADED.value, keys={"model": self.guest}, within=_WORN_OUT_WITHIN
+                ),
             ],
             undo=partial(self._send_off, stage, shelf, hit, order),
         )
@@ -154,7 +159,9 @@ async def _worn_out(stage: Stage, hit: Instance) -> None:
 
 
 def _exit_of(hit: Instance, reason: str) -> LogExpected:
-    return LogExpected(event="worker_exited", keys={"actor": hit.path, "pid": hit.pid, "reason": reason})
+    return LogExpected(
+        event=Event.WORKER_EXITED.value, keys={"actor": hit.path, "pid": hit.pid, "reason": reason}
+    )
 
 
 FAULTS: Sequence[FailsToStart | NeverStarts] = (
