@@ -286,7 +286,7 @@ class WorkerCalls(WorkerAsks):
         model = call.model
         try:
             if isinstance(model, ModelState):
-                model.submit_nowait(call.request, pinned=True)
+                model.intake.submit_nowait(call.request, pinned=True)
             else:
                 model.submit_nowait(call.request)
         except trio.WouldBlock:
@@ -304,7 +304,7 @@ class WorkerCalls(WorkerAsks):
         model = call.model
         try:
             if isinstance(model, ModelState):
-                await model.submit(call.request, pinned=True)
+                await model.intake.submit(call.request, pinned=True)
             else:
                 await model.submit(call.request)
         except TritiumError as error:

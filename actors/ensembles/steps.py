@@ -73,14 +73,14 @@ class Step(ReplyPort):
         """
         state = self.plan.state
         if state is not None:
-            state.submit_nowait(self.request, pinned=True, in_company=in_company)
+            state.intake.submit_nowait(self.request, pinned=True, in_company=in_company)
         else:
             self.plan.model.submit_nowait(self.request)
 
     async def submit(self) -> None:
         """Submit it, and wait for room."""
         if self.plan.state is not None:
-            await self.plan.state.submit(self.request, pinned=True)
+            await self.plan.state.intake.submit(self.request, pinned=True)
         else:
             await self.plan.model.submit(self.request)
 

@@ -66,7 +66,7 @@ def _blame(
     for request in aftermath.accused:
         mark = marks.get(request)
         if mark is not None:
-            blame.accused.add(request, now, mark)
+            blame.accuse(request, now, mark)
     for request in aftermath.quarantine:
         state.statistics.quarantined += 1
         blame.convict(request, now, marks.get(request))

@@ -55,7 +55,7 @@ class Dispatcher:
 
         If that fails, the requests of this batch are answered, no others are, and the result is False.
         """
-        if self._blame.quarantine and self._sequences is None:
+        if not self._blame.clean and self._sequences is None:
             requests = self._sift(requests)
             if not requests:
                 return False

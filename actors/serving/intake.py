@@ -58,7 +58,7 @@ class Intake:
         self._pace = Pace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
-        """Validate and queue `request`. See `actors.values.requests.ServedModel.submit`."""
+        """Validate and queue `request`. See `submit_nowait`."""
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
             if request.cancelled:
@@ -68,11 +68,17 @@ class Intake:
         except trio.WouldBlock:
             await self.line.wait(request)
             # An equal request may have been answered meanwhile.
-            if not self._intercepted(request):
-                self._enqueue(request)
+            if not (self._intercepted(request) or self._held(request)):
+                self._enqueue(request, trio.current_time())
 
     def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
-        """Validate and queue `request`, if there is room. See `ModelState.submit_nowait`."""
+        """Validate and queue `request`, if there is room. See `actors.values.requests.ServedModel`.
+
+        `pinned`: the version serves it, retired or not; see `ModelState.pin`.
+
+        `in_company`: other requests may follow in this turn of the loop, so a batch should not begin with
+            this request alone.
+        """
         if self._standing.status is not Status.READY:
             self._check_accepting(request, pinned=pinned)
         if self._validate.must_walk(request):
@@ -81,7 +87,7 @@ class Intake:
         if request.synthetic:
             # It runs in a batch of its own: its failure must not become a client's.
             request.batch_key = object()
-        if self._blame.quarantine or self._blame.accused:
+        if not self._blame.clean:
             self._check_blame(request)
         if self.stages:
             if self._intercepted(request):
@@ -90,7 +96,8 @@ class Intake:
                 stage.admit(request)
         if not (self.line.may_pass(request) and self._queue.admits(request)):
             raise trio.WouldBlock
-        self._enqueue(request, in_company=in_company)
+        if not (self.stages and self._held(request)):
+            self._enqueue(request, trio.current_time(), in_company=in_company)
 
     def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
         """Raise Unavailable, unless a version that is not READY takes `request` all the same."""
@@ -109,41 +116,40 @@ class Intake:
     def _check_blame(self, request: InferRequest) -> None:
         """Raise Poisoned for a request that is quarantined, and have an accused one run alone."""
         now = trio.current_time()
-        if self._blame.quarantine and self._blame.quarantine.match(request, now):
+        if self._blame.quarantine.match(request, now):
             self._statistics.quarantined += 1
             raise Poisoned(
                 f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before; "
                 f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
-        if self._blame.accused:
-            self._blame.recognise(request, now)
+        self._blame.recognise(request, now)
+        self._blame.look()
 
     def _intercepted(self, request: InferRequest) -> bool:
         return any(stage.intercept(request) for stage in self.stages)
 
-    def _enqueue(self, request: InferRequest, *, in_company: bool = False) -> None:
-        """Queue `request`, for which there is room, unless a stage holds it for now."""
-        if self.stages:
-            for stage in self.stages:
-                stage.accepted(request)
-            if any(stage.holds(request) for stage in self.stages):
-                return
-        self._push(request, trio.current_time())
-        if len(self._in_flight) == 1 and self._doorbell.take_turn is not None and not in_company:
-            # No other request is in flight to share a batch with: waking the scheduler would only cost time.
-            self._doorbell.take_turn()
-        else:
-            self._doorbell.ring()
+    def _held(self, request: InferRequest) -> bool:
+        """Whether a stage holds an accepted `request` for now; it is then queued later."""
+        for stage in self.stages:
+            stage.accepted(request)
+        return any(stage.holds(request) for stage in self.stages)
 
-    def _push(self, request: InferRequest, since: float) -> None:
+    def _enqueue(self, request: InferRequest, since: float, *, in_company: bool = False) -> None:
+        """Queue `request`, whose queue timeout runs from `since`."""
         try:
             self._queue.push(request, since)
         except Unavailable as full:
             full.retry_after = full.retry_after or self._room_after()
             raise
         self._in_flight[request] = None
-        for stage in self.stages:
-            stage.queued(request)
+        if self.stages:
+            for stage in self.stages:
+                stage.queued(request)
+        if len(self._in_flight) == 1 and self._doorbell.take_turn is not None and not in_company:
+            # No other request is in flight to share a batch with: waking the scheduler would only cost time.
+            self._doorbell.take_turn()
+        else:
+            self._doorbell.ring()
 
     def queue_again(self, request: InferRequest, since: float) -> None:
         """Queue a request that was accepted at `since` and has waited in a stage for nothing.
@@ -153,15 +159,13 @@ class Intake:
         if self.refused(request):
             return
         try:
-            self._push(request, since)
+            self._enqueue(request, since, in_company=True)
         except Unavailable as full:
             self._outcome.fail(request, full, FailureReason.OTHER)
-            return
-        self._doorbell.ring()
 
     def refused(self, request: InferRequest) -> bool:
         """Whether `request` was quarantined since it was accepted; if so, it is answered."""
-        if not (self._blame.quarantine and self._blame.quarantine.match(request, trio.current_time())):
+        if self._blame.clean or not self._blame.quarantine.match(request, trio.current_time()):
             return False
         self._statistics.quarantined += 1
         why = f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before"

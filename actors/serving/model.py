@@ -189,17 +189,13 @@ class ModelState(ServedModel):
 
     # -- what frontends know: see `actors.values.requests.ServedModel` -----------------------------------------
 
-    async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
-        """Validate and queue `request`; see also `pin`."""
-        await self.intake.submit(request, pinned=pinned)
+    async def submit(self, request: InferRequest) -> None:
+        """Validate and queue `request`."""
+        await self.intake.submit(request)
 
-    def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
-        """Validate and queue `request`, if there is room; see also `pin`.
-
-        `in_company`: other requests may follow in this turn of the loop, so a batch should not begin with
-            this request alone.
-        """
-        self.intake.submit_nowait(request, pinned=pinned, in_company=in_company)
+    def submit_nowait(self, request: InferRequest) -> None:
+        """Validate and queue `request`, if there is room."""
+        self.intake.submit_nowait(request)
 
     def cancel(self, request: InferRequest) -> None:
         """The client left."""

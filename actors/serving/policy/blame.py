@@ -22,12 +22,17 @@ _ACCUSED: Final = 4096
 class Blame:
     """The memory of one model version."""
 
-    __slots__ = ("_hung", "accused", "quarantine")
+    __slots__ = ("_hung", "accused", "clean", "quarantine")
 
     def __init__(self) -> None:
+        self.clean = True  # no request is quarantined or accused
         self.quarantine = Quarantine(QUARANTINE_SECONDS)
         self.accused = Quarantine(QUARANTINE_SECONDS, capacity=_ACCUSED)  # requests that ran as a worker died
         self._hung = Quarantine(QUARANTINE_SECONDS)  # requests that hung once, perhaps by bad luck
+
+    def look(self) -> None:
+        """Forget what was long ago, so that `clean` is right again."""
+        self.clean = not (self.quarantine or self.accused)
 
     def known(
         self, marks: Mapping[InferRequest, Fingerprint], now: float
@@ -50,15 +55,23 @@ class Blame:
             self.accused.discard(request.accused)
             request.accused = None
 
+    def accuse(self, request: InferRequest, now: float, mark: Fingerprint) -> None:
+        """Have requests like `request` run alone."""
+        self.accused.add(request, now, mark)
+        self.clean = False
+
     def convict(self, request: InferRequest, now: float, mark: Fingerprint | None) -> None:
         """Quarantine `request`."""
         self.quarantine.add(request, now, mark)
+        self.clean = False
 
     def hung(self, request: InferRequest, now: float, mark: Fingerprint | None) -> bool:
         """Remember a request that hung; return whether it is quarantined for that.
 
         A request is not run again after a hang, so a second hang comes from a request with the same inputs.
         """
-        again = self._hung.match(request, now)
-        (self.quarantine if again else self._hung).add(request, now, mark)
-        return again
+        if not self._hung.match(request, now):
+            self._hung.add(request, now, mark)
+            return False
+        self.convict(request, now, mark)
+        return True

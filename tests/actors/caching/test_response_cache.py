@@ -364,7 +364,7 @@ async def test_a_leader_that_the_queue_refuses_leads_nobody(near, autojump_clock
 async def test_what_kills_workers_does_not_kill_one_for_each_follower(near, autojump_clock):
     at = near()
     leader, follower = await at.send(1.0), await at.send(1.0)
-    at.state.blame.quarantine.add(leader, trio.current_time())
+    at.state.blame.convict(leader, trio.current_time(), None)
     at.state.outcome.fail(leader, Poisoned("it kills"), FailureReason.BACKEND)
     assert isinstance(follower.reply.error, Poisoned)
     assert at.worker.sizes == [1]

@@ -57,7 +57,7 @@ async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_
         # All in one turn of the loop: while both instances are busy, each is sent one more.
         hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0, 4.0)]
         for request in (hang, *others):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         with trio.fail_after(20):
             for request in others:
                 answer = await model.answer(request)
@@ -74,7 +74,7 @@ async def test_what_follows_a_hang_of_the_only_instance_is_answered_after_its_li
     async with serve(execution_timeout=0.5) as model:
         hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0)]
         for request in (hang, *others):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         error = await model.answer(hang)
         assert error.code is ErrorCode.DEADLINE_EXCEEDED
         for request in others:
@@ -87,7 +87,7 @@ async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_
     async with serve() as model:
         long, left, stays = [model.request([value]) for value in (LONG, 1.0, 2.0)]
         for request in (long, left, stays):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         await until(lambda: len(model.begun()) == 1)
         assert left.attempts == 1  # it lies in the worker
         model.state.cancel(left)
@@ -108,7 +108,7 @@ async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selec
         model.state.submit_nowait(long)  # alone in its model, so it goes at once
         left, stays = [model.request([value]) for value in (1.0, 2.0)]
         for request in (left, stays):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         await until(lambda: len(model.begun()) == 1)
         model.state.cancel(left)
         assert (await model.answer(left)).code is ErrorCode.CANCELLED
@@ -123,7 +123,7 @@ async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selectiv
     async with serve(execution_timeout=0.5, instances=TWO) as model:
         hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0)]
         for request in (hang, *others):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         assert (await model.answer(hang)).code is ErrorCode.DEADLINE_EXCEEDED
         for request in others:
             assert not isinstance(await model.answer(request), TritiumError)

@@ -55,7 +55,7 @@ async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serv
         values = [1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0]
         batch = [model.request([value]) for value in values]
         for request in batch:
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         await until(lambda: executes(model))
         gate.touch()
         await model.answer(blocker)
@@ -123,7 +123,7 @@ async def test_batchmates_of_a_poison_request_are_served_when_they_are_sent_agai
         async def ask():
             requests = [model.request([value]) for value in values]
             for request in requests:
-                model.state.submit_nowait(request, in_company=True)
+                model.state.intake.submit_nowait(request, in_company=True)
             return [await model.answer(request) for request in requests]
 
         assert [each.code for each in await ask()] == [ErrorCode.UNAVAILABLE] * 3
@@ -138,7 +138,7 @@ async def test_the_same_poison_many_times_at_once_kills_an_impure_model_twice(se
     async with serve("impure", retry=Retry.NEVER, scheduling=Direct()) as model:
         requests = [model.request([POISON]) for _ in range(8)]
         for request in requests:
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         codes = [(await model.answer(request)).code for request in requests]
         assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 7]
         assert model.state.statistics.deaths == {"signal_11": 2}
@@ -166,7 +166,7 @@ async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve
     async with serve("pausing", retry=Retry.NEVER, **pausing) as model:
         first, second, third = [model.request([value]) for value in (1.0, 2.0, 3.0)]
         for request in (first, second, third):
-            model.state.submit_nowait(request, in_company=True)
+            model.state.intake.submit_nowait(request, in_company=True)
         await until(lambda: executes(model))
         assert second.attempts == 1  # it waits in the worker
         os.kill(model.pid(), signal.SIGKILL)
