@@ -1,4 +1,4 @@
-"""The answer to a request to an ensemble: its parts, the client that reads them, and what is counted. Passive."""
+"""The answer to a request to an ensemble: its parts, how the client reads them, and counts. Passive."""
 
 from __future__ import annotations
 

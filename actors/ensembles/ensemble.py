@@ -86,7 +86,7 @@ class Ensembler(TurnTaker):
         """The steps, as configured."""
         return self._wiring.steps
 
-    # -- actors.serving.ports.Composite ------------------------------------------------------------------------------
+    # -- actors.serving.ports.Composite ----------------------------------------------------------------------
 
     def cancel(self, request: InferRequest) -> None:
         """The client has gone: cancel what runs for it. See `actors.serving.ports.Composite`."""
@@ -103,7 +103,7 @@ class Ensembler(TurnTaker):
         return [(step.model, step.request) for step in composed.steps] if composed is not None else []
 
     def give_up(self) -> None:
-        """Cancel everything that runs: its request has been answered. See `actors.serving.ports.Composite`."""
+        """Cancel everything that runs: its request has been answered. See `Composite`."""
         for composed in list(self._requests.values()):
             composed.cancel()
         self._keepers = 0

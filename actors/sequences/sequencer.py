@@ -185,6 +185,7 @@ class Sequencer(TurnTaker):
             version=self.state.spec.version,
             correlation_id=self._sequences.roll.last_restarted,
             restarts=self._sequences.roll.restarted - self._restarted,
-            reason="START on a sequence that has not ended: what is queued of it still runs, then its state is reset",
+            reason="START on a sequence that has not ended: what is queued of it still runs, then its state"
+            " is reset",
         )
         self._restarted = self._sequences.roll.restarted

@@ -76,8 +76,8 @@ class WaitingCallers:
                     raise place.refusal
                 if place.called.rings == heard:
                     raise DeadlineExceeded(
-                        f"{request.prefix}the request's own deadline passed while it waited for room in the queue of model "
-                        f"'{self._model}'"
+                        f"{request.prefix}the request's own deadline passed while it waited for room in the"
+                        f" queue of model '{self._model}'"
                     )
                 heard = place.called.rings
                 if self._line.admits(request):

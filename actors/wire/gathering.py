@@ -287,8 +287,8 @@ class Scatter:
             found = yield from walk(private, count)
             if not found.whole or found.elements != count:
                 raise FrameError(
-                    f"a worker sent a malformed output: packed BYTES tensor '{tensor.name}' of {len(private)} bytes has "
-                    f"{found.elements} of its {count} elements in its first {found.at} bytes"
+                    f"a worker sent a malformed output: packed BYTES tensor '{tensor.name}' of {len(private)}"
+                    f" bytes has {found.elements} of its {count} elements in its first {found.at} bytes"
                 )
             tensor.data = private.toreadonly()
 

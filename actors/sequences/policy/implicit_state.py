@@ -57,8 +57,8 @@ class ImplicitState:
             at, state = found
             if tensor.datatype is not state.datatype:
                 raise Internal(
-                    f"model '{self._model}' gave state '{state.output_name}' as {tensor.datatype}, its configuration says"
-                    f" {state.datatype}"
+                    f"model '{self._model}' gave state '{state.output_name}' as {tensor.datatype}, its"
+                    f" configuration says {state.datatype}"
                 )
             states[at] = Tensor(state.input_name, state.datatype, tuple(tensor.shape), bytes(tensor.data))
         return tuple(states)

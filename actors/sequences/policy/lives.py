@@ -7,7 +7,8 @@
 A sequence that has lost its slot to an instance's death, and has nothing queued, is in neither place; its
 next request puts it into the backlog. An id names a sequence only until the sequence closes. Requests that
 are queued then still run, and the slot is free when nothing is queued or running. Only `LiveSequence.group`
-says which sequence has a slot, and `LiveSequence.timer` is its only clock, so neither can be given back twice.
+says which sequence has a slot, and `LiveSequence.timer` is its only clock. So neither can be given back
+twice.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class Roll:
         if sequence is None:
             if not request.flags & FLAG_SEQUENCE_START:
                 raise InvalidArgument(
-                    f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify"
-                    " the START flag on the first request of the sequence"
+                    f"inference request for sequence {request.correlation_id} to model '{self._model}' must"
+                    " specify the START flag on the first request of the sequence"
                 )
             sequence = self.live[key] = LiveSequence(key, request.correlation_id, self._initial)
         elif request.flags & FLAG_SEQUENCE_START:
@@ -77,8 +77,8 @@ class Roll:
         if mismatch is not None and request.correlation_id:
             control, given = mismatch
             raise InvalidArgument(
-                f"{request.prefix}sequence batching control '{control.name}' data-type is '{given}', but model"
-                f" '{self._model}' expects '{control.datatype}'"
+                f"{request.prefix}sequence batching control '{control.name}' data-type is '{given}', but"
+                f" model '{self._model}' expects '{control.datatype}'"
             )
         to_model = f"to model '{self._model}' must specify"
         if request.rows != 1:

@@ -13,7 +13,7 @@ from actors.values.requests import FLAG_SEQUENCE_END, InferRequest
 
 
 class SequenceQueue(WaitingLine):
-    """A line in which requests follow each other: one that ends takes with it all that its sequence has queued.
+    """A line in which requests follow each other. One that ends takes with it all of its sequence that waits.
 
     Requests leave it to run by `actors.sequences.policy.sequences.Sequences.form`.
     """
@@ -117,12 +117,14 @@ class SequenceQueue(WaitingLine):
 def _too_late(request: InferRequest) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"{request.prefix}the request's own deadline passed while it waited for its turn in sequence"
-        f" {request.correlation_id!r} of model '{request.model_name}', which ends by that; begin it again with the START flag"
+        f" {request.correlation_id!r} of model '{request.model_name}', which ends by that; begin it again"
+        " with the START flag"
     )
 
 
 def _ended_by(request: InferRequest, late: InferRequest) -> Unavailable:
     return Unavailable(
-        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended, for the deadline of"
-        f" another of its requests ({late.id or '<id_unknown>'}) passed; begin it again with the START flag"
+        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended, for"
+        f" the deadline of another of its requests ({late.id or '<id_unknown>'}) passed; begin it again with"
+        " the START flag"
     )

@@ -17,7 +17,7 @@ _LOOKS: Final = 8
 
 
 class SequenceRoom(RoomOrder):
-    """First come, first served; and beside that order, a request that goes on with a sequence that has a slot.
+    """First come, first served; and beside that, a request that goes on with a sequence that has a slot.
 
     Such a request does not wait for room in the backlog. No request passes an earlier one of its sequence.
     """

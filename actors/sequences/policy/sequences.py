@@ -6,8 +6,9 @@ instance and executes one batch at a time. A sequence without a slot waits in th
 requests, and moves as a whole.
 
 The parts: `records` (a sequence, a group of slots), `roll` (which id names which sequence), `tickets` (what
-waits, in order), `slots` (slots and backlog), `batches` (what runs next), `lives` (from START to the end, over
-all of those). `sequence_queue` is the line of requests, and `Sequences` is told of instances and answers.
+waits, in order), `slots` (slots and backlog), `batches` (what runs next), and `lives` (each step from START
+to the end, over all of those). `sequence_queue` is the line of requests. `Sequences` is told of instances and
+answers.
 Nothing here waits or knows the time.
 """
 
@@ -123,7 +124,7 @@ class Sequences(Sequencing):
     # -- answers ---------------------------------------------------------------------------------------------
 
     def collect(self, request: InferRequest, outputs: list[Tensor], *, failed: bool) -> list[Tensor]:
-        """Return the outputs without states; those are kept for the next request. See `Sequencing.collect`."""
+        """Return the outputs without states, which are kept for the next request. See `Sequencing`."""
         return self.batches.collect(request, outputs, failed=failed)
 
     def done(self, request: InferRequest, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which sequence has which slot, and which sequences wait for one. Pure. Contract, scheduling.md section 6.2."""
+"""Which sequence has which slot, and which ones wait. Pure. Contract, scheduling.md section 6.2."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Slots:
             self.backlog.move_to_end(sequence, last=False)
 
     def assign(self) -> LiveSequence | None:
-        """Give the lowest free slot to the next sequence of the backlog; return it, None if there is neither."""
+        """Give the lowest free slot to the next sequence of the backlog; return that, or None."""
         if not (self.backlog and self._free):
             return None
         sequence, _ = self.backlog.popitem(last=False)

@@ -1,8 +1,8 @@
 """What is remembered of requests under which workers died or hung. Pure.
 
 A request that killed a worker is *quarantined*: the same inputs are refused for a while. One that ran while a
-worker died of an unknown cause is *accused*: its like runs in a batch of its own, and is acquitted when it has
-its answer. One that *hung* is quarantined the second time.
+worker died of an unknown cause is *accused*: its like runs in a batch of its own, and is acquitted when it
+has its answer. One that *hung* is quarantined the second time.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class Ledger:
         self.tallies.refused(request.tenant)
         whose = f"tenant '{request.tenant}'" if request.tenant else "clients without a tenant of their own"
         return Unavailable(
-            f"{request.prefix}Exceeds maximum queue size: {waiting} requests of {whose} wait already, {bound}",
+            f"{request.prefix}Exceeds maximum queue size: {waiting} requests of {whose} wait already,"
+            f" {bound}",
             retry_after=TENANT_RETRY,
         )
 
@@ -202,9 +203,9 @@ class _Line:
 class FairLane(Generic[E]):
     """Requests in fair order, each with the queue's record of it (`E`).
 
-    It has the part of an `OrderedDict` that `actors.serving.policy.queueing` uses. Assigning enters at the end of
-    the tenant's line, `popitem` takes the next one in fair order, `values` are in the order of arrival. A
-    request's tenant must not change while it is here.
+    It has the part of an `OrderedDict` that `RequestQueue` uses. Assigning enters at the end of the tenant's
+    line, `popitem` takes the next one in fair order, and `values` are in the order of arrival. A request's
+    tenant must not change while it is here.
     """
 
     __slots__ = (
@@ -352,7 +353,7 @@ class FairLane(Generic[E]):
             _, ticket, line = heappop(heap)
             if line.ticket == ticket:
                 return line
-        raise KeyError("nobody waits")
+        raise KeyError("no tenant waits")
 
     def _stand(self, line: _Line, start: float) -> None:
         """Give a line that has requests its place among the others."""

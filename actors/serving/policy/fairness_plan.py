@@ -113,7 +113,9 @@ class _FairnessReader(PlanReader):
                 f"list at most {_MOST_TENANTS}, and give the others 'default_weight'",
             )
         if OTHERS in value:
-            remedy = "give it another name: metrics count everybody who is not told by name under this one"
+            remedy = (
+                "give it another name: metrics count all tenants without a name of their own under this one"
+            )
             self.note(f"weights.{OTHERS}", "is no tenant", remedy)
         for name in value:
             if not 0 < len(name) <= _LONGEST_NAME:

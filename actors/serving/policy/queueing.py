@@ -13,9 +13,8 @@ ever. One timer runs for the clock that is due first.
 Full means one of two things. A level with `max_queue_size` refuses (`push` raises). Any other level waits:
 its callers ask `admits` first, and `QueueBounds` decides.
 
-If tenants share the queue fairly (`actors.serving.policy.fairness`), a lane is a `FairLane`, and each tenant has
-its own bound. If levels age, a request that has waited goes to the end of the level above: a third clock, in
-the same heap.
+If tenants share the queue fairly (`actors.serving.policy.fairness`), a lane is a `FairLane`, and each tenant
+has its own bound. If levels age, a request that has waited goes to the end of the level above: a third clock.
 """
 
 from __future__ import annotations
@@ -356,6 +355,6 @@ class RequestQueue(WaitingLine):
 
 def _deadline_passed(request: InferRequest, waited: float) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"{request.prefix}the request's own deadline passed after it had waited {waited:.3f} s in the queue of model "
-        f"'{request.model_name}'; allow it more time, or give the model more instances"
+        f"{request.prefix}the request's own deadline passed after it had waited {waited:.3f} s in the queue"
+        f" of model '{request.model_name}'; allow it more time, or give the model more instances"
     )

@@ -74,7 +74,7 @@ class FirstCome(RoomOrder):
 
 
 class Turns(RoomOrder):
-    """Tenants take turns, so that one without room holds up no other; within a tenant, first come first served."""
+    """Tenants take turns, so that one without room holds up no other; each has a line of its own."""
 
     __slots__ = ("_lines",)
 

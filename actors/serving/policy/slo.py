@@ -194,7 +194,7 @@ class Controller:
 
 
 class TunedPolicy:
-    """The batch policy that a controller has set, in the form of `actors.serving.policy.batching.BatchPolicy`."""
+    """The batch policy that a controller has set, in the form of `BatchPolicy`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

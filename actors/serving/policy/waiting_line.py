@@ -1,8 +1,8 @@
 """What serving asks of the requests that wait for one model version. Pure.
 
 Two implementations: `actors.serving.policy.queueing.RequestQueue`, from which requests leave in order, and
-`actors.sequences.policy.sequence_queue.SequenceQueue`, in which a request may only follow another of its sequence.
-Where requests follow each other, serving also tells the line's `Sequencing` about instances and answers.
+the `SequenceQueue` of `actors.sequences`, in which each request follows another of its sequence. There,
+serving also tells a `Sequencing` about instances and answers.
 
 Where a line is full, callers wait for room; see `actors.serving.policy.room`.
 """
@@ -60,7 +60,7 @@ class WaitingLine(ABC):
 
     @abstractmethod
     def push_front(self, requests: Sequence[InferRequest]) -> None:
-        """Put back requests that an instance did not finish. Bounds don't apply: they were admitted before."""
+        """Put back requests that an instance did not finish. No bounds apply: they were admitted before."""
 
     @abstractmethod
     def abandon(self, request: InferRequest, now: float) -> list[InferRequest]:

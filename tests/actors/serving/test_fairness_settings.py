@@ -82,8 +82,8 @@ BY_ADDRESS = {"tenant": "address"}
         (
             {**BY_ADDRESS, "weights": {"other": 1}},
             [
-                "'weights.other' is no tenant: give it another name: metrics count everybody who is not told by name under "
-                "this one"
+                "'weights.other' is no tenant: give it another name: metrics count all tenants without a name of"
+                " their own under this one"
             ],
         ),
         (
