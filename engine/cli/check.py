@@ -8,18 +8,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from actors.values.events import Event
 from actors.values.interfaces import DUPLICATE_REASON
+from actors.values.specs import Runtime
 from engine.cli.compositions import held_against_models
-from engine.cli.environments import prepared
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
-from engine.config.load import LoadedConfig, load_model_config
+from engine.config.load import load_model_config
+from engine.config.loaded import LoadedConfig
 from engine.environments.cache import EnvironmentCache, Standing
-from engine.environments.declared import Kind
+from engine.environments.declared import Environment, Kind
+from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import ModelDirectory, scan
 from engine.models.problems import did_you_mean
 from engine.processes.backends import discover
@@ -277,6 +280,28 @@ def _in_environments(
     if not config.unbuilt:
         return config
     made = [each for each in config.unbuilt if build or each.kind is Kind.DIRECTORY]
-    standing = Standing(cache, prepared(cache, made) if made else {})
+    standing = Standing(cache, _prepared(cache, made) if made else {})
     config = read(run_model_code=True, environments=standing)
     return read(run_model_code=False, environments=standing) if config.unbuilt else config
+
+
+def _prepared(
+    cache: EnvironmentCache, environments: Sequence[Environment]
+) -> Mapping[Environment, Runtime | EnvironmentFailed]:
+    """Build environments as the server would, and return the outcome of each.
+
+    This command has no loop of its own and no log: the steps are told on standard error.
+    """
+    import trio  # a check that needs none of this is quicker without
+
+    from engine.environments.builder import EnvironmentBuilder
+
+    def report(phase: str, details: Mapping[str, object]) -> None:
+        del phase
+        sys.stderr.write(f"{details['environment']}: {details['step']}\n")
+
+    def log(event: Event, *, level: str = "info", **keys: object) -> None:
+        del event, level, keys  # the steps tell as much
+
+    builder = EnvironmentBuilder(cache, environ=os.environ, log=log)
+    return trio.run(builder.prepare, environments, report)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from actors.values.specs import Ensemble, ModelSpec
 from engine.cli.findings import Finding
-from engine.config.load import LoadedConfig
+from engine.config.loaded import LoadedConfig
 from engine.config.outline import outline
 from engine.config.rules.composition import (
     Dependency,

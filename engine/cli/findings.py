@@ -21,7 +21,7 @@ from actors.values.specs import (
 )
 from engine.config.complete import ENSEMBLE
 from engine.config.jsonform import config_json
-from engine.config.load import LoadedConfig, VersionConfig
+from engine.config.loaded import LoadedConfig, VersionConfig
 from engine.config.provenance import DEFAULT, Line, text_lines
 from engine.models.problems import Problem, Severity
 from engine.observability.text import printable

@@ -15,7 +15,8 @@ from typing import Final
 from google.protobuf import text_format
 
 from actors.values.errors import ErrorCode
-from engine.config.outline import Fault, Outline, Place, outline, respelt, without_spoilt
+from engine.config.outline import outline
+from engine.config.spans import Fault, Outline, Place, respelt, without_spoilt
 from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig
 

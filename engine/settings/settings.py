@@ -324,10 +324,6 @@ class Settings:
         refuse_clashes(_listeners(settings))
         return replace(settings, warnings=(*warn_of_environ(environ, BY_VARIABLE), *given.warnings))
 
-    def settings_for(self, backend: str) -> dict[str, str]:
-        """Return what `--backend-config` says for one backend: its own settings over those for all."""
-        return {**self.backend_settings.get("", {}), **self.backend_settings.get(backend, {})}
-
     def options(self) -> list[tuple[str, str]]:
         """Return (name, value) of what an operator wants to see at start-up."""
         shown = [

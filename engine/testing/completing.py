@@ -14,7 +14,8 @@ from actors.serving.instances.instance import model_fields
 from actors.values.datatypes import DataType
 from actors.values.specs import InstanceSpec, ModelSpec
 from engine.config import parse
-from engine.config.load import LoadedConfig, load_model_config
+from engine.config.load import load_model_config
+from engine.config.loaded import LoadedConfig
 from engine.processes.backends import BackendTraits, discover
 from engine.worker.authoring.folder import check_file, config_beside, write_repository
 from engine.worker.authoring.linking import model_directory

@@ -152,18 +152,16 @@ def test_a_bad_quantile_is_skipped_with_a_warning():
     assert ["'nonsense'" in settings.warnings[0], "'2:0.1'" in settings.warnings[1]] == [True, True]
 
 
-def test_backend_settings_for_all_give_way_to_those_for_one():
+def test_backend_settings_are_kept_by_backend_those_for_all_under_no_name():
     settings = read(
         "--backend-config=default-max-batch-size=4",
         "--backend-config=onnxruntime,threads=2",
         "--backend-config=onnxruntime,default-max-batch-size=8",
         "--backend-config=onnxruntime,path=a,b=c",
     )
-    assert settings.settings_for("pytorch") == {"default-max-batch-size": "4"}
-    assert settings.settings_for("onnxruntime") == {
-        "default-max-batch-size": "8",
-        "threads": "2",
-        "path": "a,b=c",
+    assert settings.backend_settings == {
+        "": {"default-max-batch-size": "4"},
+        "onnxruntime": {"default-max-batch-size": "8", "threads": "2", "path": "a,b=c"},
     }
 
 
@@ -450,7 +448,7 @@ def test_each_variable_is_its_flag_in_capitals():
     )
     assert settings.model_repositories == ("/a", "/b")
     assert settings.http_port == 9000
-    assert settings.settings_for("python") == {"a": "b", "c": "d"}
+    assert settings.backend_settings == {"python": {"a": "b"}, "": {"c": "d"}}
     assert settings.disable_auto_complete_config
     assert settings.log.file == ""
 

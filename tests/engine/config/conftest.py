@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.load import LoadedConfig, load_model_config
+from engine.config.load import load_model_config
+from engine.config.loaded import LoadedConfig
 from engine.processes.backends import BackendTraits
 
 
