@@ -33,7 +33,8 @@ from protocols.kserve.compression import (
 )
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.long_answers import encode_long, is_long
-from protocols.kserve.requests import InferDecoder, OutputPlan
+from protocols.kserve.meanings import OutputPlan
+from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
 from protocols.kserve.short_texts import TooLong
 from protocols.kserve.sizes import parse_json_size
@@ -71,27 +72,21 @@ class InferEndpoint:
         json_size = fields.get(b"inference-header-content-length")
         pattern = self._options.header_forward_pattern
         port = HttpReply()
-        given = (body, None if json_size is None else parse_json_size(json_size, len(body)), model.spec)
-        requested_version = int(route.version) if route.version else -1
-        forwarded = None if pattern is None else _forwarded(scope, pattern)
+        given = (
+            body,
+            None if json_size is None else parse_json_size(json_size, len(body)),
+            model.spec,
+            Arrival(
+                int(route.version) if route.version else -1,
+                port,
+                trio.current_time(),
+                None if pattern is None else _forwarded(scope, pattern),
+            ),
+        )
         try:
-            request, plan = self._decoder.decode(
-                *given,
-                requested_version=requested_version,
-                reply=port,
-                accepted_at=trio.current_time(),
-                forwarded=forwarded,
-            )
+            request, plan = self._decoder.decode(*given)
         except TooLong:
-            request, plan = await in_slices(
-                self._decoder.decode_long(
-                    *given,
-                    requested_version=requested_version,
-                    reply=port,
-                    accepted_at=trio.current_time(),
-                    forwarded=forwarded,
-                )
-            )
+            request, plan = await in_slices(self._decoder.decode_long(*given))
             model = self._models.resolve(route.model, route.version)  # once more, for the same reason
         del body, given  # the request keeps nothing of a long JSON text
         if model.marks is not None:

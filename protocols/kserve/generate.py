@@ -21,7 +21,7 @@ from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, text
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
 from protocols.kserve.long_texts import LongArray, LongText
-from protocols.kserve.requests import custom_parameter
+from protocols.kserve.meanings import custom_parameter
 from protocols.kserve.responses import parameter_values
 from protocols.kserve.short_texts import read_short
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size

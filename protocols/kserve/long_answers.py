@@ -21,7 +21,7 @@ from actors.values.tensors import Tensor, element_count, pack_bytes
 from protocols.kserve.classification import Ranking, ranking_of
 from protocols.kserve.documents import dump, text
 from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_texts
-from protocols.kserve.requests import OutputPlan
+from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.responses import Body, parameter_values
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from actors.values.specs import ModelSpec
 from protocols.kserve.classification import classified
 from protocols.kserve.documents import Verbatim, dump, number, text
 from protocols.kserve.elements import render
-from protocols.kserve.requests import OutputPlan
+from protocols.kserve.meanings import OutputPlan
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer

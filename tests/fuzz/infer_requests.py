@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferRequest
-from protocols.grpc.codec.infer_request import AnswerPlan, InferDecoder, Target
+from protocols.grpc.codec.infer_meaning import AnswerPlan
+from protocols.grpc.codec.infer_request import InferDecoder, Target
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from tests.fuzz.mutation import damaged
 from tests.fuzz.series import parts_of, series

@@ -13,7 +13,7 @@ from protocols.grpc.codec.infer_request import InferDecoder as GrpcDecoder
 from protocols.http.app import V2App
 from protocols.http2.header_blocks import HeaderDecoder
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
-from protocols.kserve.requests import InferDecoder
+from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.memo import Memo
 from tests.protocols.fakes import FakeServer, KeptPort, make_spec
 
@@ -83,9 +83,7 @@ def test_json_texts():
                 text.encode() + bytes(4),
                 len(text),
                 SPEC,
-                requested_version=-1,
-                reply=KeptPort(),
-                accepted_at=0.0,
+                Arrival(-1, KeptPort(), 0.0),
             )
 
 

@@ -10,17 +10,24 @@ Contract: grpc.md section 7; texts and codes are exact, and errors come in the o
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
-from actors.values.errors import Internal, InvalidArgument, Unsupported
-from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.values.errors import Internal
+from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
+from protocols.grpc.codec.infer_meaning import (
+    AnswerPlan,
+    Forwarded,
+    Lifted,
+    Meaning,
+    accepted,
+    no_data,
+    reading,
+)
 from protocols.grpc.codec.protobuf import (
     ID,
     MAX_FIELDS,
@@ -31,20 +38,15 @@ from protocols.grpc.codec.protobuf import (
     long_size,
     splitting,
 )
-from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting, packing, packing_lifted
-from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
+from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting
 from protocols.kserve.compression import finish
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
-from protocols.kserve.requests import NO_SHARED_MEMORY, unknown_datatype
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 if TYPE_CHECKING:
-    from actors.values.requests import Parameter, ReplyPort
+    from actors.values.requests import ReplyPort
     from actors.values.tensors import Buffer
-
-Forwarded = Mapping[str, str] | InvalidArgument | None
-"""Metadata that becomes parameters, None for none, or the error in it, raised when its turn comes."""
 
 READ_AT_ONCE: Final = 64 * 1024
 """The largest request that is decoded in one go, in bytes as `Target.unread_size` counts them."""
@@ -54,45 +56,6 @@ _KEPT_LENGTH: Final = 4096  # bytes of the longest message whose meaning is reme
 # Raw tensors beyond those that a request names; they are looked at and left out.
 _SURPLUS: Final = 64
 _WORK: Final = {STRINGS: 4, 6: 0, 7: 0}
-_UINT64_MAX: Final = 2**64 - 1
-_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-_CUSTOM: Final = frozenset(("bool_param", "int64_param", "string_param", "double_param"))
-_FLAGS: Final = {"sequence_start": FLAG_SEQUENCE_START, "sequence_end": FLAG_SEQUENCE_END}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AnswerPlan:
-    """How a client wants its answer.
-
-    `classes` maps each output that the client named to how many best classes it wants of it (0: the output as
-    it is). It is None where the client named none and wants all outputs. `empty_final` asks for a last
-    streamed answer without outputs, where a model gives no outputs with its last answer.
-    """
-
-    classes: Mapping[str, int] | None = None
-    empty_final: bool = False
-
-
-ALL_OUTPUTS: Final = AnswerPlan()
-
-
-@dataclass(slots=True, eq=False)
-class Meaning:
-    """What a request says, apart from its id and, where `data` is None, its tensors' bytes."""
-
-    model_name: str
-    model_version: str
-    parameters: Mapping[str, Parameter] | None = None
-    priority: int = 0
-    timeout: float = 0.0
-    correlation_id: int | str = 0
-    flags: int = 0
-    names: Sequence[str] = ()
-    datatypes: Sequence[DataType] = ()
-    shapes: Sequence[tuple[int, ...]] = ()
-    data: Sequence[Buffer] | None = None
-    requested_outputs: tuple[str, ...] = ()
-    plan: AnswerPlan = ALL_OUTPUTS
 
 
 class _Unread(NamedTuple):
@@ -105,7 +68,7 @@ class _Unread(NamedTuple):
     document: ModelInferRequest
     rest: bytes
     front: int
-    lifted: Mapping[int, Sequence[Piece]]
+    lifted: Lifted
     size: int
 
 
@@ -195,7 +158,7 @@ class InferDecoder:
         return _begun(self._peeking(message, front))
 
     def _peeking(self, message: Buffer, front: int) -> Steps:
-        lifted: Mapping[int, Sequence[Piece]] = {}
+        lifted: Lifted = {}
         try:
             pieces, request_id, raw = yield from splitting(message)
             if sum(map(len, pieces)) > _KEPT_LENGTH:
@@ -233,11 +196,11 @@ class InferDecoder:
         meaning = target.meaning or finish(self.learning(target, spec, forwarded))
         parameters = meaning.parameters
         if forwarded is not None:
-            parameters = with_forwarded(parameters, _accepted(forwarded))
+            parameters = with_forwarded(parameters, accepted(forwarded))
         names = meaning.names
         data = target.raw if meaning.data is None else meaning.data
         if len(data) < len(names):
-            raise _no_data(names[len(data)], spec)
+            raise no_data(names[len(data)], spec)
         request = InferRequest(
             model_name=spec.name,
             requested_version=requested_version,
@@ -263,8 +226,8 @@ class InferDecoder:
         Raises as `decode` does. Stops now and then, some tenths of a millisecond apart.
         """
         assert target.unread is not None, "a target has a meaning or is unread"
-        document, rest, front, _, _ = target.unread
-        meaning = yield from _reading(document, target, spec, forwarded)
+        document, rest, front, lifted, _ = target.unread
+        meaning = yield from reading(document, target.id, len(target.raw), lifted, spec, forwarded)
         if meaning.data is None and len(rest) <= _KEPT_LENGTH:
             self._meanings.remember(rest, meaning, MEANING_FACTOR * len(rest))
             if len(self._meanings) <= 1:  # the others were forgotten
@@ -313,215 +276,3 @@ def _raw_only(message: bytes, at: int, most: int) -> list[memoryview] | None:
         if len(raw) < most:
             raw.append(view[content:at])
     return raw if at == end else None
-
-
-def _accepted(forwarded: Mapping[str, str] | InvalidArgument) -> Mapping[str, str]:
-    if isinstance(forwarded, InvalidArgument):
-        raise InvalidArgument(forwarded.message)  # anew: this one is raised for many requests
-    return forwarded
-
-
-def _no_data(name: str, spec: ModelSpec) -> InvalidArgument:
-    return InvalidArgument(
-        f"unable to find data for input tensor '{name}' for model '{spec.name}' in request."
-    )
-
-
-def _reading(
-    document: ModelInferRequest, target: Target, spec: ModelSpec, forwarded: Forwarded
-) -> Generator[None, None, Meaning]:
-    _check_counts(document, spec)
-    meaning = Meaning(document.model_name, document.model_version)
-    empty_final = _read_parameters(document.parameters, meaning)
-    meaning.names = tuple(declared.name for declared in document.inputs)
-    meaning.shapes = tuple(tuple(declared.shape) for declared in document.inputs)
-    meaning.requested_outputs = tuple(output.name for output in document.outputs)
-    if forwarded is not None:
-        _accepted(forwarded)
-    assert target.unread is not None, "its document is read"
-    meaning.data = yield from _reading_data(document.inputs, len(target.raw), target.unread.lifted, spec)
-    classes = {output.name: _classes(output) for output in document.outputs}
-    if classes or empty_final:
-        meaning.plan = AnswerPlan(classes or None, empty_final)
-    # The core checks datatypes after everything else. Later code could not carry one that does not exist.
-    meaning.datatypes = tuple(
-        BY_PROTOCOL_NAME.get(declared.datatype) or _refuse_datatype(declared.name, target.id, spec)
-        for declared in document.inputs
-    )
-    return meaning
-
-
-def _check_counts(document: ModelInferRequest, spec: ModelSpec) -> None:
-    """Raise InvalidArgument where a request has more of anything than it may (`protocols.kserve.caps`)."""
-    check_parameters(len(document.parameters))
-    check_count(len(document.inputs), len(spec.inputs), "input", spec.name)
-    check_count(len(document.outputs), len(spec.outputs), "output", spec.name)
-    for key in document.parameters:
-        check_name(key, "a parameter")
-    for declared in document.inputs:
-        check_name(declared.name, "an input")
-        check_name(declared.datatype, "a datatype")
-        check_dims(declared.name, len(declared.shape))
-        check_parameters(len(declared.parameters))
-    for output in document.outputs:
-        check_name(output.name, "an output")
-        check_parameters(len(output.parameters))
-
-
-def _refuse_datatype(name: str, request_id: str, spec: ModelSpec) -> DataType:
-    raise unknown_datatype(name, request_id, spec)
-
-
-# Parameters
-
-
-def _read_parameters(parameters: Mapping[str, Any], meaning: Meaning) -> bool:
-    """Set what `parameters` mean, in their keys' order; return whether a last empty answer is wanted."""
-    custom: dict[str, Parameter] = {}
-    empty_final = False
-    for key in sorted(parameters):
-        choice = parameters[key]
-        kind: str | None = choice.WhichOneof("parameter_choice")
-        value: Any = None if kind is None else getattr(choice, kind)
-        match key:
-            case "sequence_id":
-                _expect(key, kind, "int64_param", "string_param")
-                meaning.correlation_id = value if kind == "string_param" else value & _UINT64_MAX
-            case "sequence_start" | "sequence_end":
-                _expect(key, kind, "bool_param")
-                if value:
-                    meaning.flags |= _FLAGS[key]
-            case "priority":
-                _expect(key, kind, "int64_param", "uint64_param")
-                if value < 0:
-                    raise InvalidArgument("invalid value for 'priority', expected value >= 0.")
-                meaning.priority = value
-            case "timeout":
-                _expect(key, kind, "int64_param")
-                meaning.timeout = (value & _UINT64_MAX) / 1_000_000
-            case "triton_enable_empty_final_response":
-                _expect(key, kind, "bool_param")
-                empty_final = value
-            case _:
-                custom[key] = _custom_parameter(key, kind, value)
-    meaning.parameters = custom or None
-    return empty_final
-
-
-def _expect(key: str, kind: str | None, *expected: str) -> None:
-    if kind not in expected:
-        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {' or '.join(expected)}.")
-
-
-def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
-    if key.startswith("triton_"):
-        raise InvalidArgument(
-            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
-            f"with 'triton_' are allowed: {_EMPTY_FINAL}"
-        )
-    if kind not in _CUSTOM:
-        raise InvalidArgument(
-            f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
-        )
-    parameter: Parameter = value
-    return parameter
-
-
-# Tensors
-
-
-def _reading_data(
-    inputs: Sequence[Any], raw_count: int, lifted: Mapping[int, Sequence[Piece]], spec: ModelSpec
-) -> Generator[None, None, list[Buffer] | None]:
-    """Return typed contents, packed; None where the inputs' data is among the raw tensors."""
-    typed: list[Buffer] = []
-    taken = 0
-    for place, declared in enumerate(inputs):
-        name = declared.name
-        shared = _names_region(declared)
-        typed_here = declared.HasField("contents")
-        if shared and typed_here:
-            raise InvalidArgument(
-                f"unexpected 'content' provided when using shared memory for input tensor '{name}' "
-                f"for model '{spec.name}'"
-            )
-        if shared:
-            raise Unsupported(NO_SHARED_MEMORY)
-        if typed_here and raw_count:
-            raise InvalidArgument(
-                f"contents field must not be specified when using raw_input_contents for '{name}' "
-                f"for model '{spec.name}'"
-            )
-        if typed_here:
-            datatype = BY_PROTOCOL_NAME.get(declared.datatype)
-            if place in lifted:
-                typed.append((yield from _packing(lifted[place], datatype, name, spec)))
-            else:
-                contents = declared.contents
-                typed.append((yield from packing(contents, datatype, name=name, model=spec.name)))
-        elif taken < raw_count:
-            taken += 1
-        else:
-            raise _no_data(name, spec)
-    return typed or None
-
-
-def _packing(
-    pieces: Sequence[Piece], datatype: DataType | None, name: str, spec: ModelSpec
-) -> Generator[None, None, Buffer]:
-    try:
-        return (yield from packing_lifted(pieces, datatype, name=name, model=spec.name))
-    except Malformed as error:
-        raise Internal(f"failed to parse the contents of input tensor '{name}': {error}") from error
-
-
-def _names_region(tensor: Any) -> bool:
-    """Return whether `tensor` lies in shared memory, once its parameters about that are checked.
-
-    Contract: shared_memory.md section 5.
-    """
-    parameters = tensor.parameters
-    if not parameters:
-        return False
-    region = "shared_memory_region" in parameters
-    if region:
-        _expect_kind(tensor, "shared_memory_region", "string_param")
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
-        if key not in parameters:
-            continue
-        if not region:
-            raise InvalidArgument(
-                f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor.name}'"
-            )
-        _expect_kind(tensor, key, "int64_param")
-    if region and "shared_memory_byte_size" not in parameters:
-        raise InvalidArgument(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
-            f"'{tensor.name}'"
-        )
-    return region
-
-
-def _expect_kind(tensor: Any, key: str, expected: str) -> None:
-    if tensor.parameters[key].WhichOneof("parameter_choice") != expected:
-        raise InvalidArgument(
-            f"invalid value type for '{key}' parameter for tensor '{tensor.name}', expected {expected}."
-        )
-
-
-def _classes(output: Any) -> int:
-    """Return how many best classes the client wants of an output; 0 means the output as it is."""
-    shared = _names_region(output)
-    classes = 0
-    if "classification" in output.parameters:
-        choice = output.parameters["classification"]
-        if choice.WhichOneof("parameter_choice") != "int64_param":
-            raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
-        classes = choice.int64_param
-        if classes <= 0:
-            raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
-        if shared:
-            raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
-    if shared:
-        raise Unsupported(NO_SHARED_MEMORY)
-    return classes

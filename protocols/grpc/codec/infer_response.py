@@ -17,7 +17,7 @@ from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor, element_count
-from protocols.grpc.codec.infer_request import AnswerPlan
+from protocols.grpc.codec.infer_meaning import AnswerPlan
 from protocols.grpc.codec.protobuf import delimited, varint
 from protocols.kserve.classification import classified
 from protocols.kserve.elements import INT64_MAX

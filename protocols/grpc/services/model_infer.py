@@ -21,14 +21,8 @@ from actors.values.interfaces import Server
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.versions import parse_version
 from protocols.grpc.call import SHUTTING_DOWN, UnaryMethod
-from protocols.grpc.codec.infer_request import (
-    READ_AT_ONCE,
-    AnswerPlan,
-    Forwarded,
-    InferDecoder,
-    Steps,
-    Target,
-)
+from protocols.grpc.codec.infer_meaning import AnswerPlan, Forwarded
+from protocols.grpc.codec.infer_request import READ_AT_ONCE, InferDecoder, Steps, Target
 from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
 from protocols.grpc.codec.request_head import meant_by
 from protocols.kserve.forwarding import forward_headers

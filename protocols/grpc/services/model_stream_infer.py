@@ -24,7 +24,8 @@ from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
 from actors.values.requests import InferResponse, ReplyPort
 from protocols.grpc.call import Leaving, release
-from protocols.grpc.codec.infer_request import ALL_OUTPUTS, READ_AT_ONCE, Target
+from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
+from protocols.grpc.codec.infer_request import READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:

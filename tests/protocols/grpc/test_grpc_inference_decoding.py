@@ -14,7 +14,8 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from actors.values.tensors import pack_bytes
-from protocols.grpc.codec.infer_request import ALL_OUTPUTS, InferDecoder
+from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
+from protocols.grpc.codec.infer_request import InferDecoder
 from protocols.grpc.codec.protobuf import MAX_FIELDS, delimited, varint
 from protocols.grpc.codec.typed_contents import MOST_REST, UNPACKED
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest

@@ -14,7 +14,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor
-from protocols.grpc.codec.infer_request import ALL_OUTPUTS, AnswerPlan
+from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS, AnswerPlan
 from protocols.grpc.codec.infer_response import encode, encode_stream, encode_stream_error
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from tests.protocols.fakes import make_spec, tensor

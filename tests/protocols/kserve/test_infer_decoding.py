@@ -12,12 +12,8 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from protocols.kserve.forwarding import forward_headers
-from protocols.kserve.requests import (
-    BINARY_OUTPUTS,
-    JSON_OUTPUTS,
-    InferDecoder,
-    OutputChoice,
-)
+from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice
+from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.sizes import parse_json_size
 from tests.protocols.fakes import KeptPort, make_spec
 
@@ -26,9 +22,7 @@ SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32,
 
 def decode(body, json_size=None, *, spec=SPEC, limit=1 << 20, decoder=None, forwarded=None):
     decoder = decoder or InferDecoder(max_input_size=limit)
-    return decoder.decode(
-        body, json_size, spec, requested_version=-1, reply=KeptPort(), accepted_at=3.5, forwarded=forwarded
-    )
+    return decoder.decode(body, json_size, spec, Arrival(-1, KeptPort(), 3.5, forwarded))
 
 
 def decode_document(document, **options):

@@ -12,7 +12,7 @@ from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor, pack_bytes
 from protocols.kserve.generate import encode_generated
 from protocols.kserve.long_answers import encode_long, encode_long_generated, is_long, is_long_generated
-from protocols.kserve.requests import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice, OutputPlan
+from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice, OutputPlan
 from protocols.kserve.responses import encode
 from tests.protocols.fakes import make_spec
 
