@@ -92,9 +92,9 @@ class Watcher:
             ctx.publish(poll_seconds=self._interval, looking_since=self._told(trio.current_time()))
             observation = await self._look()
             now = trio.current_time()
-            verdict = self._settling.observe(observation, now=now)
-            self._decided += verdict.decisions
-            for notice in verdict.notices:
+            findings = self._settling.observe(observation, now=now)
+            self._decided += findings.decisions
+            for notice in findings.notices:
                 self._tell(notice, now)
             ctx.publish(
                 looking_since=None,

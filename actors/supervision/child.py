@@ -139,7 +139,8 @@ class Life(ChildContext):
         # Cancelling it was the request to stop, so it is no kill.
         self._soft = False
         self._error: Exception | None = None  # what the child raised
-        self._news = Bell()  # it is ready, or has ended
+        # Rings when it is ready and when it has ended; made when a task waits for that.
+        self._news: Bell | None = None
 
     def started(self, value: object = None) -> None:
         """The child is ready."""
@@ -149,7 +150,7 @@ class Life(ChildContext):
         self.ready_at = trio.current_time()
         if self._on_ready is not None:
             self._on_ready(self._child, self)
-        self._news.ring()
+        self._tell_news()
 
     def snapshot(self) -> Snapshot:
         """The child's row."""
@@ -211,17 +212,26 @@ class Life(ChildContext):
     def end(self) -> None:
         """End the life: wake the tasks that wait for that."""
         self.ended_at = trio.current_time()
-        self._news.ring()
+        self._tell_news()
 
     async def wait_settled(self) -> None:
         """Return once the child is ready, or has ended before it was."""
         while self.ready_at is None and self.ended_at is None:
-            await self._news.next_ring()
+            await self._wait_news()
 
     async def wait_ended(self) -> None:
         """Return once the life is over."""
         while self.ended_at is None:
-            await self._news.next_ring()
+            await self._wait_news()
+
+    def _tell_news(self) -> None:
+        if self._news is not None:
+            self._news.ring()
+
+    async def _wait_news(self) -> None:
+        if self._news is None:
+            self._news = Bell()
+        await self._news.next_ring()
 
     def start_failure(self, reason: ExitReason) -> FailedToStart:
         """The reason as it stands for a child that ended before it was ready."""
