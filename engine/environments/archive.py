@@ -46,16 +46,25 @@ _MAGIC: Final[tuple[tuple[bytes, type[gzip.GzipFile | bz2.BZ2File | lzma.LZMAFil
 _RELOCATE_SECONDS: Final = 600.0
 
 
-def unpack(archive: Path, directory: Path, progress: Callable[[int], None] = lambda members: None) -> None:
+def unpack(
+    archive: Path,
+    directory: Path,
+    progress: Callable[[int], None] = lambda members: None,
+    *,
+    most_bytes: int = MOST_BYTES,
+    most_members: int = MOST_MEMBERS,
+) -> None:
     """Unpack a tar file (gzip, bzip2, xz or none) into `directory`, which exists and is empty.
 
-    `progress` is called with the number of members so far. Raises EnvironmentFailed.
+    `progress` is called with the number of members so far. Raises EnvironmentFailed, also for an archive of
+    more than `most_bytes` (unpacked) or `most_members`.
     """
     try:
         with _opened(archive) as file:
             meter = _Meter(file, unfolded_bytes(archive.stat().st_size), archive)
             with tarfile.open(fileobj=cast("IO[bytes]", meter), mode="r:") as tar:
-                _Unpacking(tar, meter, archive, directory, progress).run()
+                unpacking = _Unpacking(tar, meter, archive, directory, progress)
+                unpacking.run(most_bytes=most_bytes, most_members=most_members)
     except MemoryError as error:
         raise EnvironmentFailed(f"'{archive}' is not unpacked: it takes too much memory") from error
     except (
@@ -158,19 +167,20 @@ class _Unpacking:
         self._archive = archive
         self._directory = directory
         self._progress = progress
-        self._left = min(MOST_BYTES, shutil.disk_usage(directory).free - SPARE_BYTES)
+        self._left = shutil.disk_usage(directory).free - SPARE_BYTES
         self._hard: list[tuple[str, str]] = []
         self._symbolic: list[tuple[str, str]] = []
 
-    def run(self) -> None:
+    def run(self, *, most_bytes: int, most_members: int) -> None:
         """Unpack everything."""
+        self._left = min(most_bytes, self._left)
         count = 0
         while (member := self._tar.next()) is not None:
             # `tarfile` would keep them all.
             self._tar.members = []  # type: ignore[attr-defined]  # it is documented to be a list of them
             count += 1
-            if count > MOST_MEMBERS:
-                raise self._refused(f"it has more than {MOST_MEMBERS} members")
+            if count > most_members:
+                raise self._refused(f"it has more than {most_members} members")
             self._take(member)
             if count % 1000 == 0:
                 self._progress(count)

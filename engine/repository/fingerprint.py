@@ -172,12 +172,14 @@ class Survey(NamedTuple):
         return Stamp(tuple(sorted(entries)))
 
 
-def survey(root: Root, name: str, *, alive: Callable[[], None] = lambda: None) -> Survey | None:
+def survey(
+    root: Root, name: str, *, alive: Callable[[], None] = lambda: None, most: int = MOST_ENTRIES
+) -> Survey | None:
     """Walk over the model `name` of a repository, or return None if there is no such directory.
 
-    `alive` is called with each directory. Raises OSError if the file system itself does not answer.
+    `alive` is called with each directory. A model has at most `most` files and directories. Raises OSError if the file system itself does not answer.
     """
-    walk = _Walk(root, name, alive)
+    walk = _Walk(root, name, alive, most)
     try:
         with root.opened(name, os.O_RDONLY | os.O_DIRECTORY) as fd:
             walk.directory(fd, "", ())
@@ -289,10 +291,11 @@ def is_broken_mount(error: OSError) -> bool:
 class _Walk:
     """A survey that is being made."""
 
-    def __init__(self, root: Root, name: str, alive: Callable[[], None]) -> None:
+    def __init__(self, root: Root, name: str, alive: Callable[[], None], most: int) -> None:
         self._root = root
         self._name = name
         self._alive = alive
+        self._most = most
         self.files: dict[str, Identity] = {}
         self.directories: dict[str, int] = {}
         self.others: dict[str, str] = {}
@@ -313,8 +316,8 @@ class _Walk:
             return
         for name in sorted(os.listdir(fd)):
             self._entries += 1
-            if self._entries > MOST_ENTRIES:
-                self._too_much("", f"there are more than {MOST_ENTRIES} files in it")
+            if self._entries > self._most:
+                self._too_much("", f"there are more than {self._most} files in it")
                 return
             path = prefix + name
             try:

@@ -64,6 +64,8 @@ class ReadOptions:
     namespacing: bool = False
     host_policies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the cores of each
     execution_timeout: float = 0.0  # of models that have none of their own; 0: none
+    # After which a source that does not list its models counts as unavailable.
+    listing_seconds: float = LISTING_SECONDS
 
 
 class RepositoryReader:
@@ -143,14 +145,16 @@ class RepositoryReader:
 
         async def ask(source: Source) -> None:
             try:
-                with trio.fail_after(LISTING_SECONDS):
+                with trio.fail_after(self._options.listing_seconds):
                     names = await in_thread(
                         source.names, abandon_on_cancel=True, limiter=self._limiters[source.uri]
                     )
             except SourceUnavailable as error:
                 failures.append(str(error))
             except trio.TooSlowError:
-                failures.append(f"{source.uri} could not be listed within {LISTING_SECONDS:g} s")
+                failures.append(
+                    f"{source.uri} could not be listed within {self._options.listing_seconds:g} s"
+                )
             else:
                 listed.append((source, names))
 

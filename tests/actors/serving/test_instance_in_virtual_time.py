@@ -21,6 +21,7 @@ from actors.wire import frames
 from actors.wire.arena import ControlPage, Segment
 from actors.wire.frames import Answer, Execute, Placed, Result
 from tests.support.model_doubles import make_request, make_spec
+from tests.support.shortage import SAID, no_memory
 
 SEGFAULT = Signal(11)
 
@@ -233,20 +234,14 @@ async def test_a_worker_that_cannot_be_started_again_is_a_death_like_others(nurs
     assert "Resource temporarily unavailable" in life.instance.last_reason
 
 
-async def test_no_memory_for_a_connection_ends_the_worker_and_leaks_nothing(
-    nursery, autojump_clock, monkeypatch
-):
+async def test_no_memory_for_a_connection_ends_the_worker_and_leaks_nothing(nursery, autojump_clock):
     worker = PlayedWorker()
-
-    def no_memory(size, name=""):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(Segment, "create", no_memory)
-    life = Life(nursery, worker=worker)
-    await life.state.standing.load_finished.wait()
+    with no_memory():
+        life = Life(nursery, worker=worker)
+        await life.state.standing.load_finished.wait()
     assert worker.signals == ["KILL"]
     assert worker.socket.fileno() == -1
-    assert "Cannot allocate memory" in life.state.reason
+    assert SAID in life.state.reason
     life.ctx.stopping.set()
     await life.ended()
 

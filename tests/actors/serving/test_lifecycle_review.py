@@ -593,8 +593,8 @@ class Copying:
         self.released.append(path)
 
 
-def reader_of(*sources):
-    options = ReadOptions(backends={}, backend_settings={})
+def reader_of(*sources, **options):
+    options = ReadOptions(backends={}, backend_settings={}, **options)
     return RepositoryReader(sources, options, Janitor(Logged()), Digests())
 
 
@@ -602,11 +602,10 @@ def forget_phase(_phase, _details):
     """Discard the phase: these tests do not watch the read."""
 
 
-async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.repository.reader.LISTING_SECONDS", 0.05)
+async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path):
     (tmp_path / "m" / "1").mkdir(parents=True)
     stuck = Stuck()
-    reader = reader_of(stuck, LocalSource(tmp_path))
+    reader = reader_of(stuck, LocalSource(tmp_path), listing_seconds=0.05)
     try:
         for _ in range(12):
             assert list((await reader.listing()).keys) == [M]

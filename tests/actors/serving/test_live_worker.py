@@ -23,6 +23,7 @@ from actors.wire.gathering import COPY_LIMIT
 from actors.wire.slots import IDLE_KEEP, Slot
 from chaos.record.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_request, make_spec
+from tests.support.shortage import SAID, no_memory
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 
@@ -258,17 +259,12 @@ async def test_a_result_too_large_for_a_frame_comes_through_the_segment(connect)
     assert connection.events.batches[0][2][0][2].message == "why " * 50_000
 
 
-async def test_a_failed_dispatch_leaves_no_trace(connect, monkeypatch):
+async def test_a_failed_dispatch_leaves_no_trace(connect):
     connection = connect()
     request = connection.request(columns=300_000)
-
-    def no_memory(size, name=""):
-        raise OSError(12, "Cannot allocate memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Segment, "create", no_memory)
+    with no_memory():
         for _ in range(10):
-            with pytest.raises(OSError, match="Cannot allocate memory"):
+            with pytest.raises(OSError, match=SAID):
                 connection.dispatch(request)
     assert connection.worker.idle
     assert request.attempts == 0
@@ -440,15 +436,10 @@ async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connect):
     assert len(left_open(before)) < 20
 
 
-async def test_room_that_the_system_does_not_have_is_the_workers_fault(connect, monkeypatch):
+async def test_room_that_the_system_does_not_have_is_the_workers_fault(connect):
     connection = connect()
     batch = connection.dispatch(connection.request())
-
-    def no_memory(size, name=""):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(Segment, "create", no_memory)
-    with pytest.raises(FrameError, match="Cannot allocate memory"):
+    with no_memory(), pytest.raises(FrameError, match=SAID):
         connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, 2**30))
 
 

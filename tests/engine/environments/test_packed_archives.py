@@ -10,7 +10,6 @@ import tarfile
 
 import pytest
 
-from engine.environments import archive
 from engine.environments.archive import unpack
 from engine.environments.budget import cpu_seconds
 from engine.environments.layout import EnvironmentFailed
@@ -21,11 +20,11 @@ from tests.engine.environments.sources import link, pack_members
 def unpacked(tmp_path):
     """Unpack members; return the directory."""
 
-    def run(*members):
+    def run(*members, **most):
         path = pack_members(tmp_path / "env.tar.gz", *members)
         target = tmp_path / "cache" / "env"
         target.mkdir(parents=True)
-        unpack(path, target)
+        unpack(path, target, **most)
         return target
 
     return run
@@ -121,16 +120,14 @@ def test_a_file_is_not_written_through_a_link_that_the_archive_brings(unpacked, 
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(unpacked, monkeypatch):
-    monkeypatch.setattr(archive, "MOST_BYTES", 10_000)
+def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(unpacked):
     with pytest.raises(EnvironmentFailed, match="it takes more room than there is"):
-        unpacked(*((f"f{number}", bytes(4000)) for number in range(3)))
+        unpacked(*((f"f{number}", bytes(4000)) for number in range(3)), most_bytes=10_000)
 
 
-def test_an_archive_of_very_many_members_is_refused(unpacked, monkeypatch):
-    monkeypatch.setattr(archive, "MOST_MEMBERS", 10)
+def test_an_archive_of_very_many_members_is_refused(unpacked):
     with pytest.raises(EnvironmentFailed, match="more than 10 members"):
-        unpacked(*((f"f{number}", b"") for number in range(11)))
+        unpacked(*((f"f{number}", b"") for number in range(11)), most_members=10)
 
 
 def test_an_archive_that_was_damaged_on_its_way_is_told_of(tmp_path):

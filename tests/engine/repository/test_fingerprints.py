@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.repository import fingerprint
 from engine.repository.fingerprint import Digests, LeadsOut, Root, Unsettled, contents, survey
 from engine.repository.source import FetchCancelled, contents_of
 
@@ -45,8 +44,8 @@ class Repository:
         with Root(self.path) as root:
             return contents(root, survey(root, name), self.digests, **options)
 
-    def messages(self):
-        return [problem.message for problem in self.survey().problems]
+    def messages(self, **options):
+        return [problem.message for problem in self.survey(**options).problems]
 
 
 @pytest.fixture
@@ -383,23 +382,21 @@ class TestLeadingOut:
 class TestBounds:
     """A directory that is no model is not walked for ever."""
 
-    def test_the_number_of_files_is_bounded(self, repository, monkeypatch):
-        monkeypatch.setattr(fingerprint, "MOST_ENTRIES", 10)
+    def test_the_number_of_files_is_bounded(self, repository):
         for number in range(20):
             repository.write(f"1/{number}", "")
-        assert repository.messages() == ["there are more than 10 files in it"]
+        assert repository.messages(most=10) == ["there are more than 10 files in it"]
 
     def test_the_depth_is_bounded(self, repository):
         repository.write("d/" * 100 + "file", "")
         assert repository.messages() == ["directories are nested more than 64 deep"]
 
-    def test_links_that_multiply_are_bounded(self, repository, monkeypatch):
-        monkeypatch.setattr(fingerprint, "MOST_ENTRIES", 500)
+    def test_links_that_multiply_are_bounded(self, repository):
         for one in "abcdef":
             (repository.model / one).mkdir()
             for other in "abcdef":
                 (repository.model / one / other).symlink_to(f"../{other}")
-        assert repository.messages() == ["there are more than 500 files in it"]
+        assert repository.messages(most=500) == ["there are more than 500 files in it"]
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_a_directory_that_may_not_be_read_is_a_problem(self, repository):
