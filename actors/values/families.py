@@ -1,7 +1,7 @@
 """Metric families: what is told of a feature in numbers, declared next to the feature.
 
-A family reads its value of a sample that the feature gives: its counters, or what it knows at the moment. Samples become blocks, which
-`engine.observability.metrics` writes as text. Pure.
+A family reads its value of a sample that the feature gives: its counters, or what it knows at the moment.
+Samples become blocks, which `engine.observability.metrics` writes as text. Pure.
 """
 
 from __future__ import annotations

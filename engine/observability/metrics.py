@@ -1,9 +1,9 @@
 """Prometheus metrics: read at each scrape, written in the text format 0.0.4, served by a small ASGI app.
 
-Nothing is counted here. Each feature declares its families (`actors.values.families`) and tells of itself in blocks; the composition
-root (`engine.server.exposing`) lists the features. The text is written by hand, since prometheus-client cannot print a counter without
-the suffix `_total`, and Triton's have none. A family is one block of text, so that a scrape of a thousand models can let the loop go
-on between blocks.
+Nothing is counted here. Each feature declares its families (`actors.values.families`) and tells of itself
+in blocks; the composition root (`engine.server.exposing`) lists the features. The text is written by hand,
+since prometheus-client cannot print a counter without the suffix `_total`, and Triton's have none. A family
+is one block of text, so that a scrape of a thousand models can let the loop go on between blocks.
 
 Reference: contract observability.md section 1, http.md section 11.
 """

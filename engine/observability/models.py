@@ -1,4 +1,4 @@
-"""What a scrape tells of each loaded model version: the families of all features that a model has, in Triton's order."""
+"""What a scrape tells of loaded model versions: the families of each feature, in Triton's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides which models run: the repositories and their catalog, and what tells whether they are ready."""
+"""What decides which models run: repositories and their catalog; and what tells whether they are ready."""
 
 from __future__ import annotations
 

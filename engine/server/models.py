@@ -83,8 +83,8 @@ def compose_models(
 ) -> ModelParts:
     """Connect what serves models.
 
-    `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at start
-    has been. Both are asked once the server runs. Raises ServerFailed if the cache can't be set up.
+    `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at
+    start has been. Both are asked once the server runs. Raises ServerFailed if the cache can't be set up.
     """
     router = Router(namespacing=settings.namespacing, on_the_way=on_the_way)
     backends = machine.backends(settings.backend_directory)

@@ -62,7 +62,10 @@ def compose_frontends(
     uniform: Callable[[], float],
     exposing: Exposing,
 ) -> Frontends:
-    """Return the frontends of these sockets. `uniform` returns random numbers in [0, 1), see `GrpcListener`."""
+    """Return the frontends of these sockets.
+
+    `uniform` returns random numbers in [0, 1), see `GrpcListener`.
+    """
     app = v2_app(settings, server, on_finished=_hook(settings, "http"))
     limits = http_limits(settings.connections)
     on_grpc: list[GrpcListener] = []

@@ -1,8 +1,9 @@
 """The import graph of the product: its modules, its rooms, and what imports what.
 
-Every `import` counts, wherever it stands: at the top, in a function, under `TYPE_CHECKING`. A module's room is the folder below
-`actors`, `engine`, `protocols` or `chaos` in which it lies; `engine.asgi` and `engine.__main__` are rooms of their own. What
-authors of models import as `tritium` is a package beside these four, wherever its files lie.
+Every `import` counts, wherever it stands: at the top, in a function, under `TYPE_CHECKING`. A module's room
+is the folder below `actors`, `engine`, `protocols` or `chaos` in which it lies; `engine.asgi` and
+`engine.__main__` are rooms of their own. What authors of models import as `tritium` is a package beside
+these four, wherever its files lie.
 """
 
 from __future__ import annotations

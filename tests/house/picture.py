@@ -1,8 +1,9 @@
 """Draw the house from its import graph: `python -m tests.house.picture` writes docs/house.svg.
 
-A box is a room, with the number of its modules and lines; it stands on its floor. An arrow is an import. An arrow that follows from
-others is left out: where a room imports a second one, and that one a third, the first may import the third. The floors of the
-engine are those of the contract in pyproject.toml; elsewhere a room stands one floor above the highest one that it imports.
+A box is a room, with the number of its modules and lines; it stands on its floor. An arrow is an import. An
+arrow that follows from others is left out: where a room imports a second one, and that one a third, the
+first may import the third. The floors of the engine are those of the contract in pyproject.toml; elsewhere
+a room stands one floor above the highest one that it imports.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Final
 
 from tests.house.graph import ROOT, Graph, House, cycles, read
@@ -73,12 +73,12 @@ def _floors(house: House, rooms: Sequence[str]) -> Iterator[tuple[str, list[str]
     yield "engine", [room for room in rooms if _package(room) == "tritium"]
     for package in _PACKAGES:
         own = [room for room in rooms if _package(room) == package]
-        levels = _declared(package, own) or _computed(own, house.arrows)
+        levels = _declared(house, package, own) or _computed(own, house.arrows)
         for level in sorted(set(levels.values()), reverse=True):
             yield package, [room for room in own if levels[room] == level]
 
 
-def _declared(package: str, rooms: Sequence[str]) -> dict[str, int]:
+def _declared(house: House, package: str, rooms: Sequence[str]) -> dict[str, int]:
     """Return the floor of each room by the contract that gives a package its layers; nothing if none does."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for contract in project["tool"]["importlinter"]["contracts"]:
@@ -87,12 +87,14 @@ def _declared(package: str, rooms: Sequence[str]) -> dict[str, int]:
             floor = {
                 f"{package}.{name.strip()}": level for level, names in enumerate(layers) for name in names
             }
-            return {room: floor[room] for room in rooms}
+            # A contract names the modules that lie loose in a package.
+            loose = max((floor.get(module.name, 0) for module in house.rooms.get(package, ())), default=0)
+            return {room: floor.get(room, loose) for room in rooms}
     return {}
 
 
 def _computed(rooms: Sequence[str], arrows: Graph) -> dict[str, int]:
-    """Return the floor of each room: one above the highest room that it imports. Rooms of a cycle share one."""
+    """Return the floor of each room: one above the highest that it imports. Rooms of a cycle share one."""
     own = {room: arrows[room] & set(rooms) for room in rooms}
     together = _together(own)
     levels: dict[str, int] = {}
@@ -156,7 +158,7 @@ def _places(
 
 
 def _ordered(rows: list[list[str]], arrows: Graph) -> dict[str, float]:
-    """Return the middle of each box. Rooms stand near those that they are tied to, so that few arrows cross."""
+    """Return the middle of each box. Rooms stand near those that they are tied to: few arrows cross."""
     ties: dict[str, list[str]] = {room: [] for row in rows for room in row}
     for room, others in arrows.items():
         for other in sorted(others):
@@ -180,9 +182,11 @@ def _spread(count: int) -> list[float]:
 def _band(package: str, top: float, bottom: float) -> str:
     colour, middle = _COLOURS[package], (top + bottom) / 2
     return (
-        f'<rect x="8" y="{top - 16:g}" width="{_WIDTH - 16}" height="{bottom - top + 32:g}" rx="10" fill="{colour}" '
-        f'fill-opacity="0.07"/>\n<text x="26" y="{middle:g}" fill="{colour}" font-size="15" font-weight="bold" '
-        f'text-anchor="middle" transform="rotate(-90 26 {middle:g})" dominant-baseline="central">{package}</text>\n'
+        f'<rect x="8" y="{top - 16:g}" width="{_WIDTH - 16}" height="{bottom - top + 32:g}" rx="10" '
+        f'fill="{colour}" fill-opacity="0.07"/>\n'
+        f'<text x="26" y="{middle:g}" fill="{colour}" font-size="15" font-weight="bold" '
+        f'text-anchor="middle" transform="rotate(-90 26 {middle:g})" '
+        f'dominant-baseline="central">{package}</text>\n'
     )
 
 
@@ -197,20 +201,32 @@ def _lines(arrows: Graph, places: Mapping[str, _Place]) -> Iterator[str]:
             step = _BOX[0] / (len(here) + 1)
             ends.update({pair: place.x + step * (number + 1) for number, pair in enumerate(here)})
     for pair in pairs:
-        start, end = places[pair[0]], places[pair[1]]
-        colour = _COLOURS[_package(pair[0])]
-        if start.y < end.y:
-            top, bottom, dash = start.y + _BOX[1], end.y - 2, ""
-        else:
-            # Beside or above: what a house should not have is drawn in red.
-            top, bottom, dash = start.y, end.y + _BOX[1] + 2, ' stroke-dasharray="5 3"'
-            colour = "#c62828"
-        bend = max(24.0, abs(bottom - top) * 0.45) * (1 if start.y < end.y else -1)
+        way, wrong = _way(places[pair[0]], places[pair[1]], out[pair], into[pair])
+        colour = "#c62828" if wrong else _COLOURS[_package(pair[0])]
+        dash = ' stroke-dasharray="5 3"' if wrong else ""
         yield (
-            f'<path d="M{out[pair]:.1f} {top:g} C{out[pair]:.1f} {top + bend:.1f} {into[pair]:.1f} {bottom - bend:.1f} '
-            f'{into[pair]:.1f} {bottom:g}" fill="none" stroke="{colour}" stroke-opacity="0.55" stroke-width="1.3" '
+            f'<path d="{way}" fill="none" stroke="{colour}" stroke-opacity="0.55" stroke-width="1.3" '
             f'marker-end="url(#tip)"{dash}><title>{pair[0]} imports {pair[1]}</title></path>\n'
         )
+
+
+def _way(start: _Place, end: _Place, leaves: float, arrives: float) -> tuple[str, bool]:
+    """Return the path of an arrow, and whether it goes up, which it should not."""
+    if start.y == end.y:
+        right = start.x < end.x
+        x, other, y = (
+            start.x + (_BOX[0] if right else 0),
+            end.x + (-2 if right else _BOX[0] + 2),
+            start.y + _BOX[1] / 2,
+        )
+        return f"M{x:.1f} {y:g} L{other:.1f} {y:g}", False
+    if start.y < end.y:
+        top, bottom, down = start.y + _BOX[1], end.y - 2, 1
+    else:
+        top, bottom, down = start.y, end.y + _BOX[1] + 2, -1
+    bend = max(24.0, abs(bottom - top) * 0.45) * down
+    path = f"M{leaves:.1f} {top:g} C{leaves:.1f} {top + bend:.1f} {arrives:.1f} {bottom - bend:.1f} "
+    return f"{path}{arrives:.1f} {bottom:g}", down < 0
 
 
 def _box(house: House, room: str, place: _Place) -> str:
@@ -223,9 +239,11 @@ def _box(house: House, room: str, place: _Place) -> str:
         loose = ", ".join(sorted(module.name.rpartition(".")[2] for module in modules))
         name = room if room == "tritium" else loose
     return (
-        f'<g><rect x="{place.x:g}" y="{place.y:g}" width="{_BOX[0]}" height="{_BOX[1]}" rx="6" fill="#ffffff" '
+        f'<g><rect x="{place.x:g}" y="{place.y:g}" width="{_BOX[0]}" height="{_BOX[1]}" rx="6" '
+        f'fill="#ffffff" '
         f'stroke="{colour}" stroke-width="1.5"/>\n'
-        f'<text x="{middle:g}" y="{place.y + 18:g}" font-size="14" font-weight="bold" text-anchor="middle" fill="#222">'
+        f'<text x="{middle:g}" y="{place.y + 18:g}" font-size="14" font-weight="bold" '
+        f'text-anchor="middle" fill="#222">'
         f"{escape(name)}</text>\n"
         f'<text x="{middle:g}" y="{place.y + 33:g}" font-size="10.5" text-anchor="middle" fill="#555">'
         f"{number} module{'' if number == 1 else 's'}, {lines:,} lines</text></g>\n"
@@ -234,7 +252,7 @@ def _box(house: House, room: str, place: _Place) -> str:
 
 def main() -> None:
     """Write the picture."""
-    Path(PICTURE).write_text(drawn(read()), encoding="utf-8")
+    PICTURE.write_text(drawn(read()), encoding="utf-8")
 
 
 if __name__ == "__main__":

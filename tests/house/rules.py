@@ -1,7 +1,7 @@
 """The rules of the house that `import-linter` does not know, and the exceptions from them.
 
-`python -m tests.house.rules` prints what breaks them; a test does the same. `exceptions.csv` lists what may break a rule, and why. That
-list may only grow shorter.
+`python -m tests.house.rules` prints what breaks them; a test does the same. `exceptions.csv` lists what may
+break a rule, and why. That list may only grow shorter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,28 @@
-"""The house keeps to its plan: no cycles, no class of many roles, no crowded folder, and a picture that is true."""
+"""The house keeps to its plan: no cycles, no class of many roles, no crowded folder, a true picture."""
 
 import ast
 
+import pytest
+
 from tests.house.graph import House, Module, cycles, read
+from tests.house.picture import PICTURE, drawn, without_counts
 from tests.house.rules import broken
+
+
+@pytest.fixture(scope="module")
+def house():
+    return read()
+
+
+def test_the_house_keeps_its_rules(house):
+    told = list(dict.fromkeys(map(str, broken(house))))
+    assert not told, "\n".join([*told, "", "see tests/house/rules.py"])
+
+
+def test_the_picture_shows_the_rooms_and_arrows_of_today(house):
+    assert without_counts(PICTURE.read_text()) == without_counts(drawn(house)), (
+        "rooms or arrows have changed: draw the picture again, with `python -m tests.house.picture`"
+    )
 
 
 def test_a_cycle_is_found_however_long():
