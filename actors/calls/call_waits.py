@@ -119,7 +119,7 @@ def _is_blocked(instance: InstanceState, new: WorkerCall) -> bool:
 def _waits_of_instance(instance: InstanceState, new: WorkerCall) -> Waits | None:
     if not _is_blocked(instance, new) or instance.worker is None:
         return None
-    return _any(tuple(_Held(batch, instance) for batch in instance.worker.executing_now()))
+    return _any(tuple(_Held(batch, instance) for batch in instance.worker.held.having_lanes()))
 
 
 def _waits_of_batch(held: _Held, new: WorkerCall) -> Waits | None:
@@ -147,7 +147,7 @@ def _waits_of_request(model: ServedModel, request: InferRequest) -> Waits | None
             continue
         for batch in instance.worker.outstanding.values():
             if request in batch.requests:
-                begun = batch in instance.worker.executing_now()
+                begun = batch in instance.worker.held.having_lanes()
                 return _any((_Held(batch, instance) if begun else instance,))
     # A request outside the queue waits for room in it or, in a cache, perhaps for an equal request.
     queued = request in model.queue or (not model.keeps_requests and request not in model.in_flight)

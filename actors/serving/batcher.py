@@ -158,17 +158,17 @@ class Scheduler(TurnTaker):
 
     def _take_back_overdue(self, now: float) -> None:
         serving = [(each, each.worker) for each in self.state.rotation if each.worker is not None]
-        standings = [
-            ahead.Standing(worker.busy_since, worker.has_room and not each.hunting, worker.took)
+        workloads = [
+            ahead.Workload(worker.busy_since, worker.has_room and not each.hunting, worker.took)
             for each, worker in serving
         ]
         room = sum(
             max(1, worker.free_lanes)
-            for (_, worker), each in zip(serving, standings, strict=True)
+            for (_, worker), each in zip(serving, workloads, strict=True)
             if each.room
         )
         taken: list[tuple[InstanceState, InFlight]] = []
-        for at in ahead.overdue(standings, now):
+        for at in ahead.overdue(workloads, now):
             instance, worker = serving[at]
             taken += ((instance, batch) for batch in worker.not_begun() if not batch.alone)
         for instance, batch in reversed(taken[:room]):  # each goes to the head of the queue

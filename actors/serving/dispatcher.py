@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import trio
 
 from actors.serving.doorbell import Doorbell
-from actors.serving.instances.batches import InFlight
+from actors.serving.instances.batches import HANDED, InFlight
 from actors.serving.intake import Intake
 from actors.serving.outcome import Outcome
 from actors.serving.policy.blame import Blame
@@ -63,10 +63,10 @@ class Dispatcher:
         try:
             batch = instance.worker.dispatch(requests, now=trio.current_time(), alone=alone)
         except (OSError, MemoryError) as error:
-            self._fail(requests, f"no memory to run a batch of model '{self._name}': {error}")
+            self._fail_unsent(requests, error)
             return False
-        except BaseException:
-            self._fail(requests, f"a batch of model '{self._name}' could not be handed to its instance")
+        except BaseException as error:
+            self._fail_unsent(requests, error)
             raise
         ordering = self._outcome.ordering
         if ordering is not None:
@@ -82,6 +82,12 @@ class Dispatcher:
         newest, refused = self._blame.quarantine.added_at, self._intake.refused
         return [each for each in requests if each.accepted_at > newest or not refused(each)]
 
+    def _fail_unsent(self, requests: Sequence[InferRequest], error: BaseException) -> None:
+        if isinstance(error, (OSError, MemoryError)):
+            self._fail(requests, f"no memory to run a batch of model '{self._name}': {error}")
+        else:
+            self._fail(requests, f"a batch of model '{self._name}' could not be handed to its instance")
+
     def _fail(self, requests: Sequence[InferRequest], why: str) -> None:
         for request in requests:
             self._outcome.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)
@@ -94,6 +100,13 @@ class Dispatcher:
         now = trio.current_time()
         if instance.worker is None or not instance.worker.take_back(batch, now):
             return False
+        self._put_back(instance, batch)
+        self.ended(instance)
+        self._doorbell.ring()
+        return True
+
+    def _put_back(self, instance: InstanceState, batch: InFlight) -> None:
+        now = trio.current_time()
         requests = [request for request in batch.requests if not (request.padding or request.answered)]
         if self._sequences is not None:
             for request in reversed(requests):  # each goes to the head
@@ -102,9 +115,28 @@ class Dispatcher:
             instance.suspects.outcome_died((tuple(requests),))
         else:
             self._queue.push_front(requests)
+
+    def unsent(self, instance: InstanceState, batch: InFlight, error: Exception) -> None:
+        """Answer the requests of a batch that was handed to `instance` and could not be sent."""
+        self._fail_unsent(batch.requests, error)
         self.ended(instance)
         self._doorbell.ring()
-        return True
+
+    def reclaim(self, instance: InstanceState) -> None:
+        """The actor of `instance` has ended: take over whatever it has left, which is nothing unless it crashed.
+
+        Batches that the worker was not sent go back to where they waited. Any other may have run.
+        """
+        held = instance.held
+        for batch in reversed([*held.open.values(), *held.outstanding.values()]):
+            if batch.state is HANDED:
+                for request in batch.requests:
+                    request.attempts -= 1
+                self._put_back(instance, batch)
+                continue
+            why = f"instance '{instance.spec.name}' has crashed"
+            self._fail([request for request in batch.requests if not request.answered], why)
+        held.clear()
 
     def cancel(self, request: InferRequest) -> None:
         """The client of a dispatched `request` has left: take its batch back, or tell its worker."""

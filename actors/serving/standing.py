@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from actors.serving.instances.batches import HeldBatches
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import SuspectQueue
 from actors.values.specs import InstanceSpec, ModelSpec
@@ -44,6 +45,7 @@ class InstanceState:
 
     __slots__ = (
         "exhausted",
+        "held",
         "key",
         "last_reason",
         "load_error",
@@ -64,6 +66,7 @@ class InstanceState:
         self.settled = trio.Event()  # it has joined for the first time, or failed to
         self.load_error = ""  # why it failed to join
         self.worker: LiveWorker | None = None  # set while its model is loaded and warm
+        self.held = HeldBatches(spec.lanes)  # its batches, and the channel by which they come
         self.suspects = SuspectQueue()  # batches that killed this instance, to run alone
         self.exhausted = False
         self.started_once = False

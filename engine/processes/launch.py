@@ -24,7 +24,7 @@ import outcome
 import trio
 
 from actors.seams.threads import in_thread
-from actors.serving.instances.instance import Launched, threads_for
+from actors.serving.instances.launching import Launched, threads_for
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from actors.values.events import Log
@@ -86,7 +86,7 @@ class Spawner:
 
 
 class WorkerLauncher:
-    """Implements `actors.serving.instances.instance.Launcher` over processes and threads.
+    """Implements `actors.serving.instances.launching.Launcher` over processes and threads.
 
     A process runs on the interpreter of its model's `ModelSpec.runtime`, with the variables that belong to
     it. That is the server's own interpreter, unless `engine.environments` found another for the model when
@@ -124,7 +124,7 @@ class WorkerLauncher:
         return {"open_files": _OPEN_FILES}
 
     async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> Launched:
-        """Start a worker. See `actors.serving.instances.instance.Launcher`."""
+        """Start a worker. See `actors.serving.instances.launching.Launcher`."""
         _check_cores(instance.cores)
         if spec.isolation == "thread":
             return self._start_thread(instance)
@@ -253,7 +253,7 @@ def _popen(
 
 
 class ProcessWorker:
-    """A worker in a process of its own. Implements `actors.serving.instances.instance.Launched` and `engine.processes.spares.Spare`."""
+    """A worker in a process of its own. Implements `actors.serving.instances.launching.Launched` and `engine.processes.spares.Spare`."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class OomKills:
 
 
 class ThreadWorker:
-    """A worker on a thread of the server. Implements `actors.serving.instances.instance.Launched`.
+    """A worker on a thread of the server. Implements `actors.serving.instances.launching.Launched`.
 
     A hung one can only be abandoned.
     """

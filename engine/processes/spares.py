@@ -20,7 +20,7 @@ import trio
 
 from actors.seams import faults
 from actors.seams.bell import Bell
-from actors.serving.instances.instance import Launched
+from actors.serving.instances.launching import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 from actors.values.families import Families, Family, SplitFamily, by

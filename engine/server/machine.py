@@ -16,7 +16,7 @@ from typing import Protocol
 
 from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
-from actors.serving.instances.instance import Launcher
+from actors.serving.instances.launching import Launcher
 from actors.values.events import Log
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.launch import WorkerLauncher

@@ -26,7 +26,7 @@ from actors.sequences.policy.sequences import sequencing_of
 from actors.serving import batcher
 from actors.serving.instances import instance
 from actors.serving.instances.comeback import Comeback
-from actors.serving.instances.instance import Launcher
+from actors.serving.instances.launching import Launcher
 from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.recycling import Measure, Recycler
 from actors.serving.model import ModelState
@@ -343,9 +343,7 @@ class ModelSubtrees:
         """
         try:
             if each.worker is not None:
-                idle = trio.Event()
-                each.worker.when_idle(idle.set)
-                await idle.wait()
+                await each.held.wait_idle()
             await self._forget(self._instances[state.subtree], each.key)
         finally:
             self._forget_limits([each])
@@ -433,7 +431,7 @@ class ModelSubtrees:
         now = trio.current_time()
         for state in self._router.roster.states():
             depth = len(state.queue)
-            held = sum(each.worker.waiting for each in state.instances if each.worker is not None)
+            held = sum(each.held.waiting for each in state.instances if each.worker is not None)
             waiting = depth + held + sum(len(each.suspects) for each in state.instances)
             # Requests that wait for an ensemble's steps are counted by the steps' models (contract,
             # observability.md section 1.3).

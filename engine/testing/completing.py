@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from actors.serving.instances.instance import model_fields
+from actors.serving.instances.launching import model_fields
 from actors.values.datatypes import DataType
 from actors.values.specs import InstanceSpec, ModelSpec
 from engine.config import parse

@@ -76,6 +76,8 @@ async def _play(octets: bytes) -> str:
         theirs.setblocking(False)
         worker.load("module:Class", {}, {})
         batches = [worker.dispatch([_request(rows) for rows in each], now=0.0) for each in _ROWS]
+        while (handed := worker.held.next_handed_nowait()) is not None:
+            worker.sender.forward(handed)
         _scribble(batches, chance_of(octets))
         outcome = "all understood"
         for packet in _packets(octets[1:]):
@@ -142,6 +144,9 @@ class _Heard:
             _take_apart(outputs)
             if answer is None or not (answer.open or answer.rescheduled):
                 self.finals.append(request)
+
+    def unsent(self, batch: InFlight, error: Exception) -> None:
+        raise error
 
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """The same of a part; its window is opened again at once."""

@@ -42,7 +42,7 @@ def lasts(busy_since: float, took: float, now: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Workload:
     """The state of an instance. `room` is for batches of any kind, on a free lane or behind others.
 
     Times are seconds.
@@ -54,13 +54,13 @@ class Standing:
     took: float = 0.0  # its last execution
 
 
-def relievable(standings: Iterable[Standing], now: float) -> float:
+def relievable(workloads: Iterable[Workload], now: float) -> float:
     """Return the latest start of an execution behind which others may take the waiting batches.
 
     It is minus infinity if no instance can take any.
     """
     latest = -math.inf
-    for each in standings:
+    for each in workloads:
         if not each.room:
             continue
         if each.busy_since == math.inf:
@@ -70,8 +70,8 @@ def relievable(standings: Iterable[Standing], now: float) -> float:
     return latest
 
 
-def overdue(standings: Sequence[Standing], now: float) -> list[int]:
+def overdue(workloads: Sequence[Workload], now: float) -> list[int]:
     """Return the instances whose batches that have not begun are to be taken back, the longest busy first."""
-    latest = relievable(standings, now)
-    late = [at for at, each in enumerate(standings) if each.busy_since < latest]
-    return sorted(late, key=lambda at: standings[at].busy_since)
+    latest = relievable(workloads, now)
+    late = [at for at, each in enumerate(workloads) if each.busy_since < latest]
+    return sorted(late, key=lambda at: workloads[at].busy_since)

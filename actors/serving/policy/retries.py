@@ -192,7 +192,7 @@ class Exit(_Death):
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed(_Death):
+class NotStarted(_Death):
     """Never became ready, so nothing was executing."""
 
     kind = "start_failed"
@@ -208,7 +208,7 @@ class StartFailed(_Death):
 
 
 DeathReason: TypeAlias = (
-    ModelError | Signal | Oom | TooManyProcesses | Hang | ProtocolError | Exit | StartFailed
+    ModelError | Signal | Oom | TooManyProcesses | Hang | ProtocolError | Exit | NotStarted
 )
 
 

@@ -140,7 +140,7 @@ def _trouble_of(state: ModelState) -> Iterator[str]:
             yield f"instance {instance.key} of {name} has no worker: {instance.last_reason}"
         elif not (instance.worker.idle and instance.worker.has_room):
             yield f"instance {instance.key} of {name} is not idle"
-        elif instance.worker.slots_in_use:
-            yield f"{instance.worker.slots_in_use} slots of instance {instance.key} of {name} are leased, and nobody has them"
+        elif instance.worker.memory.in_use:
+            yield f"{instance.worker.memory.in_use} slots of instance {instance.key} of {name} are leased, and nobody has them"
         if len(instance.suspects) or instance.suspects.running:
             yield f"instance {instance.key} of {name} has suspects"

@@ -97,16 +97,16 @@ class Workers:
         self._pids = 100
 
     def backend_path(self, spec: ModelSpec) -> str:
-        """See `actors.serving.instances.instance.Launcher`."""
+        """See `actors.serving.instances.launching.Launcher`."""
         del spec
         return "chaos.simulation:Simulated"
 
     def limits(self) -> dict[str, int]:
-        """See `actors.serving.instances.instance.Launcher`."""
+        """See `actors.serving.instances.launching.Launcher`."""
         return {"open_files": 64}
 
     async def launch(self, spec: ModelSpec, instance: InstanceSpec) -> SimulatedWorker:
-        """See `actors.serving.instances.instance.Launcher`."""
+        """See `actors.serving.instances.launching.Launcher`."""
         environment = Environment(
             interpreter="simulated", variables=(("lanes", str(instance.lanes)),), cores=instance.cores
         )
@@ -142,7 +142,7 @@ class Workers:
 
 
 class SimulatedWorker:
-    """A simulated process. Implements `actors.serving.instances.instance.Launched` and `engine.processes.spares.Spare`."""
+    """A simulated process. Implements `actors.serving.instances.launching.Launched` and `engine.processes.spares.Spare`."""
 
     def __init__(self, pid: int, workers: Workers, world: World) -> None:
         self.pid = pid
@@ -167,7 +167,7 @@ class SimulatedWorker:
         self._resumed.set()
         world.start(self._live, f"worker {pid}")
 
-    # -- actors.serving.instances.instance.Launched ----------------------------------------------------------------------------
+    # -- actors.serving.instances.launching.Launched ----------------------------------------------------------------------------
 
     async def wait(self) -> DeathReason:
         """See `Launched`."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import trio
 
-from actors.serving.instances.worker import OPEN_LIMIT, SPARE_SLOTS
+from actors.serving.instances.memory import SPARE_SLOTS
+from actors.serving.instances.streams import OPEN_LIMIT
 from actors.values.datatypes import DataType
 from actors.wire import frames
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed, Result

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.serving.deaths import settle
-from actors.serving.instances.instance import threads_for
+from actors.serving.instances.launching import threads_for
 from actors.serving.policy.retries import Aftermath
 from actors.serving.standing import Status
 from actors.values.specs import InstanceSpec

@@ -47,7 +47,7 @@ class Context:
 
 
 class PlayedWorker:
-    """A worker process without the process. Implements `actors.serving.instances.instance.Launched`."""
+    """A worker process without the process. Implements `actors.serving.instances.launching.Launched`."""
 
     pid = 4711
     output = None
@@ -166,7 +166,7 @@ class Life:
     def _log(self, event, *, level="info", **keys):
         self.logged.append((str(event), keys))
 
-    # actors.serving.instances.instance.Launcher
+    # actors.serving.instances.launching.Launcher
 
     async def launch(self, spec, instance):
         if self.refuse is not None:

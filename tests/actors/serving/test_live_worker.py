@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from actors.seams.slices import at_once
+from actors.serving.instances.batches import HANDED
+from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.pipe import Pipe
-from actors.serving.instances.worker import SPARE_SLOTS, LiveWorker
+from actors.serving.instances.sending import FILLED_AT_ONCE
+from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
@@ -55,6 +58,9 @@ class Events:
 
     def logged(self, level, message):
         self.logs.append((level, message))
+
+    def unsent(self, batch, error):
+        self.failures.append((batch, error))
 
     def slot_freed(self):
         self.freed += 1
@@ -108,8 +114,15 @@ class Connection:
                 packet = bytes(self.segments[slot, side].view[offset : offset + nbytes])
             found.append(packet)
 
-    def dispatch(self, *requests, **options):
-        return self.worker.dispatch(list(requests), now=0.0, **options)
+    def dispatch(self, *requests, now=0.0, **options):
+        """Dispatch a batch; what was handed over is sent at once, if its inputs are not long."""
+        batch = self.worker.dispatch(list(requests), now=now, **options)
+        nbytes = sum(tensor.nbytes for request in requests for tensor in request.inputs)
+        if batch.state is HANDED and nbytes <= FILLED_AT_ONCE:
+            handed = self.worker.held.next_handed_nowait()
+            if handed is not None:  # else the task that sends them has it
+                self.worker.sender.forward(handed)
+        return batch
 
     def result(self, batch, *, nbytes=8):
         rows = sum(request.rows for request in batch.requests)
@@ -278,13 +291,13 @@ async def test_a_failed_dispatch_leaves_no_trace(connect):
 
 async def test_execution_is_timed_from_when_a_batch_is_the_oldest(connect):
     connection = connect()
-    first = connection.worker.dispatch([connection.request()], now=1.0)
-    second = connection.worker.dispatch([connection.request()], now=2.0)
+    first = connection.dispatch(connection.request(), now=1.0)
+    second = connection.dispatch(connection.request(), now=2.0)
     assert connection.worker.oldest_began_at() == 1.0
     assert connection.worker.overdue(0.5) is None
     assert connection.worker.overdue(1.0) is first
     connection.worker.on_packet(connection.result(first))
-    connection.worker.advance(5.0)
+    connection.worker.held.advance(5.0)
     assert second.began_at == 5.0
     assert connection.worker.overdue(4.0) is None
 
@@ -320,21 +333,21 @@ async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_anot
     page = connection.page()
     connection.dispatch(connection.request())
     batch = connection.dispatch(connection.request())
-    in_use = connection.worker.slots_in_use
+    in_use = connection.worker.memory.in_use
     assert connection.worker.take_back(batch, 1.0)
     assert not page.begin(0, batch.id, batch.slot.index)
     assert not connection.worker.has_room  # its frame still lies in the socket
-    assert connection.worker.slots_in_use == in_use
+    assert connection.worker.memory.in_use == in_use
     connection.worker.on_packet(frames.encode_skipped(batch.slot.index, batch.id))
     assert connection.worker.has_room
-    assert connection.worker.slots_in_use == in_use - 1
+    assert connection.worker.memory.in_use == in_use - 1
     assert connection.events.freed == 1
 
 
 async def test_what_waited_behind_a_batch_that_was_taken_back_is_next(connect):
     connection = connect()
     first = connection.dispatch(connection.request())
-    second = connection.worker.dispatch([connection.request()], now=1.0)
+    second = connection.dispatch(connection.request(), now=1.0)
     assert second.began_at == math.inf
     assert connection.worker.take_back(first, 3.0)
     assert second.began_at == 3.0
@@ -345,10 +358,10 @@ async def test_a_worker_is_busy_since_the_last_of_its_lanes_is(connect):
     instances = (InstanceSpec(name="model_0_0", lanes=2),)
     connection = connect(instances=instances)
     assert connection.worker.busy_since == math.inf
-    connection.worker.dispatch([connection.request()], now=1.0)
+    connection.dispatch(connection.request(), now=1.0)
     assert connection.worker.busy_since == math.inf
-    connection.worker.dispatch([connection.request()], now=4.0)
-    connection.worker.dispatch([connection.request()], now=5.0)
+    connection.dispatch(connection.request(), now=4.0)
+    connection.dispatch(connection.request(), now=5.0)
     assert connection.worker.busy_since == 4.0
 
 

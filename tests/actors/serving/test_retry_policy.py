@@ -16,11 +16,11 @@ from actors.serving.policy.retries import (
     Exit,
     Hang,
     ModelError,
+    NotStarted,
     Oom,
     ProtocolError,
     Quarantine,
     Signal,
-    StartFailed,
     SuspectQueue,
     after_death,
     fingerprint_of,
@@ -93,7 +93,7 @@ REASONS = [
     (ProtocolError("bad kind 9"), "protocol_error", True, "a protocol error: bad kind 9"),
     (Exit(1), "exit_1", True, "exit with code 1"),
     (Exit(0), "exit_0", True, "exit with code 0"),
-    (StartFailed("no such file"), "start_failed", False, "a failed start: no such file"),
+    (NotStarted("no such file"), "start_failed", False, "a failed start: no such file"),
 ]
 
 
@@ -202,7 +202,7 @@ def test_what_executed_is_accused_where_it_may_not_run_twice():
     assert aftermath.requeue == waiting
 
 
-@pytest.mark.parametrize("reason", [KILL, StartFailed("no such file"), Hang(1.0, suspended=True)])
+@pytest.mark.parametrize("reason", [KILL, NotStarted("no such file"), Hang(1.0, suspended=True)])
 def test_nobody_is_accused_of_what_no_request_can_cause(reason):
     (request,) = make_requests(1)
     aftermath = death(reason, [request], retry=Retry.NEVER, known={request: "a"})

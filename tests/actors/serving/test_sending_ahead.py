@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.policy.ahead import PATIENCE, Standing, lasts, outlasts, overdue
+from actors.serving.policy.ahead import PATIENCE, Workload, lasts, outlasts, overdue
 
 NOW = 100.0
-IDLE = Standing(math.inf, room=True)
-FULL = Standing(NOW - 0.001, room=False)
+IDLE = Workload(math.inf, room=True)
+FULL = Workload(NOW - 0.001, room=False)
 
 
 def busy_for(seconds, *, room=False, took=0.0):
-    return Standing(NOW - seconds, room=room, took=took)
+    return Workload(NOW - seconds, room=room, took=took)
 
 
 def test_an_execution_lasts_when_it_takes_twice_as_long_as_the_last_one_did_and_longer_than_a_moment():
@@ -57,7 +57,7 @@ def test_an_instance_that_is_at_a_long_execution_itself_takes_nothing():
 
 standings = st.lists(
     st.builds(
-        Standing,
+        Workload,
         busy_since=st.one_of(st.just(math.inf), st.floats(0.0, NOW)),
         room=st.booleans(),
         took=st.floats(0.0, 10.0),

@@ -19,8 +19,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.pipe import Pipe
-from actors.serving.instances.worker import SPARE_SLOTS, LiveWorker
+from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
@@ -100,6 +101,9 @@ class Arenas(RuleBasedStateMachine):
     def slot_freed(self):
         self.freed += 1
 
+    def unsent(self, batch, error):
+        raise error
+
     def finished(self, batch, result, answers, *, borrowed):
         self.outcome = answers, borrowed
         if borrowed:
@@ -152,6 +156,9 @@ class Arenas(RuleBasedStateMachine):
             request.rows = 1
             requests.append(request)
         batch = self.trio.do(lambda: self.worker.dispatch(requests, now=0.0))
+        handed = self.worker.held.next_handed_nowait()
+        if handed is not None:
+            self.trio.do(self.worker.sender.forward, handed)
         slot = batch.slot.index
         assert self.leases[slot] == 0, "two users of one slot"
         self.leases[slot] = 1
@@ -312,7 +319,7 @@ class Arenas(RuleBasedStateMachine):
     @rule()
     def trim(self):
         for _ in range(2):
-            self.trio.do(lambda: list(self.worker.trimming()))
+            self.trio.do(lambda: list(self.worker.memory.trimming()))
 
     @precondition(lambda self: self.held and self.batches)
     @rule(disowned=st.booleans())

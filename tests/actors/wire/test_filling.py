@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from actors.seams import slices
-from actors.serving.instances.filling import FILLED_AT_ONCE
+from actors.serving.instances.batches import SENT
+from actors.serving.instances.sending import FILLED_AT_ONCE
 from actors.serving.policy.retries import Signal
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled
@@ -31,7 +32,7 @@ async def connection(nursery):
     # Each piece takes a turn of its own, on any machine.
     slices.give(slices.Pace(slice=0.0))
     made = Connection()
-    nursery.start_soon(made.worker.filler.run)
+    nursery.start_soon(made.worker.sender.run)
     yield made
     made.close()
 
@@ -61,7 +62,7 @@ async def test_long_inputs_are_copied_between_turns_of_other_tasks_and_sent_afte
     request.inputs = [Tensor.from_numpy("INPUT", values.reshape(1, COLUMNS))]
     batch = connection.dispatch(request)
     assert [packet[0] for packet in connection.packets()] == [frames.LOAD]
-    assert await turns_until(lambda: connection.worker.filler.batch is None) >= PIECES
+    assert await turns_until(lambda: batch.state is SENT) >= PIECES
     (packet,) = connection.packets()
     job = Execute.decode(packet)
     assert job.batch_id == batch.id
@@ -82,7 +83,8 @@ async def test_nothing_overtakes_a_batch_that_is_being_filled(connection):
     freed = connection.events.freed
     await turns_until(lambda: connection.worker.has_room)
     assert connection.events.freed == freed + 1
-    connection.dispatch(connection.request())
+    second = connection.dispatch(connection.request())
+    await turns_until(lambda: second.state is SENT)
     numbers = [Execute.decode(packet).batch_id for packet in connection.packets()[1:]]
     assert numbers == [1, 2]
 
@@ -90,13 +92,13 @@ async def test_nothing_overtakes_a_batch_that_is_being_filled(connection):
 async def test_a_batch_begins_to_execute_when_it_has_been_sent(connection):
     worker = connection.worker
     batch = connection.dispatch(long_request())
-    worker.advance(5.0)
+    worker.held.advance(5.0)
     assert worker.oldest_began_at() == math.inf
     assert worker.overdue(1e9) is None
-    assert worker.executing_now() == []
+    assert list(worker.held.having_lanes()) == []
     await turns_until(lambda: worker.has_room)
     assert worker.oldest_began_at() <= trio.current_time()
-    assert worker.executing_now() == [batch]
+    assert list(worker.held.having_lanes()) == [batch]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 10])
@@ -107,11 +109,11 @@ async def test_what_is_taken_back_while_it_is_filled_is_copied_no_further(connec
     assert connection.worker.take_back(batch, now=0.0)
     assert request.attempts == 0
     assert connection.worker.idle
-    assert connection.worker.slots_in_use == 0
+    assert connection.worker.memory.in_use == 0
     # The same slot is used again at once, and nothing of the first batch arrives after that.
     second = connection.dispatch(long_request(3.0))
     assert second.slot is batch.slot
-    await turns_until(lambda: connection.worker.has_room)
+    await turns_until(lambda: second.state is SENT)
     jobs = [Execute.decode(packet) for packet in connection.packets()[1:]]
     assert [job.batch_id for job in jobs] == [second.id]
     sent = connection.segments[second.slot.index, INPUT].view[: 4 * COLUMNS]
@@ -152,7 +154,7 @@ async def test_a_request_that_was_being_copied_as_its_worker_died_waits_at_the_h
     await life.serving()
     request = dispatched(life, long_request())
     await some_turns()
-    assert life.instance.worker.filler.batch is not None
+    assert not life.instance.worker.has_room
     life.worker.exit(Signal(11))
     await life.ended()
     assert not request.reply.answered

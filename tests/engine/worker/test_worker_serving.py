@@ -6,8 +6,9 @@ import threading
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
-from actors.serving.instances.instance import model_fields
+from actors.serving.instances.launching import model_fields
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
@@ -56,6 +57,9 @@ class Threaded:
     def finished(self, batch, result, answers, *, borrowed):
         self.answers += [answer for _, _, answer in answers]
 
+    def unsent(self, batch, error):
+        raise error
+
     def logged(self, level, message):
         self.logs.append(message)
 
@@ -84,11 +88,13 @@ class Threaded:
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.worker.pipe.flush)
+                nursery.start_soon(self.worker.sender.run)
                 async with trio.open_nursery() as reading:
                     reading.start_soon(self.read)
                     await self.ready_at_last.wait()
                     for cue in cues:
                         self.send(cue)
+                    await trio.testing.wait_all_tasks_blocked()  # the second waits behind the first
                     self.worker.stop()
                 nursery.cancel_scope.cancel()
         self.worker.close()

@@ -1,0 +1,136 @@
+"""The way of batches to an instance: the states of each, the channel, and what is left when an instance dies."""
+
+import itertools
+
+import pytest
+import trio
+import trio.testing
+
+from actors.serving.instances.batches import BATCH_CHANGES, BatchState, HeldBatches, InFlight
+from actors.serving.policy.retries import Signal
+from tests.actors.serving.test_instance_in_virtual_time import Life
+from tests.support.model_doubles import FakeSlot
+
+HANDED, SENT, BEGUN, DONE, REVOKED = BatchState
+
+
+def batch_of(number=1):
+    return InFlight(number, [], FakeSlot(), alone=False, began_at=0.0)
+
+
+def held_of(*batches, lanes=1):
+    held = HeldBatches(lanes)
+    for batch in batches:
+        held.outstanding[batch.id] = batch
+        held.hand(batch)
+    return held
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(BatchState, repeat=2)))
+def test_a_batch_changes_its_state_only_as_the_table_says(before, after):
+    batch = batch_of()
+    batch.state = before
+    if after in BATCH_CHANGES[before]:
+        batch.become(after)
+        assert batch.state is after
+    else:
+        with pytest.raises(ValueError, match=f"batch 1 can't go from {before.name} to {after.name}"):
+            batch.become(after)
+        assert batch.state is before
+
+
+async def test_batches_come_in_the_order_in_which_they_were_handed_over():
+    first, second = batch_of(1), batch_of(2)
+    held = held_of(first, second)
+    assert [await held.next_handed(), held.next_handed_nowait()] == [first, second]
+    assert held.next_handed_nowait() is None
+
+
+async def test_a_batch_beyond_the_credit_is_a_bug():
+    held = held_of(batch_of(1), batch_of(2))
+    with pytest.raises(trio.WouldBlock):
+        held.hand(batch_of(3))
+
+
+async def test_an_instance_passes_over_what_was_taken_back_and_its_place_is_spent_until_then():
+    first, second = batch_of(1), batch_of(2)
+    held = held_of(first, second)
+    held.revoke(first)
+    assert (first.state, held.places_taken) == (REVOKED, 2)
+    assert await held.next_handed() is second
+    assert held.places_taken == 1
+
+
+async def test_what_was_taken_back_before_the_instance_has_had_its_turn_is_passed_over(nursery):
+    held, came = HeldBatches(1), []
+
+    async def instance():
+        came.append(await held.next_handed())
+
+    nursery.start_soon(instance)
+    await trio.testing.wait_all_tasks_blocked()
+    first, second = batch_of(1), batch_of(2)
+    for batch in (first, second):
+        held.outstanding[batch.id] = batch
+    held.hand(first)
+    held.revoke(first)
+    held.hand(second)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (came, held.unsent, held.withdrawn) == ([second], 0, 0)
+
+
+async def test_nothing_is_left_in_the_channel_of_an_instance_that_holds_nothing():
+    first = batch_of(1)
+    held = held_of(first)
+    held.clear()
+    assert (held.unsent, held.places_taken, first.state) == (0, 0, REVOKED)
+    assert held.next_handed_nowait() is None
+
+
+async def test_a_dead_instance_s_channel_goes_back_to_the_head_of_the_queue(nursery, autojump_clock):
+    life = Life(nursery)
+    await life.serving()
+    life.queue()
+    await life.worker.batch()
+    (handed,) = life.queue()  # and the instance has not come to it
+    assert life.instance.held.unsent == 1
+    life.worker.exit(Signal(15))
+    await life.ended()
+    assert not handed.reply.answered
+    assert handed.attempts == 0
+    assert handed in life.state.queue or handed in life.instance.suspects
+    assert life.instance.held.idle
+    assert life.instance.held.unsent == 0
+
+
+async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_answered_if_it_was(nursery):
+    life = Life(nursery)
+    await life.serving()
+    (sent,) = life.queue()
+    (handed,) = life.queue()
+    life.state.dispatcher.reclaim(life.instance)
+    assert sent.reply.error.message.endswith("instance 'model_0_0' has crashed")
+    assert not handed.reply.answered
+    assert handed.attempts == 0
+    assert life.state.queue.take(1) == [handed]
+    assert life.instance.held.idle
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
+async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nursery, monkeypatch):
+    life = Life(nursery)
+    await life.serving()
+    life.queue()
+    (waiting,) = life.queue()
+
+    def no_memory(*args):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("actors.wire.slots.Slot.make_room", no_memory)
+    await trio.testing.wait_all_tasks_blocked()
+    assert "no memory to run a batch of model 'model': " in waiting.reply.error.message
+    assert life.instance.held.places_taken == 1
+    assert waiting.attempts == 0
+    life.worker.exit(Signal(9))
+    await life.ended()
