@@ -24,6 +24,7 @@ from typing import Final, assert_never
 
 import trio
 
+from actors.catalog.deployment import INTENSITY
 from actors.catalog.lane import ModelLane
 from actors.catalog.lanes import Lanes
 from actors.catalog.loading import Surroundings, not_polled
@@ -47,14 +48,13 @@ from actors.catalog.settling import Change, Changed, Left, Listed, News
 from actors.serving.policy.coming_back import after_load
 from actors.serving.routing.router import OnTheWay, ambiguous
 from actors.supervision.context import ChildContext
-from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+from actors.supervision.spec import ChildSpec, OnExhausted
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import NEVER, Internal, Unavailable
 from actors.values.events import Event
 from actors.values.specs import ModelKey
 
 POLLING: Final = "explicit model load / unload is not allowed if polling is enabled"
-INTENSITY: Final = Intensity(5, 60.0)
 
 NEWS: Final = 64
 """Pieces of news that wait for the catalog before the watcher has to wait."""

@@ -14,7 +14,7 @@ _IN_PLACE: Final = ("instance_group", "version_policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class VersionChange:
     """What happens to each version: it stays, is scaled, or is started anew. All others are to be retired."""
 
     stay: tuple[int, ...] = ()
@@ -24,7 +24,7 @@ class Change:
 
 def plan_change(
     serving: Mapping[int, ModelSpec], wanted: Sequence[ModelSpec], *, forced: bool = False
-) -> Change:
+) -> VersionChange:
     """Compare the versions that serve with those that are wanted.
 
     With `forced` every version is started anew, except those whose changes can be made in place.
@@ -44,7 +44,7 @@ def plan_change(
             start.append(spec)
         else:
             stay.append(spec.version)
-    return Change(stay=tuple(stay), scale=tuple(scale), start=tuple(start))
+    return VersionChange(stay=tuple(stay), scale=tuple(scale), start=tuple(start))
 
 
 def _alike(one: ModelSpec, other: ModelSpec) -> bool:

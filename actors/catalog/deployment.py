@@ -28,7 +28,8 @@ from actors.values.events import Event
 from actors.values.interfaces import UNLOADED
 from actors.values.specs import ModelKey, ModelSpec, Residency
 
-INTENSITY: Final = Intensity(5, 60.0)  # of a retirement
+INTENSITY: Final = Intensity(5, 60.0)
+"""Of each actor of this room."""
 
 
 @dataclass(slots=True)

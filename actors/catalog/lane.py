@@ -14,16 +14,14 @@ from typing import Final
 
 import trio
 
-from actors.catalog.deployment import Deployment
+from actors.catalog.deployment import INTENSITY, Deployment
 from actors.catalog.loading import Surroundings
 from actors.catalog.operations import Gone, Operation, Recompose, Unload
 from actors.seams import faults
 from actors.supervision.context import ChildContext
-from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
+from actors.supervision.spec import ChildSpec, OnExhausted
 from actors.values.errors import Internal, TritiumError
 from actors.values.specs import ModelKey
-
-INTENSITY: Final = Intensity(5, 60.0)
 
 PLACES: Final = 64
 """Operations that wait in a lane before a caller has to wait for a place."""

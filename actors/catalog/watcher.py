@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 import trio
 
+from actors.catalog.deployment import INTENSITY
 from actors.catalog.settling import (
     Change,
     Changed,
@@ -30,11 +31,10 @@ from actors.catalog.settling import (
 )
 from actors.seams import faults
 from actors.supervision.context import ChildContext
-from actors.supervision.spec import Backoff, ChildSpec, Intensity, OnExhausted
+from actors.supervision.spec import Backoff, ChildSpec, OnExhausted
 from actors.values.events import Event, Log
 from actors.values.specs import ModelKey
 
-WATCHER_INTENSITY: Final = Intensity(5, 60.0)
 MOST_SHOWN: Final = 50  # models that the tree names as waited for
 
 
@@ -72,7 +72,7 @@ class Watcher:
         return ChildSpec(
             name,
             self.run,
-            intensity=WATCHER_INTENSITY,
+            intensity=INTENSITY,
             on_exhausted=OnExhausted.RETRY_AT_CAP,
             backoff=Backoff(initial=1.0, cap=max(30.0, self._interval)),
         )

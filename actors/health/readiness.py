@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 import trio
 
 from actors.health.probes import DeepProbes, ProbeCounts, Probed, Probes
-from actors.health.reports import Reports, shown
+from actors.health.reports import DeepReports, shown
 from actors.health.verdicts import Verdict, VersionFacts, judge
 from actors.health.watches import Watch
 from actors.seams.bell import Bell
@@ -71,7 +71,7 @@ class Readiness:
         self._strict = strict
         self._finished = finished
         self._log = log
-        self._reports = Reports(wall_clock, router.roster.setback)
+        self._reports = DeepReports(wall_clock, router.roster.setback)
         self.exiting = False
         self.withdrawn = False
         self._turned = Bell()  # rings when the answer of `ready` has changed

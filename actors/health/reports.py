@@ -20,7 +20,7 @@ _CLOCK_SET: Final = 1.0
 _SHOWN: Final = 1000  # characters of a reason
 
 
-class Reports:
+class DeepReports:
     """Makes reports. `setback` tells why the last reload of a serving version failed."""
 
     def __init__(self, wall_clock: Callable[[], int], setback: Callable[[ModelKey, int], str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from actors.residency.residents import Counters, ModelResidency, ResidencySample
+from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample
 from actors.values.families import (
     Block,
     Families,
@@ -42,7 +42,7 @@ WHOLE: Final[Families[ResidencySample]] = (
     ),
 )
 
-ON_DEMAND: Final[Families[Counters]] = (
+ON_DEMAND: Final[Families[OnDemandCounts]] = (
     Family(
         "tritium_model_loads_on_demand_total",
         "counter",

@@ -23,11 +23,11 @@ class ModelResidency:
 
     key: ModelKey
     resident: int
-    counters: Counters | None
+    counters: OnDemandCounts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class OnDemandCounts:
     """What happened to a model that is loaded on demand.
 
     A wake is a load that requests waited for, counted from the first request to the last.
@@ -174,8 +174,8 @@ class Residents:
         return ResidencySample(budget=self.budget, models=models)
 
     @staticmethod
-    def _counters(model: OnDemand) -> Counters:
-        return Counters(
+    def _counters(model: OnDemand) -> OnDemandCounts:
+        return OnDemandCounts(
             waiting=model.room.waiting,
             loads=model.loads,
             evictions=model.evictions,

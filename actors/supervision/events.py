@@ -101,8 +101,10 @@ class RestartsExhausted:
     context: Context | None
 
 
-Event = ChildStarted | ChildRestarted | ChildExited | ChildStartFailed | ChildKillForced | RestartsExhausted
+SupervisionEvent = (
+    ChildStarted | ChildRestarted | ChildExited | ChildStartFailed | ChildKillForced | RestartsExhausted
+)
 """Everything a supervisor reports."""
 
-Observer = Callable[[Event], None]
+Observer = Callable[[SupervisionEvent], None]
 """Told each event as it happens, from inside the supervisor: it must neither block nor raise."""

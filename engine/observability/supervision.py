@@ -20,7 +20,7 @@ def supervision_observer(log: FilteringBoundLogger) -> events.Observer:
     """Return an observer that logs each event through `log`, at the level its meaning has for an operator."""
     log = log.bind()  # so that a level that is off costs nothing
 
-    def observe(event: events.Event) -> None:
+    def observe(event: events.SupervisionEvent) -> None:
         name = _BY_NAME[event.name]
         match event:
             case events.ChildStarted():

@@ -26,7 +26,7 @@ import trio
 
 from actors.seams.given import giving
 from actors.supervision.errors import IntensityExceeded
-from actors.supervision.events import Event as SupervisionEvent
+from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server, ServerIdentity

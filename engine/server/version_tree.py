@@ -39,8 +39,7 @@ from actors.serving.routing.router import Router
 from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError
-from actors.supervision.events import Event as SupervisionEvent
-from actors.supervision.events import RestartsExhausted
+from actors.supervision.events import RestartsExhausted, SupervisionEvent
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, InvalidArgument

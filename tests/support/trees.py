@@ -19,7 +19,7 @@ import trio.testing
 
 from actors.supervision.context import ChildContext
 from actors.supervision.errors import SupervisionError
-from actors.supervision.events import Event
+from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.tree import Snapshot
@@ -103,7 +103,7 @@ class Serving:
 
     def __init__(self, root: Supervisor) -> None:
         self.root = root
-        self.events: list[Event] = []
+        self.events: list[SupervisionEvent] = []
         self._ended: trio.Event | None = None  # made when a test expects the end
         self._error: SupervisionError | None = None
 
@@ -129,7 +129,7 @@ class Serving:
         """The names of the events so far, or of those about the child at `path`."""
         return [event.name for event in self.events if path is None or event.path == path]
 
-    def about(self, kind: type[Event]) -> list[Any]:
+    def about(self, kind: type[SupervisionEvent]) -> list[Any]:
         """The events of one class so far."""
         return [event for event in self.events if isinstance(event, kind)]
 

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.residency.families import residency_blocks
-from actors.residency.residents import Counters, ModelResidency, ResidencySample
+from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample
 from actors.values.specs import ModelKey
 from engine.observability.metrics import Exposition
 
@@ -30,7 +30,7 @@ def test_memory_is_told_by_model_in_all_and_beside_the_budget():
 
 
 def test_models_on_demand_are_counted_whether_or_not_they_are_loaded():
-    counters = Counters(waiting=3, loads=7, evictions=6, wakes=5, wake_seconds=2.5)
+    counters = OnDemandCounts(waiting=3, loads=7, evictions=6, wakes=5, wake_seconds=2.5)
     found = scraped(ModelResidency(key=ModelKey("m", "/models"), resident=0, counters=counters))
     assert found == {
         ("tritium_resident_bytes",): 0,
