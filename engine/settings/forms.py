@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 
 INT_MAX: Final = 2**31 - 1
@@ -36,7 +37,7 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class Form(Generic[T_co]):
     """How one option's word is written.
 
     Every word that is given is checked, and the last one is read. Both functions take the word and the option's
@@ -44,11 +45,11 @@ class Form(Generic[T]):
     """
 
     metavar: str  # what stands for the word in the help; "" if the option takes none
-    read: Callable[[str, str], T]
+    read: Callable[[str, str], T_co]
     check: Callable[[str, str], object] = lambda word, name: None
     choices: tuple[str, ...] = ()
 
-    def into(self, convert: Callable[[T], U]) -> Form[U]:
+    def into(self, convert: Callable[[T_co], U]) -> Form[U]:
         """Return the form of a word that becomes `convert`'s value."""
         return Form(self.metavar, lambda word, name: convert(self.read(word, name)), self.check, self.choices)
 

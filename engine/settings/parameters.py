@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from actors.serving.policy.fairness_plan import read_fairness, read_slo
 from actors.serving.policy.plan_reading import InvalidDocument
@@ -31,13 +31,12 @@ from actors.values.specs import (
 )
 from actors.wire.arena import MAX_LANES
 from engine.models.problems import Problem, did_you_mean
+from engine.settings.forms import AnyForm, Form
 from engine.settings.instances import parse_cores
 from engine.settings.sheet import declared, entries_of, read_sheet
 
 PREFIX: Final = "tritium."
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-U = TypeVar("U")
 
 
 class _Invalid(ValueError):
@@ -47,26 +46,14 @@ class _Invalid(ValueError):
 # -- how values are written
 
 
-@dataclass(frozen=True, slots=True)
-class Form(Generic[T_co]):
-    """How the text of a parameter is written, in Markdown, and read.
-
-    Reading raises _Invalid, or InvalidDocument for a mistake in JSON.
-    """
-
-    taken: str
-    read: Callable[[str], T_co]
-
-    def into(self, convert: Callable[[T_co], U], taken: str = "") -> Form[U]:
-        """Return the form of a text that becomes `convert`'s value."""
-        return Form(taken or self.taken, lambda text: convert(self.read(text)))
-
-
 def choice(*allowed: T) -> Form[T]:
-    """Return the form of one of some words, or of the members of an enumeration."""
+    """Return the form of one of some words, or of the members of an enumeration.
+
+    Of each form here, what stands for the word is Markdown; reading raises _Invalid.
+    """
     by_word = {str(each.value if isinstance(each, Enum) else each): each for each in allowed}
 
-    def read(text: str) -> T:
+    def read(text: str, key: str) -> T:
         if text not in by_word:
             raise _Invalid("use " + " or ".join(f"'{word}'" for word in by_word))
         return by_word[text]
@@ -78,7 +65,7 @@ def whole(least: int, most: int | None = None) -> Form[int]:
     """Return the form of a whole number."""
     bounds = f", at least {least}" if most is None else f" from {least} to {most}"
 
-    def read(text: str) -> int:
+    def read(text: str, key: str) -> int:
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
         if number < least or (most is not None and number > most):
             raise _Invalid(f"use a whole number{bounds}")
@@ -90,7 +77,7 @@ def whole(least: int, most: int | None = None) -> Form[int]:
 def seconds(such_as: str, zero: str) -> Form[float]:
     """Return the form of a time that is neither negative nor endless; `zero` says what 0 is."""
 
-    def read(text: str) -> float:
+    def read(text: str, key: str) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -105,7 +92,7 @@ def seconds(such_as: str, zero: str) -> Form[float]:
 def document(read: Callable[[Any], T]) -> Form[T]:
     """Return the form of JSON that `read` interprets. It raises InvalidDocument if that can't be done."""
 
-    def read_text(text: str) -> T:
+    def read_text(text: str, key: str) -> T:
         try:
             value = json.loads(text, object_pairs_hook=_unambiguous)
         except (ValueError, RecursionError) as error:
@@ -125,7 +112,7 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _cores(text: str) -> tuple[tuple[int, ...], ...]:
+def _cores(text: str, key: str) -> tuple[tuple[int, ...], ...]:
     try:
         return tuple(parse_cores(part) for part in text.split(";"))
     except ValueError as error:
@@ -133,7 +120,7 @@ def _cores(text: str) -> tuple[tuple[int, ...], ...]:
         raise _Invalid(f"{error}; {hint}") from error
 
 
-def _paths(text: str) -> tuple[str, ...]:
+def _paths(text: str, key: str) -> tuple[str, ...]:
     paths = tuple(text.split(":"))
     if not all(path.startswith("/") and "\0" not in path for path in paths):
         raise _Invalid("use absolute paths, with ':' between them")
@@ -155,7 +142,7 @@ class Parameter:
     """One parameter. `default` and `about` are for the reader, in Markdown."""
 
     key: str
-    form: Form[object]
+    form: AnyForm
     about: str
     default: str = ""
 
@@ -237,7 +224,7 @@ class TritiumSettings:
     )
     threads: int = parameter(
         "tritium.threads",
-        whole(0).into(int, "a whole number; `0` is automatic"),
+        replace(whole(0), metavar="a whole number; `0` is automatic"),
         0,
         "CPU threads that one execution may use",
         "cores ÷ instances, at least 1",
@@ -340,7 +327,7 @@ class TritiumSettings:
         Confinement,
         memory=Parameter(
             "tritium.memory_limit_mb",
-            whole(1).into(lambda mib: mib * 1024 * 1024, "MiB, at least 1"),
+            replace(whole(1), metavar="MiB, at least 1").into(lambda mib: mib * 1024 * 1024),
             "memory of one worker and all processes that it has started, beyond which they are killed"
             " ([worker_life.md](worker_life.md#limits))",
             "none",
@@ -385,7 +372,7 @@ def read_parameters(parameters: Mapping[str, str]) -> tuple[Mapping[str, Any], l
             problems.append(problem(key, f"unknown setting '{key}'", nearest))
             continue
         try:
-            values[key] = PARAMETERS[key].form.read(text)
+            values[key] = PARAMETERS[key].form.read(text, key)
         except _Invalid as error:
             problems.append(problem(key, f"'{key}' is '{text}', which is no valid value", str(error)))
         except InvalidDocument as error:

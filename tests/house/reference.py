@@ -59,7 +59,7 @@ def parameters() -> str:
     """Return the page about model configurations, with the table of Tritium's parameters as it is now."""
     before, _, rest = PARAMETERS_PAGE.read_text(encoding="utf-8").partition(_HEAD)
     rows = "".join(
-        f"| `{each.key}` | {each.form.taken} | {each.default} | {each.about} |\n"
+        f"| `{each.key}` | {each.form.metavar} | {each.default} | {each.about} |\n"
         for each in PARAMETERS.values()
     )
     return before + _HEAD + rows + rest[rest.index("\n\n") + 1 :]
