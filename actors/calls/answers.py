@@ -11,7 +11,7 @@ from actors.calls.account import Account
 from actors.calls.call_pipe import CallPipe, Packet
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError, Unavailable
-from actors.values.requests import InferResponse
+from actors.values.requests import InferResponse, release
 from actors.wire import frames
 from actors.wire.call_frames import laid_out
 from actors.wire.call_segments import WORTH_A_SEGMENT, write_segment
@@ -99,9 +99,3 @@ class AnswerSender:
         self._account.handed -= len(self._handed)
         self._account.untaken -= sum(self._handed)
         self._handed.clear()
-
-
-def release(part: InferResponse | TritiumError) -> None:
-    """Release the memory that a part of an answer holds."""
-    if isinstance(part, InferResponse):
-        part.release()

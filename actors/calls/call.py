@@ -12,11 +12,11 @@ from typing import Final
 import trio
 
 from actors.calls.account import Account
-from actors.calls.answers import AnswerSender, release
+from actors.calls.answers import AnswerSender
 from actors.calls.subjects import Caller
 from actors.serving.instances.batches import InFlight
 from actors.values.errors import Cancelled, TritiumError, Unavailable
-from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from actors.values.tensors import Tensor
 from actors.wire.call_fields import CallFields
 from actors.wire.call_frames import Letter

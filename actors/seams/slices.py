@@ -23,15 +23,10 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from actors.seams.steps import Steps
 from actors.seams.threads import in_thread
 
 T = TypeVar("T")
-Steps = Generator[Callable[[], Any] | None, Any, T]
-"""Work that stops by `yield`, or by `yield function`.
-
-The function is called in a thread, and its result is sent to the generator.
-"""
-
 REST_SECONDS: Final = 0.001
 """How long all long work of the process rests for a short batch.
 
@@ -136,21 +131,6 @@ def in_threads(steps: Generator[None, None, T]) -> Steps[T]:
     while done is None:
         done = yield step
     return done[0]
-
-
-def at_once(steps: Steps[T]) -> T:
-    """Return what `steps` returns, in one piece.
-
-    For work that is known to be short, and where no loop runs.
-    """
-    answer: Any = None
-    while True:
-        try:
-            wanted = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer = None if wanted is None else wanted()
 
 
 S = TypeVar("S")

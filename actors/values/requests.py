@@ -205,6 +205,12 @@ class InferResponse:
             on_release()
 
 
+def release(part: InferResponse | TritiumError) -> None:
+    """Give back the memory of a part of an answer that is not wanted."""
+    if isinstance(part, InferResponse):
+        part.release()
+
+
 class ServedModel(ABC):
     """One READY version of one model, or what chooses or wakes one: all that a frontend knows of it."""
 

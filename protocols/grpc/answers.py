@@ -28,7 +28,7 @@ from protocols.status import grpc_status, retry_seconds
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.options import GrpcOptions
-    from protocols.http2.sending import AnswerSender
+    from protocols.http2.sending import StreamSender
     from protocols.http2.streams import Stream
 
 # Bytes of an answer that are copied in one piece. A longer one is copied in slices.
@@ -61,7 +61,7 @@ class Departures:
 
     __slots__ = ("_done", "_leases", "_long", "_over", "_sender", "_slow", "_speakers")
 
-    def __init__(self, sender: AnswerSender, over: Callable[[Call], None]) -> None:
+    def __init__(self, sender: StreamSender, over: Callable[[Call], None]) -> None:
         self._sender = sender
         self._over = over
         self._leases: list[tuple[Stream, InferResponse]] = []
@@ -153,7 +153,7 @@ class UnaryAnswers:
 
     def __init__(
         self,
-        sender: AnswerSender,
+        sender: StreamSender,
         departures: Departures,
         tasks: CallTasks,
         options: GrpcOptions,

@@ -20,7 +20,7 @@ from grpclib.const import Handler, Status
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
-from actors.values.requests import InferResponse, ReplyPort
+from actors.values.requests import InferResponse, ReplyPort, release
 from protocols.grpc.admission import LargestLately
 from protocols.grpc.call_states import CallState, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
@@ -481,9 +481,3 @@ class ServerStream(Generic[Request, Reply]):
         if self._unary_reply and not self._sent and not self.call.closed:
             raise RuntimeError(f"{self.call.head.path} returned without an answer")
         self.call.wire.writer.send_status(self.call, 0, "", None)
-
-
-def release(part: InferResponse | TritiumError) -> None:
-    """Give back the memory of an answer that is not wanted."""
-    if isinstance(part, InferResponse):
-        part.release()

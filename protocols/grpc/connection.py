@@ -14,7 +14,7 @@ import trio
 
 from actors.seams import faults
 from protocols.grpc.calls import Calls, Environment
-from protocols.grpc.farewell import Farewell, Stage
+from protocols.grpc.farewell import Farewell, FarewellStage
 from protocols.grpc.keepalive import Action, Keepalive
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
@@ -181,7 +181,7 @@ class GrpcConnection(PingHandler):
 
     def _prove(self, count: int) -> None:
         self._unproven -= count
-        if self._unproven <= 0 and self._farewell.stage is not Stage.CLOSING:
+        if self._unproven <= 0 and self._farewell.stage is not FarewellStage.CLOSING:
             self.deadline = math.inf
 
     async def _part(self) -> None:
@@ -265,7 +265,7 @@ class GrpcConnection(PingHandler):
         ):
             self._transport.shut(abort=True)
             return
-        if not self._serving or self._farewell.stage is Stage.CLOSING:
+        if not self._serving or self._farewell.stage is FarewellStage.CLOSING:
             return
         self._farewell.sweep(now)
         if self._calls.draining:

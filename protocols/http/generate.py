@@ -22,13 +22,12 @@ import trio
 from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import Models
-from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
 from protocols.http.marking import peer_of, put_marks
 from protocols.http.options import V2Options
-from protocols.http.reply import release
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
 from protocols.kserve.generate import (

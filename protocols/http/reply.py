@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from actors.values.errors import Internal, TritiumError
-from actors.values.requests import InferResponse, ReplyPort
+from actors.values.requests import InferResponse, ReplyPort, release
 
 
 class HttpReply(ReplyPort):
@@ -63,9 +63,3 @@ class HttpReply(ReplyPort):
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
-
-
-def release(part: InferResponse | TritiumError) -> None:
-    """Give back the memory of a part that will not be read any more."""
-    if isinstance(part, InferResponse):
-        part.release()

@@ -19,7 +19,7 @@ from protocols.http2.floods import Floods
 from protocols.http2.frames import ConnectionViolation
 from protocols.http2.limits import Http2Limits
 from protocols.http2.reading import FrameReader, RequestReader
-from protocols.http2.sending import AnswerSender, OutwardFrames
+from protocols.http2.sending import OutwardFrames, StreamSender
 from protocols.http2.streams import Handler, PingHandler, Stream, StreamTable
 from protocols.http2.windows import InwardWindow
 
@@ -37,7 +37,7 @@ class Http2Connection(Generic[T]):
         floods = Floods(limits, table)
         self.streams: dict[int, Stream] = table.open
         self.outward = OutwardFrames(table, floods)
-        self.answers = AnswerSender(table, floods, self.outward)
+        self.answers = StreamSender(table, floods, self.outward)
         self.window = InwardWindow(limits, self.outward)
         self.control = ControlFrames(handler, pings, limits, table, floods, self.outward, self.answers)
         requests = RequestReader(handler, limits, table, floods, self.outward, self.control)

@@ -9,7 +9,7 @@ from protocols.http2 import frames
 from protocols.http2.floods import Floods
 from protocols.http2.frames import ACK, LARGEST_WINDOW, ConnectionViolation, ErrorCode
 from protocols.http2.limits import Http2Limits
-from protocols.http2.sending import AnswerSender, OutwardFrames
+from protocols.http2.sending import OutwardFrames, StreamSender
 from protocols.http2.streams import Handler, PingHandler, Stream, StreamTable
 
 _SETTING: Final = Struct("!HL")
@@ -26,7 +26,7 @@ class ControlFrames:
         streams: StreamTable,
         floods: Floods,
         outward: OutwardFrames,
-        answers: AnswerSender,
+        answers: StreamSender,
     ) -> None:
         self._handler = handler
         self._pings = pings

@@ -315,7 +315,7 @@ class OutwardFrames:
         self._strays = 0
 
 
-class AnswerSender:
+class StreamSender:
     """Makes frames of answers. What it sends on a stream that is gone is dropped."""
 
     __slots__ = ("_floods", "_outward", "_streams")

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from actors.seams.steps import at_once
 from actors.values.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -121,19 +122,6 @@ def _part(stream: zlib._Decompress, bite: Buffer) -> bytes:
         raise BrokenStream(str(error)) from error
 
 
-def finish(work: Generator[None, None, T]) -> T:
-    """Do all slices of some work, and return its result.
-
-    For threads, and for work that is known to be short.
-    """
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-
 def decompressing(body: Buffer, limit: int) -> Generator[None, None, bytearray]:
     """Unfold an HTTP body that is a gzip or zlib stream, whichever it is, in slices; return its content.
 
@@ -156,7 +144,7 @@ def decompressing(body: Buffer, limit: int) -> Generator[None, None, bytearray]:
 
 def decompress(body: Buffer, limit: int) -> bytearray:
     """Do as `decompressing` does, in one go."""
-    return finish(decompressing(body, limit))
+    return at_once(decompressing(body, limit))
 
 
 def choose_coding(accept_encoding: bytes) -> bytes:
@@ -206,4 +194,4 @@ def compressing(
 
 def compress(buffers: Iterable[Buffer], coding: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
     """Do as `compressing` does, in one go."""
-    return finish(compressing(buffers, coding, level))
+    return at_once(compressing(buffers, coding, level))

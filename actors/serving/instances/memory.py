@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from actors.seams.slices import Steps
+from actors.seams.steps import Steps
 from actors.serving.instances.pipe import Pipe
 from actors.wire import frames
 from actors.wire.arena import MAX_CANCELLABLE, OUTPUT, ControlPage, Segment

@@ -15,7 +15,8 @@ from typing import Final
 
 import trio
 
-from actors.seams.slices import Steps, in_slices, passing
+from actors.seams.slices import in_slices, passing
+from actors.seams.steps import Steps
 from actors.serving.instances.batches import (
     AHEAD,
     BEGUN,

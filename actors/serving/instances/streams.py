@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from actors.seams.slices import Steps
+from actors.seams.steps import Steps
 from actors.serving.instances.batches import HeldBatches, InFlight
 from actors.serving.instances.pipe import Pipe
 from actors.values.requests import InferRequest

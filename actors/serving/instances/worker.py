@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from actors.seams import faults
-from actors.seams.slices import Steps
+from actors.seams.steps import Steps
 from actors.serving.asks import WorkerAsks
 from actors.serving.instances.batches import (
     AHEAD,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from actors.seams.steps import at_once
 from actors.values.errors import Internal
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
@@ -39,7 +40,6 @@ from protocols.grpc.codec.protobuf import (
     splitting,
 )
 from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting
-from protocols.kserve.compression import finish
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
@@ -120,7 +120,7 @@ class InferDecoder:
     def peek(self, message: Buffer) -> Target:
         """Return whose request `message` is. Raises Internal where it is no ModelInferRequest."""
         target = self.begin_peek(message)
-        return target if isinstance(target, Target) else finish(target)
+        return target if isinstance(target, Target) else at_once(target)
 
     def begin_peek(self, message: Buffer) -> Target | Steps:
         """Do as `peek` does; where that takes long, return the steps that are left. Both raise as it does."""
@@ -193,7 +193,7 @@ class InferDecoder:
         `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message.
         Raises InvalidArgument and Unsupported.
         """
-        meaning = target.meaning or finish(self.learning(target, spec, forwarded))
+        meaning = target.meaning or at_once(self.learning(target, spec, forwarded))
         parameters = meaning.parameters
         if forwarded is not None:
             parameters = with_forwarded(parameters, accepted(forwarded))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from actors.seams.steps import at_once
 from actors.values.errors import Internal
 from protocols.kserve import compression
 from protocols.kserve.compression import BrokenStream, OverLimit, Suspicious
@@ -169,7 +170,7 @@ def unfolding(message: Buffer, coding: bytes, limit: int) -> Generator[None, Non
 
 def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
     """Do as `unfolding` does, in one go."""
-    return compression.finish(unfolding(message, coding, limit))
+    return at_once(unfolding(message, coding, limit))
 
 
 def prefix(size: int, *, compressed: bool = False) -> bytes:

@@ -19,7 +19,7 @@ from protocols.grpc.generated.grpc_service_base import GRPCInferenceServiceBase
 from protocols.grpc.methods import INFERENCE_SERVICE
 from protocols.grpc.options import GrpcOptions
 from protocols.grpc.services import descriptions
-from protocols.grpc.services.model_infer import Intake, ModelInferMethod
+from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.caps import check_name
 from protocols.kserve.proto import grpc_service_pb2 as pb
@@ -83,7 +83,7 @@ class InferenceService(UnofferedExtensions):
         options = options or GrpcOptions()
         self._server = server
         self._metadata = descriptions.server_metadata(server.identity)
-        self._intake = Intake(
+        self._intake = MessageIntake(
             server,
             header_forward_pattern=options.header_forward_pattern,
             max_message=options.max_send_message,

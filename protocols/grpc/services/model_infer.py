@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from protocols.grpc.options import FinishedHook
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]
-"""The arguments of `Intake.decode`."""
+"""The arguments of `MessageIntake.decode`."""
 
 
-class Intake:
+class MessageIntake:
     """What both inference RPCs do with a message before a model sees it.
 
     `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters. An
@@ -141,7 +141,7 @@ _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remember
 class ModelInferMethod(UnaryMethod):
     """ModelInfer as the connection calls it; see `protocols.grpc.call.UnaryMethod`."""
 
-    def __init__(self, intake: Intake, on_finished: FinishedHook | None = None) -> None:
+    def __init__(self, intake: MessageIntake, on_finished: FinishedHook | None = None) -> None:
         self._intake = intake
         self._on_finished = on_finished
 

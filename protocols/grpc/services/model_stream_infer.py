@@ -22,8 +22,8 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, DeadlineExceeded, Internal, TritiumError
-from actors.values.requests import InferResponse, ReplyPort
-from protocols.grpc.call import Leaving, release
+from actors.values.requests import InferResponse, ReplyPort, release
+from protocols.grpc.call import Leaving
 from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
 from protocols.grpc.codec.infer_request import READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
     from protocols.grpc.options import FinishedHook
-    from protocols.grpc.services.model_infer import Intake
+    from protocols.grpc.services.model_infer import MessageIntake
     from protocols.kserve.proto import grpc_service_pb2 as pb
 
 Part = InferResponse | TritiumError
@@ -129,7 +129,7 @@ class StreamedInference:
     def __init__(
         self,
         stream: ServerStream[pb.ModelInferRequest, pb.ModelStreamInferResponse],
-        intake: Intake,
+        intake: MessageIntake,
         on_finished: FinishedHook | None,
     ) -> None:
         self._stream = stream

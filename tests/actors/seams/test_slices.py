@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from actors.seams import slices
-from actors.seams.slices import REST_SECONDS, Pace, at_once, in_slices, in_threads, passing
+from actors.seams.slices import REST_SECONDS, Pace, in_slices, in_threads, passing
+from actors.seams.steps import at_once
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import pytest
 
-from actors.seams.slices import at_once
+from actors.seams.steps import at_once
 from actors.serving.instances.batches import HANDED
 from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.pipe import Pipe

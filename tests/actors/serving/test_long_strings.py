@@ -5,7 +5,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.seams.slices import at_once, in_slices
+from actors.seams.slices import in_slices
+from actors.seams.steps import at_once
 from actors.serving.model import ModelState
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from actors.seams import slices
-from actors.seams.slices import at_once
+from actors.seams.steps import at_once
 from actors.serving.policy.retries import Signal
 from actors.values.datatypes import DataType
 from actors.values.specs import OutputSpec

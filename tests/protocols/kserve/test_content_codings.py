@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.seams.steps import at_once
 from actors.values.errors import ErrorCode, InvalidArgument
 from protocols.kserve.compression import (
     RATIO,
@@ -19,7 +20,6 @@ from protocols.kserve.compression import (
     choose_coding,
     compress,
     decompress,
-    finish,
     is_compressed,
     most_of,
     unfolding,
@@ -135,7 +135,7 @@ def test_a_stream_that_holds_nothing_is_read_in_slices():
 
 def test_zeros_that_fold_well_are_taken_up_to_a_size():
     content = bytes(UNSUSPICIOUS)
-    assert finish(unfolding(zlib.compress(content, 9), 2 * UNSUSPICIOUS))[0] == content
+    assert at_once(unfolding(zlib.compress(content, 9), 2 * UNSUSPICIOUS))[0] == content
 
 
 def test_a_longer_content_than_a_hundred_times_its_stream_is_refused():
@@ -143,7 +143,7 @@ def test_a_longer_content_than_a_hundred_times_its_stream_is_refused():
     tracemalloc.start()
     try:
         with pytest.raises(Suspicious, match=f"more than {UNSUSPICIOUS} bytes, {RATIO} times the"):
-            finish(unfolding(bomb, 2**31))
+            at_once(unfolding(bomb, 2**31))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -162,4 +162,4 @@ def test_the_limit_grows_with_the_stream():
 
 def test_a_stream_that_is_cut_short_is_broken():
     with pytest.raises(BrokenStream, match="cut short"):
-        finish(unfolding(zlib.compress(bytes(MIB))[:-1], 2 * MIB))
+        at_once(unfolding(zlib.compress(bytes(MIB))[:-1], 2 * MIB))

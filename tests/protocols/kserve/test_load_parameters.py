@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from actors.seams.slices import at_once
+from actors.seams.steps import at_once
 from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.caps import MAX_PARAMETERS
 from protocols.kserve.loading import load_parameters

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from actors.seams.slices import at_once
+from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
 from actors.values.requests import InferResponse

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.seams.slices import at_once
+from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from actors.values.tensors import pack_bytes
