@@ -47,7 +47,8 @@ def single_model(repository: Path) -> str:
         return ""
     whole = repository.resolve()
     return (
-        f"'{repository}' is the directory of one model, '{whole.name}', and not a repository of models: give the directory that"
+        f"'{repository}' is the directory of one model, '{whole.name}', and not a repository of models: give"
+        " the directory that"
         f" it is in, '{whole.parent}'"
     )
 
@@ -57,7 +58,8 @@ def no_models(repository: Path) -> str:
     if not repository.is_dir() or _folders(repository):
         return ""
     return (
-        f"the model repository '{repository}' has no models: each is a folder in it, with its versions in numbered folders, such"
+        f"the model repository '{repository}' has no models: each is a folder in it, with its versions in"
+        " numbered folders, such"
         f" as {repository}/resnet/1/model.onnx"
     )
 

@@ -177,7 +177,8 @@ def survey(
 ) -> Survey | None:
     """Walk over the model `name` of a repository, or return None if there is no such directory.
 
-    `alive` is called with each directory. A model has at most `most` files and directories. Raises OSError if the file system itself does not answer.
+    `alive` is called with each directory. A model has at most `most` files and directories. Raises OSError if
+    the file system itself does not answer.
     """
     walk = _Walk(root, name, alive, most)
     try:

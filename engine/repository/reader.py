@@ -100,7 +100,10 @@ class RepositoryReader:
         return Listing(keys=keys, failures=failures)
 
     async def read(self, key: ModelKey, override: Override | None, report: Report) -> FoundModel | None:
-        """Return a model as it stands, downloaded if it is not here. See `actors.catalog.operations.ModelSource`."""
+        """Return a model as it stands, downloaded if it is not here.
+
+        See `actors.catalog.operations.ModelSource`.
+        """
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
         read: Callable[[], FoundModel | _Unbuilt]
