@@ -174,11 +174,6 @@ class HeldBatches:
         batch.become(REVOKED)
         del self.outstanding[batch.id]
 
-    @property
-    def places_taken(self) -> int:
-        """How much of the instance's credit is spent."""
-        return len(self.outstanding) + len(self.revoked) + self.withdrawn
-
     # -- what it holds ---------------------------------------------------------------------------------------
 
     @property

@@ -36,34 +36,29 @@ class WorkerMemory:
         page = Segment.create(ControlPage.size_for(slots, self.cancellable), "tritium-control")
         self.control = ControlPage(page, lanes, self.cancellable)
         self._slots: list[Slot] = []
-        self._free: list[Slot] = []
+        self.free: list[Slot] = []  # slots that nothing leases
 
     def make_slots(self) -> None:
         """Make the slots and tell the worker of them."""
         self._slots = [Slot(index, self._send_segment, self._freed) for index in range(self.slot_count)]
-        self._free = self._slots[::-1]
+        self.free = self._slots[::-1]
 
     def _send_segment(self, slot: int, side: int, segment: Segment) -> None:
         self._pipe.send_nowait(frames.encode_segment(slot, side, segment.size), (segment.fd,))
 
     def _freed(self, slot: Slot) -> None:
         if not self._pipe.closed:
-            self._free.append(slot)
+            self.free.append(slot)
             self._on_free()
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether a slot is free."""
-        return bool(self._free)
 
     @property
     def in_use(self) -> int:
         """How many slots are leased: by batches, and by responses that view data in them."""
-        return len(self._slots) - len(self._free)
+        return len(self._slots) - len(self.free)
 
     def take(self) -> Slot:
         """Lease a free slot."""
-        slot = self._free.pop()
+        slot = self.free.pop()
         slot.lease()
         return slot
 
@@ -82,7 +77,7 @@ class WorkerMemory:
 
     def trimming(self) -> Steps[None]:
         """Return memory of slots that nothing used for a while. Yields between pieces of work."""
-        for slot in tuple(self._free):
+        for slot in tuple(self.free):
             for _ in slot.trimming():
                 yield None
 
@@ -98,6 +93,6 @@ class WorkerMemory:
     def close(self) -> None:
         """Let go of the segments that no response views."""
         self._slots.clear()
-        self._free.clear()
+        self.free.clear()
         self.control.segment.close_fd()  # the worker may never have been sent it
         self.control.close()

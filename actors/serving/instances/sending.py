@@ -73,9 +73,10 @@ class BatchSender:
     @property
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
+        held = self._held  # asked several times a batch, so nothing here is a call
         return (
-            self._held.places_taken < self._credit
-            and self._memory.has_slot
+            len(held.outstanding) + len(held.revoked) + held.withdrawn < self._credit
+            and len(self._memory.free) > 0
             and (self._streams is None or not self._streams.crowded)
             and self._filling is None  # the next batch would wait for the rest of its inputs
         )

@@ -166,7 +166,7 @@ class LiveWorker:
     @property
     def free_lanes(self) -> int:
         """See `HeldBatches.free_lanes`."""
-        return self.held.free_lanes
+        return self.held.lanes - len(self.outstanding)
 
     @property
     def busy_since(self) -> float:

@@ -56,9 +56,9 @@ async def test_an_instance_passes_over_what_was_taken_back_and_its_place_is_spen
     first, second = batch_of(1), batch_of(2)
     held = held_of(first, second)
     held.revoke(first)
-    assert (first.state, held.places_taken) == (REVOKED, 2)
+    assert (first.state, held.withdrawn, len(held.outstanding)) == (REVOKED, 1, 1)
     assert await held.next_handed() is second
-    assert held.places_taken == 1
+    assert (held.withdrawn, len(held.outstanding)) == (0, 1)
 
 
 async def test_what_was_taken_back_before_the_instance_has_had_its_turn_is_passed_over(nursery):
@@ -83,7 +83,7 @@ async def test_nothing_is_left_in_the_channel_of_an_instance_that_holds_nothing(
     first = batch_of(1)
     held = held_of(first)
     held.clear()
-    assert (held.unsent, held.places_taken, first.state) == (0, 0, REVOKED)
+    assert (held.unsent, held.withdrawn, held.idle, first.state) == (0, 0, True, REVOKED)
     assert held.next_handed_nowait() is None
 
 
@@ -130,7 +130,8 @@ async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nurse
     monkeypatch.setattr("actors.wire.slots.Slot.make_room", no_memory)
     await trio.testing.wait_all_tasks_blocked()
     assert "no memory to run a batch of model 'model': " in waiting.reply.error.message
-    assert life.instance.held.places_taken == 1
+    assert len(life.instance.held.outstanding) == 1
+    assert life.instance.held.withdrawn == 0
     assert waiting.attempts == 0
     life.worker.exit(Signal(9))
     await life.ended()
