@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 import trio
 
-from actors.caching.policy.cache import Entry, KeyMaker, LruCache, copy_of, entry_size, too_large
+from actors.caching.policy.cache import KeptAnswer, KeyMaker, LruCache, copy_of, entry_size, too_large
 from actors.caching.policy.flights import Flight, Flights
 from actors.seams import faults
 from actors.seams.bell import Bell
@@ -81,13 +81,13 @@ class FarStore(Protocol):
     It calls back on the loop, exactly once, and never within the call.
     """
 
-    def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
+    def look_up(self, key: bytes, found: Callable[[KeptAnswer | None], None]) -> bool:
         """Call `found` with the entry for `key`, or None.
 
         If no look-up is possible now, return False and never call `found`.
         """
 
-    def insert(self, key: bytes, entry: Entry) -> None:
+    def insert(self, key: bytes, entry: KeptAnswer) -> None:
         """Keep `entry` if that is possible."""
 
 
@@ -130,7 +130,7 @@ class ResponseCache:
             with trio.move_on_at(self.deadlines.next_due()):
                 await self._earlier.next_ring()
 
-    def insert(self, key: bytes, entry: Entry) -> None:
+    def insert(self, key: bytes, entry: KeptAnswer) -> None:
         """Keep `entry`, which `refuses` has accepted."""
         if faults.points is not None:
             faults.points.passing("cache.insert")
@@ -306,7 +306,7 @@ class ModelCache(Stage):
             self._cache.note_bug(bug)
             self._rescue(request)
 
-    def _on_found(self, key: bytes, asked: InferRequest, entry: Entry | None) -> None:
+    def _on_found(self, key: bytes, asked: InferRequest, entry: KeptAnswer | None) -> None:
         """The far store has answered. The flight's leader may have changed since it was asked."""
         self._expect(asked, -1)
         flight = self._flights.at(key)
@@ -341,7 +341,7 @@ class ModelCache(Stage):
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _share(self, request: InferRequest, entry: Entry) -> None:
+    def _share(self, request: InferRequest, entry: KeptAnswer) -> None:
         """Answer one of several requests. A bug in that does not affect the others."""
         try:
             self._answer(request, entry)
@@ -349,7 +349,7 @@ class ModelCache(Stage):
             self._cache.note_bug(bug)
             self._rescue(request)
 
-    def _answer(self, request: InferRequest, entry: Entry) -> None:
+    def _answer(self, request: InferRequest, entry: KeptAnswer) -> None:
         """Answer `request` with a kept entry, and count a hit (contract, observability.md section 2)."""
         state, ticket = self._state, request.cache_ticket
         now = trio.current_time()
@@ -412,7 +412,7 @@ class ModelCache(Stage):
         for follower in followers:
             self._share(follower, entry)
 
-    def _keep(self, key: bytes, part: InferResponse, *, wanted: bool) -> Entry | None:
+    def _keep(self, key: bytes, part: InferResponse, *, wanted: bool) -> KeptAnswer | None:
         """Return a copy of an answer, and have it kept if possible.
 
         None for an answer that is not worth a copy.

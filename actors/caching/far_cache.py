@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import trio
 
 from actors.caching.policy.breaker import Breaker
-from actors.caching.policy.cache import Entry
+from actors.caching.policy.cache import KeptAnswer
 from actors.seams.bell import Bell
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
@@ -37,10 +37,10 @@ class Store(Protocol):
 
     name: str
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> KeptAnswer | None:
         """Return the entry for `key`. Raises MalformedEntry for one that this server did not write so."""
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: KeptAnswer) -> None:
         """Keep `entry`."""
 
     def try_it(self) -> None:
@@ -85,22 +85,22 @@ class FarCache:
         """Whether the store is asked at present."""
         return self._breaker.closed
 
-    def look_up(self, key: bytes, found: Callable[[Entry | None], None]) -> bool:
+    def look_up(self, key: bytes, found: Callable[[KeptAnswer | None], None]) -> bool:
         """Call `found` with the entry for `key`, or None.
 
         If the store is not asked at present, return False and never call `found`.
         """
         return self._submit(self.looking, partial(self._store.get, key), partial(self._on_got, found))
 
-    def insert(self, key: bytes, entry: Entry) -> None:
+    def insert(self, key: bytes, entry: KeptAnswer) -> None:
         """Keep `entry` if that is possible."""
         self._submit(self.inserting, partial(self._store.put, key, entry), self._on_put, nbytes=entry.nbytes)
 
     def _submit(
         self,
         offload: Offload,
-        work: Callable[[], Entry | None],
-        done: Callable[[Entry | None, Exception | None], None],
+        work: Callable[[], KeptAnswer | None],
+        done: Callable[[KeptAnswer | None, Exception | None], None],
         *,
         nbytes: int = 0,
     ) -> bool:
@@ -109,7 +109,7 @@ class FarCache:
         return taken
 
     def _on_got(
-        self, found: Callable[[Entry | None], None], entry: Entry | None, error: Exception | None
+        self, found: Callable[[KeptAnswer | None], None], entry: KeptAnswer | None, error: Exception | None
     ) -> None:
         if error is None:
             self._breaker.succeeded()
@@ -121,7 +121,7 @@ class FarCache:
             self.counts.misses += 1
         found(entry)
 
-    def _on_put(self, _: Entry | None, error: Exception | None) -> None:
+    def _on_put(self, _: KeptAnswer | None, error: Exception | None) -> None:
         if error is None:
             self._breaker.succeeded()
         else:

@@ -1,7 +1,7 @@
 """What becomes of the requests that a dead worker held: decisions are carried out on its model's state.
 
-`actors.serving.policy.retries` has decided by then. Sequences are different. A sequence goes on if no request of
-it has run, or if the server keeps its state; any other sequence has ended.
+`actors.serving.policy.retries` has decided by then. Sequences are different. A sequence goes on if no request
+of it has run, or if the server keeps its state; any other sequence has ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import trio
 
 from actors.serving.dispatcher import sequence_lost
 from actors.serving.model import ModelState
-from actors.serving.policy.blame import Fingerprint
-from actors.serving.policy.retries import Aftermath
+from actors.serving.policy.retries import Aftermath, Fingerprint
 from actors.serving.policy.waiting_line import Sequencing
 from actors.serving.standing import InstanceState
 from actors.serving.statistics import FailureReason

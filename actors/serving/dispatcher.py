@@ -1,4 +1,4 @@
-"""How batches go to the instances of one model version, and come back unbegun. Passive; the schedulers use it."""
+"""How batches go to the instances of one model version, and come back unbegun. Passive."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Dispatcher:
         self._doorbell.ring()
 
     def reclaim(self, instance: InstanceState) -> None:
-        """The actor of `instance` has ended: take over whatever it has left, which is nothing unless it crashed.
+        """The actor of `instance` has ended: take over what it left, which is nothing unless it crashed.
 
         Batches that the worker was not sent go back to where they waited. Any other may have run.
         """
@@ -162,7 +162,10 @@ class Dispatcher:
             self.limiter.ended(instance, again=stays and self.wants(instance))
 
     def withdraw(self, instance: InstanceState) -> None:
-        """Give an instance no more batches. Those that it has not begun, and its suspects, are queued again."""
+        """Give an instance no more batches.
+
+        The batches that it has not begun, and its suspects, are queued again.
+        """
         if instance.worker is not None and self._sequences is None:
             for batch in reversed(instance.worker.not_begun()):
                 self.take_back(instance, batch)
@@ -189,6 +192,6 @@ class Dispatcher:
 def sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:
     """Return the error of a request whose sequence has ended with its instance."""
     return Unavailable(
-        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its instance"
-        f" '{instance.spec.name}' {why}; begin it again with the START flag"
+        f"{request.prefix}sequence {request.correlation_id!r} of model '{request.model_name}' has ended: its "
+        f"instance '{instance.spec.name}' {why}; begin it again with the START flag"
     )

@@ -13,7 +13,7 @@ from actors.seams.slices import in_slices
 from actors.serving.doorbell import Doorbell
 from actors.serving.outcome import Outcome
 from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame
-from actors.serving.policy.coming_back import Pace
+from actors.serving.policy.coming_back import AnswerPace
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
 from actors.serving.ports import Stage
 from actors.serving.standing import Standing, Status
@@ -55,7 +55,7 @@ class Intake:
         self._doorbell = doorbell
         self._statistics = statistics
         self._validate = Validator(spec)
-        self._pace = Pace()
+        self._pace = AnswerPace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`. See `submit_nowait`."""
@@ -119,8 +119,8 @@ class Intake:
         if self._blame.quarantine.match(request, now):
             self._statistics.quarantined += 1
             raise Poisoned(
-                f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before; "
-                f"the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
+                f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' "
+                f"before; the same inputs are refused for {QUARANTINE_SECONDS:.0f} s after that"
             )
         self._blame.recognise(request, now)
         self._blame.look()

@@ -1,4 +1,4 @@
-"""The passive state of one model version, which its actors share: it holds the parts, and is what frontends know.
+"""The passive state of one model version, which its actors share. It is what frontends know of the version.
 
 It lives one level above the actors that may die. The supervisor's start function makes it and lends it to the
 scheduler and to the instance actors. A restarted actor adopts the state that it finds. All of it is plain
@@ -187,7 +187,7 @@ class ModelState(ServedModel):
         """Take over a configuration that differs from the present one only in its instances."""
         self._spec = spec
 
-    # -- what frontends know: see `actors.values.requests.ServedModel` -----------------------------------------
+    # -- what frontends know: see `actors.values.requests.ServedModel` ---------------------------------------
 
     async def submit(self, request: InferRequest) -> None:
         """Validate and queue `request`."""

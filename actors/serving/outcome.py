@@ -118,8 +118,8 @@ class Outcome:
             return
         if self._sequences is None or not self._sequences.iterative:
             error = InvalidArgument(
-                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
-                " handle such a flag."
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not"
+                " configured to handle such a flag."
             )
             self.fail(request, error, FailureReason.BACKEND)
         elif request.cancelled:
@@ -127,7 +127,8 @@ class Outcome:
         elif self._sequences.reschedule(request, trio.current_time()):
             self._doorbell.ring()
         else:
-            why = f"sequence {request.correlation_id!r} of model '{self._name}' has ended with its instance; send it again"
+            sequence = f"sequence {request.correlation_id!r} of model '{self._name}'"
+            why = f"{sequence} has ended with its instance; send it again"
             self.fail(request, Unavailable(request.prefix + why), FailureReason.BACKEND)
 
     def partial(self, batch: InFlight, arrived: Arrived) -> None:

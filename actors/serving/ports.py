@@ -55,7 +55,7 @@ class Stage:
         """`request` is about to be given `part`. No other code has seen it, or may have given it back."""
 
     def withdraw(self, request: InferRequest) -> bool:
-        """End the wait of `request`, if it waits in the stage. If this returns True, the caller answers it."""
+        """End the wait of `request`, if it waits in the stage. If True, the caller answers it."""
         return False
 
     def is_wanted(self, request: InferRequest) -> bool:

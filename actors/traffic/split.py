@@ -20,7 +20,8 @@ from actors.traffic.policy.traffic import Shares, difference
 from actors.values.errors import Unavailable
 from actors.values.marks import ClientMarks, marks_for
 from actors.values.requests import InferRequest, ServedModel
-from actors.values.specs import Mirror, ModelSpec, TrafficPlan
+from actors.values.specs import ModelSpec
+from actors.values.traffic import Mirror, TrafficPlan
 
 
 class VersionSplit(ServedModel):

@@ -41,7 +41,8 @@ from actors.traffic.policy.traffic_plan import plan_document, read_plan
 from actors.traffic.split import VersionSplit
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.values.events import Event, Log
-from actors.values.specs import ModelKey, Rollback, TrafficPlan
+from actors.values.specs import ModelKey
+from actors.values.traffic import Rollback, TrafficPlan
 
 UNCHANGEABLE: Final = (
     "a traffic plan can be changed at run time only where clients control the models:"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from actors.values.specs import Fairness, ModelSpec, TrafficPlan
+from actors.values.specs import Fairness, ModelSpec
+from actors.values.traffic import TrafficPlan
 
 LONGEST_TENANT: Final = 128
 """Characters of a tenant's name; the end of a longer one is replaced by a digest of all of it."""

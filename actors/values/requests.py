@@ -43,8 +43,9 @@ class ReplyPort(ABC):
 class InferRequest:
     """One inference request on its way through the server.
 
-    The frontend fills the first group of fields; `actors.serving.validation` fills `rows`, `nbytes` and `batch_key`;
-    the model's queue and instances own the rest. Times are seconds on trio's clock. Equality is identity.
+    The frontend fills the first group of fields; `actors.serving.validation` fills `rows`, `nbytes` and
+    `batch_key`; the model's queue and instances own the rest. Times are seconds on trio's clock. Equality is
+    identity.
     """
 
     __slots__ = (

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from actors.values.specs import Fairness, Residency, Retry, Sandbox, TrafficPlan
+from actors.values.specs import (
+    Fairness,
+    Residency,
+    Retry,
+    Sandbox,
+)
+from actors.values.traffic import TrafficPlan
 from engine.models.problems import Problem
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings, problem, read_parameters, settings_of

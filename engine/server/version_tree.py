@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -33,22 +30,21 @@ from actors.serving.model import ModelState
 from actors.serving.policy.holding import HoldBack, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.ports import BatchObserver, Stage
-from actors.serving.recorded_model import RecordObserver, RecordStage
-from actors.serving.records import Recorder
+from actors.serving.records import Recorder, RecordObserver, RecordStage
 from actors.serving.routing.router import Router
 from actors.serving.standing import InstanceState, Status
 from actors.supervision.context import ChildContext
-from actors.supervision.errors import NoSuchChild, NotRunning, SupervisionError
 from actors.supervision.events import RestartsExhausted, SupervisionEvent
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
-from actors.values.errors import Internal, InvalidArgument
+from actors.values.errors import InvalidArgument
 from actors.values.events import Event, Log
 from actors.values.interfaces import UNLOADED
 from actors.values.requests import ServedModel
-from actors.values.specs import Ensemble, EnsembleStep, InstanceSpec, ModelSpec
+from actors.values.specs import Ensemble, EnsembleStep, ModelSpec
 from engine.observability.models import ModelSample, new_statistics
 from engine.processes.family import Family
+from engine.server.instance_changes import InstanceChanges, forget
 from engine.settings.reporting import MetricsSettings
 
 STUCK_EVERY: Final = 0.5  # seconds between two looks at what hangs, while the server ends
@@ -111,7 +107,6 @@ class ModelSubtrees:
         self._log = log
         self._metrics = metrics
         self._stop_within = stop_within
-        self._limiter = limiter
         self._cache = cache
         self._start_after = start_after
         self._measure = measure
@@ -123,8 +118,7 @@ class ModelSubtrees:
         self._callees = Callees(router)
         self._host = CallHost(self._callees, subjects or Subjects(), CallWaits(self._resolve_step))
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
-        self._instances: dict[str, Supervisor] = {}  # the same; those whose instances stand
-        self._changing: dict[str, trio.Lock] = {}  # the same; held while instances come and go
+        self._changes = InstanceChanges(self._instance_child, limiter)
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
@@ -173,13 +167,13 @@ class ModelSubtrees:
     async def start(self, state: ModelState) -> None:
         """Start the subtree of a version. See `actors.catalog.loading.ModelTree`."""
         try:
-            self._limit(state, state.instances)
+            self._changes.limit(state, state.instances)
         except InvalidArgument as error:
             state.standing.load_failed(f"{error.code.rendered}: {error.message}")
             return
         state.subtree = self._free_name(state.spec)
         self._standing[state.subtree] = state
-        self._changing[state.subtree] = trio.Lock()
+        self._changes.stands(state.subtree)
         await self._supervisor.start_child(self._version_child(state))
         if state.composite is not None and state.status is Status.LOADING:
             # There are no instances to wait for, and the ensemble was checked to fit together.
@@ -202,18 +196,6 @@ class ModelSubtrees:
             intensity=Intensity(3, 60.0),
             on_exhausted=OnExhausted.RETRY_AT_CAP,  # one model's trouble is no reason to end another
         )
-
-    def _limit(self, state: ModelState, instances: Sequence[InstanceState]) -> None:
-        """Make instances known to the rate limiter. Raises InvalidArgument if they can't be."""
-        if self._limiter is not None:
-            state.dispatcher.limiter = self._limiter
-            executing = [(each, each.spec) for each in instances if not each.spec.passive]
-            self._limiter.enter(state.spec.key, executing, state.doorbell.ring)
-
-    def _forget_limits(self, instances: Iterable[InstanceState]) -> None:
-        if self._limiter is not None:
-            for each in instances:
-                self._limiter.leave(each)
 
     def _free_name(self, spec: ModelSpec) -> str:
         """Return `<name>/<version>`, with `@2` and so on if an earlier generation of it is still there."""
@@ -247,7 +229,7 @@ class ModelSubtrees:
         It starts with those that there are when it begins, because others may have taken their place.
         """
         instances = Supervisor([self._instance_child(state, each) for each in state.instances])
-        self._instances[state.subtree] = instances
+        self._changes.supervised(state.subtree, instances)
         await instances.run(ctx)
 
     def _instance_child(self, state: ModelState, each: InstanceState) -> ChildSpec:
@@ -264,7 +246,7 @@ class ModelSubtrees:
         ceilings = state.spec.recycle
         if ceilings is None:
             return []
-        recycler = Recycler(state, ceilings, instances=self, measure=self._measure, log=self._log)
+        recycler = Recycler(state, ceilings, instances=self._changes, measure=self._measure, log=self._log)
         return [ChildSpec("recycler", recycler.run, shutdown=self._stop_within + 6.0)]
 
     async def _run_instance(self, state: ModelState, each: InstanceState, ctx: ChildContext) -> None:
@@ -282,94 +264,15 @@ class ModelSubtrees:
     async def end(self, state: ModelState) -> None:
         """Stop and forget the subtree, then answer what is left unanswered."""
         if self._standing.get(state.subtree) is state:
-            await self._forget(self._supervisor, state.subtree)
+            await forget(self._supervisor, state.subtree)
             del self._standing[state.subtree]
-            self._instances.pop(state.subtree, None)
-            del self._changing[state.subtree]
-        self._forget_limits(state.instances)
+            self._changes.ended(state.subtree)
+        self._changes.forget_limits(state.instances)
         state.close()
 
-    @staticmethod
-    async def _forget(supervisor: Supervisor, name: str) -> None:
-        with suppress(NoSuchChild, NotRunning):  # it never started, or its supervisor has gone first
-            await supervisor.terminate_child(name)
-
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
-        """Start and stop instances of a READY version until they are those of `spec`.
-
-        Nothing else in `spec` differs. Instances of the same kind on the same device stay, whatever they are
-        called; those that work stay first. Raises Internal if a new one can't load the model. Then, and if
-        the caller is cancelled, everything is as before.
-        """
-        async with self._changing[state.subtree]:
-            leaving, missing = _difference(state.instances, spec.instances)
-            before = state.spec
-            state.respecify(spec)  # before they start: they are told their share of the cores
-            added = state.standing.add_instances(missing)
-            try:
-                await self._bring_in(state, added)
-            except BaseException:
-                state.respecify(before)
-                await self._dismiss(state, added)
-                raise
-            await self._dismiss(state, leaving)
-
-    async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
-        """Have another instance take the place of one. See `actors.serving.instances.recycling.Instances`."""
-        async with self._changing[state.subtree]:
-            if each not in state.instances:
-                raise Internal(f"Internal: instance '{each.spec.name}' has gone meanwhile")
-            added = state.standing.add_instances([each.spec])
-            try:
-                with trio.fail_after(state.spec.load_timeout or math.inf):
-                    await self._bring_in(state, added)
-            except trio.TooSlowError:
-                await self._dismiss(state, added)
-                raise Internal(
-                    f"Internal: the worker that was to replace it took over {state.spec.load_timeout:g} s to load"
-                    " ('tritium.load_timeout')"
-                ) from None
-            except BaseException:
-                await self._dismiss(state, added)
-                raise
-            state.remove_instance(each)
-            return added[0]
-
-    async def retire(self, state: ModelState, each: InstanceState) -> None:
-        """End an instance that was replaced, once it answered its requests.
-
-        See `actors.serving.instances.recycling.Instances`.
-        """
-        try:
-            if each.worker is not None:
-                await each.held.wait_idle()
-            await self._forget(self._instances[state.subtree], each.key)
-        finally:
-            self._forget_limits([each])
-
-    async def _bring_in(self, state: ModelState, added: Sequence[InstanceState]) -> None:
-        try:
-            self._limit(state, added)
-        except InvalidArgument as error:
-            raise Internal(f"{error.code.rendered}: {error.message}") from error
-        try:
-            for each in added:
-                await self._instances[state.subtree].start_child(self._instance_child(state, each))
-        except SupervisionError as error:
-            raise Internal(f"Internal: its instances can't be changed now: {error}") from error
-        for each in added:
-            await each.settled.wait()
-        broken = next((each.load_error for each in added if each.load_error), "")
-        if broken:
-            raise Internal(broken)
-
-    async def _dismiss(self, state: ModelState, leaving: Sequence[InstanceState]) -> None:
-        for each in leaving:
-            state.remove_instance(each)
-        with trio.CancelScope(shield=True):
-            for each in leaving:
-                await self._forget(self._instances[state.subtree], each.key)
-        self._forget_limits(leaving)
+        """See `InstanceChanges.scale`."""
+        await self._changes.scale(state, spec)
 
     def observe(self, event: SupervisionEvent) -> None:
         """Notice instances that ran out of restarts. A part of the tree's observer."""
@@ -470,22 +373,6 @@ def _by_standing(state: ModelState) -> dict[str, int]:
             standing = "exhausted" if each.exhausted else "starting"
         counts[standing] = counts.get(standing, 0) + 1
     return counts
-
-
-def _difference(
-    present: Sequence[InstanceState], wanted: Sequence[InstanceSpec]
-) -> tuple[list[InstanceState], list[InstanceSpec]]:
-    """Return the instances that are too many, and those that are missing. Names don't count."""
-    leaving = sorted(present, key=lambda each: each.worker is None)
-    missing = []
-    for spec in wanted:
-        alike = (each for each in leaving if replace(each.spec, name="") == replace(spec, name=""))
-        found = next(alike, None)
-        if found is None:
-            missing.append(spec)
-        else:
-            leaving.remove(found)
-    return leaving, missing
 
 
 def milliseconds_since_epoch() -> int:

@@ -27,8 +27,8 @@ from actors.values.specs import (
     Retry,
     Sandbox,
     Slo,
-    TrafficPlan,
 )
+from actors.values.traffic import TrafficPlan
 from actors.wire.arena import MAX_LANES
 from engine.models.problems import Problem, did_you_mean
 from engine.settings.forms import AnyForm, Form

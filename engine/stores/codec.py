@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from actors.caching.far_cache import MalformedEntry
-from actors.caching.policy.cache import Entry, KeptOutput, entry_size
+from actors.caching.policy.cache import KeptAnswer, KeptOutput, entry_size
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import InvalidArgument
 from actors.values.tensors import element_count, packed_row_bounds
@@ -21,7 +21,7 @@ MAGIC: Final = b"TRC1"
 _HEAD_AT: Final = len(MAGIC) + 4
 
 
-def encoded(entry: Entry) -> bytes:
+def encoded(entry: KeptAnswer) -> bytes:
     """Return `entry` as bytes."""
     head = orjson.dumps(
         [[kept.name, kept.datatype.protocol_name, kept.shape, len(kept.data)] for kept in entry.outputs]
@@ -29,7 +29,7 @@ def encoded(entry: Entry) -> bytes:
     return b"".join((MAGIC, len(head).to_bytes(4, "little"), head, *(kept.data for kept in entry.outputs)))
 
 
-def decoded(data: bytes) -> Entry:
+def decoded(data: bytes) -> KeptAnswer:
     """Return the entry that was encoded as `data`, with memory of its own.
 
     Raises MalformedEntry otherwise.
@@ -50,7 +50,7 @@ def decoded(data: bytes) -> Entry:
         at += nbytes
     if at != len(data):
         raise MalformedEntry(f"it has {len(data)} bytes where its head speaks of {at}")
-    return Entry(tuple(outputs), entry_size(outputs))
+    return KeptAnswer(tuple(outputs), entry_size(outputs))
 
 
 def _read(item: object) -> tuple[str, DataType, tuple[int, ...], int]:

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from engine.stores.codec import decoded, encoded
 
 if TYPE_CHECKING:
-    from actors.caching.policy.cache import Entry
+    from actors.caching.policy.cache import KeptAnswer
     from engine.settings.cache import RedisCache, RedisTls
 
 PREFIX: Final = b"tritium:response:"
@@ -58,12 +58,12 @@ class RedisStore:
         pool = redis.ConnectionPool(max_connections=settings.pool_size + 1, **options)
         self._redis = redis.Redis(connection_pool=pool)
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> KeptAnswer | None:
         """Return the entry for `key`. See `actors.caching.far_cache.Store`."""
         value: Any = self._redis.get(PREFIX + key.hex().encode())
         return None if value is None else decoded(value)
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: KeptAnswer) -> None:
         """Keep `entry`."""
         self._redis.set(PREFIX + key.hex().encode(), encoded(entry))
 

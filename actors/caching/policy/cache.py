@@ -95,7 +95,7 @@ class KeptOutput:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class KeptAnswer:
     """The kept part of an answer: its outputs. Response parameters are not kept (contract, section 8).
 
     `nbytes` is its size in a cache.
@@ -114,12 +114,12 @@ def entry_size(outputs: Sequence[Tensor | KeptOutput]) -> int:
     return ENTRY_OVERHEAD + sum(OUTPUT_OVERHEAD + len(each.name) + len(each.data) for each in outputs)
 
 
-def copy_of(response: InferResponse) -> Entry:
+def copy_of(response: InferResponse) -> KeptAnswer:
     """Return a copy of a response's outputs that shares no memory with them. Raises MemoryError."""
     outputs = tuple(
         KeptOutput(each.name, each.datatype, tuple(each.shape), bytes(each.data)) for each in response.outputs
     )
-    return Entry(outputs, entry_size(outputs))
+    return KeptAnswer(outputs, entry_size(outputs))
 
 
 def too_large(nbytes: int, capacity: int) -> str:
@@ -158,7 +158,7 @@ class LruCache:
         self.capacity = capacity
         self.nbytes = 0
         self.counts = CacheCounts()
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the least recently used first
+        self._entries: OrderedDict[bytes, KeptAnswer] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
         """How many entries are held."""
@@ -173,7 +173,7 @@ class LruCache:
         """Whether an entry of this size could be held at all."""
         return nbytes <= self.capacity
 
-    def lookup(self, key: bytes) -> Entry | None:
+    def lookup(self, key: bytes) -> KeptAnswer | None:
         """Return the entry held for `key`, and count the look-up."""
         entry = self._entries.get(key)
         if entry is None:
@@ -183,7 +183,7 @@ class LruCache:
         self.counts.hits += 1
         return entry
 
-    def insert(self, key: bytes, entry: Entry) -> None:
+    def insert(self, key: bytes, entry: KeptAnswer) -> None:
         """Hold `entry` in place of the former entry of `key`. Raises ValueError if it does not fit."""
         if not self.fits(entry.nbytes):
             raise ValueError(too_large(entry.nbytes, self.capacity))

@@ -26,7 +26,7 @@ Measure = Callable[[int], Awaitable[int]]
 
 
 class Instances(Protocol):
-    """Starts and ends instances of versions; `engine.server.version_tree` does."""
+    """Starts and ends instances of versions; `engine.server.instance_changes` does."""
 
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
         """Start an instance like this one; once that serves, give this one no more batches.

@@ -23,7 +23,7 @@ _LEAST: Final = 0.05
 
 
 @dataclass(slots=True)
-class Pace:
+class AnswerPace:
     """How fast a full queue moves. Times are seconds on the caller's clock."""
 
     # When the measured interval began, and how many were answered by then.

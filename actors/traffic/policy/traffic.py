@@ -23,7 +23,12 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Final
 
-from actors.values.specs import InputSpec, ModelSpec, OutputSpec, Rollback
+from actors.values.specs import (
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+)
+from actors.values.traffic import Rollback
 
 
 class Shares:

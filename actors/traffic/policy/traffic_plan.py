@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from actors.serving.policy.plan_reading import LARGEST_WHOLE, InvalidDocument, PlanReader
-from actors.values.specs import Mirror, Rollback, TrafficPlan
+from actors.values.traffic import Mirror, Rollback, TrafficPlan
 
 _WEIGHTS: Final = '{"1": 90, "2": 10}'
 _STICKY: Final = '{"header": "x-user"} or {"parameter": "user"}'

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from actors.caching.policy.cache import (
     ENTRY_OVERHEAD,
     KEY_SIZE,
-    Entry,
+    KeptAnswer,
     KeyMaker,
     LruCache,
     copy_of,
@@ -117,7 +117,7 @@ def test_each_answer_has_tensors_of_its_own():
 
 
 def entry_of(nbytes):
-    return Entry((), nbytes)
+    return KeptAnswer((), nbytes)
 
 
 def test_a_cache_that_holds_nothing_is_no_cache():

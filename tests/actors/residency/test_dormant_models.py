@@ -9,8 +9,9 @@ from actors.residency.dormant import Dormant, WaitingRoom
 from actors.serving.intake import STOPPING
 from actors.values.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from actors.values.marks import ClientMarks
-from actors.values.specs import ModelKey, QueueBounds, TrafficPlan
+from actors.values.specs import ModelKey, QueueBounds
 from actors.values.tensors import Tensor
+from actors.values.traffic import TrafficPlan
 from tests.support.model_doubles import make_request, make_spec
 
 

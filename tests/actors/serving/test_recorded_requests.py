@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import trio
 
-from actors.serving.recorded_model import RecordObserver, RecordStage
-from actors.serving.records import NAMED_AT_MOST, Recorder, named, record_of
+from actors.serving.records import NAMED_AT_MOST, Recorder, RecordObserver, RecordStage, named, record_of
 from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event

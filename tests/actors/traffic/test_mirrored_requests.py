@@ -14,12 +14,11 @@ from actors.values.errors import InvalidArgument
 from actors.values.specs import (
     DynamicBatching,
     InputSpec,
-    Mirror,
     QueueBounds,
     QueuePolicy,
-    TrafficPlan,
 )
 from actors.values.tensors import Tensor
+from actors.values.traffic import Mirror, TrafficPlan
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 from tests.support.trees import serving
 

@@ -20,7 +20,8 @@ from actors.traffic.policy.traffic import (
     outputs_differ,
 )
 from actors.values.datatypes import DataType
-from actors.values.specs import InputSpec, OutputSpec, Rollback
+from actors.values.specs import InputSpec, OutputSpec
+from actors.values.traffic import Rollback
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 

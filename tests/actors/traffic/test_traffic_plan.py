@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.traffic.policy.traffic_plan import InvalidPlan, plan_document, read_plan
 from actors.values.errors import ErrorCode
-from actors.values.specs import Mirror, Rollback, TrafficPlan
+from actors.values.traffic import Mirror, Rollback, TrafficPlan
 
 SPLIT = {"1": 90, "2": 10}
 WEIGHTS = 'use {"1": 90, "2": 10}'

@@ -10,7 +10,13 @@ from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument, Unavailable
 from actors.values.marks import ClientMarks
-from actors.values.specs import DynamicBatching, InputSpec, QueueBounds, QueuePolicy, TrafficPlan
+from actors.values.specs import (
+    DynamicBatching,
+    InputSpec,
+    QueueBounds,
+    QueuePolicy,
+)
+from actors.values.traffic import TrafficPlan
 from tests.support.traffic_doubles import KEY, Versions, answer, drawing
 
 

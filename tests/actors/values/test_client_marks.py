@@ -11,7 +11,8 @@ from actors.values.marks import (
     tenant_named,
 )
 from actors.values.requests import InferRequest
-from actors.values.specs import Fairness, TrafficPlan
+from actors.values.specs import Fairness
+from actors.values.traffic import TrafficPlan
 from tests.support.model_doubles import make_spec
 
 STICKY = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")

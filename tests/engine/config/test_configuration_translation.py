@@ -19,8 +19,8 @@ from actors.values.specs import (
     Resource,
     Retry,
     TimeoutAction,
-    TrafficPlan,
 )
+from actors.values.traffic import TrafficPlan
 from engine.config.load import load_model_config
 from engine.config.parse import parse
 from engine.config.translate import depends_on

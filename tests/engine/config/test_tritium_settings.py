@@ -4,15 +4,13 @@ import pytest
 
 from actors.values.specs import (
     Fairness,
-    Mirror,
     Probe,
     QueueBounds,
     Residency,
     Retry,
-    Rollback,
     Slo,
-    TrafficPlan,
 )
+from actors.values.traffic import Mirror, Rollback, TrafficPlan
 from engine.config.settings import read_settings
 from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy

@@ -5,7 +5,7 @@ import pytest
 from actors.caching.cache import ResponseCache
 from actors.caching.families import cache_blocks
 from actors.caching.far_cache import FarCache
-from actors.caching.policy.cache import Entry, LruCache
+from actors.caching.policy.cache import KeptAnswer, LruCache
 from engine.observability.metrics import Exposition
 from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.settings.reporting import MetricsSettings
@@ -71,7 +71,7 @@ def test_summaries_are_of_look_ups_and_not_of_requests_where_answers_are_kept():
 
 async def test_a_local_cache_tells_what_it_holds():
     near = LruCache(1000)
-    near.insert(b"k", Entry((), 250))
+    near.insert(b"k", KeptAnswer((), 250))
     near.lookup(b"k")
     near.lookup(b"other")
     near.counts.lookup_seconds = 0.002

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.caching.far_cache import MalformedEntry
-from actors.caching.policy.cache import Entry, KeptOutput, entry_size
+from actors.caching.policy.cache import KeptAnswer, KeptOutput, entry_size
 from actors.values.datatypes import DataType
 from actors.values.tensors import element_count, pack_bytes
 from engine.stores.codec import MAGIC, decoded, encoded
@@ -29,7 +29,7 @@ def outputs(draw):
 
 
 def entry_of(kept):
-    return Entry(tuple(kept), entry_size(kept))
+    return KeptAnswer(tuple(kept), entry_size(kept))
 
 
 def told(entry):

@@ -9,7 +9,7 @@ import redis
 import trio
 
 from actors.caching.far_cache import FarCache, MalformedEntry
-from actors.caching.policy.cache import Entry, KeptOutput, entry_size
+from actors.caching.policy.cache import KeptAnswer, KeptOutput, entry_size
 from actors.values.datatypes import DataType
 from engine.settings.cache import RedisCache, RedisTls
 from engine.stores.redis_store import PREFIX, RedisStore, patience
@@ -19,7 +19,7 @@ from tests.support.redis_double import RedisDouble
 
 KEY = bytes(range(32))
 OUTPUTS = (KeptOutput("Y", DataType.FP32, (1, 2), bytes(8)),)
-ENTRY = Entry(OUTPUTS, entry_size(OUTPUTS))
+ENTRY = KeptAnswer(OUTPUTS, entry_size(OUTPUTS))
 
 
 @pytest.fixture
