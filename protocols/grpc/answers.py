@@ -18,7 +18,7 @@ from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumEr
 from actors.values.requests import InferResponse
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
-from protocols.grpc.call_states import Step
+from protocols.grpc.call_states import SEND
 from protocols.grpc.codec import answer_blocks, messages
 from protocols.grpc.codec.request_head import Refusal
 from protocols.grpc.tasks import BUG, CallTasks
@@ -215,7 +215,7 @@ class UnaryAnswers:
             head, prefix = answer_blocks.initial(coding), messages.prefix(size, compressed=True)
         self._sender.answer(call.stream, head, (prefix, *buffers), size + messages.PREFIX_SIZE, _OK)
         self._room.answered(size)
-        call.step(Step.SEND)
+        call.step(SEND)
         unary.finished(call, response)
         if response.leased:
             self._departures.lend(call.stream, response)
@@ -271,7 +271,7 @@ class UnaryAnswers:
     ) -> None:
         """End a call, and tell its method the outcome if it began."""
         told = call.state.told
-        call.step(Step.SEND)
+        call.step(SEND)
         if not told:
             self._room.answered(size)
             if not isinstance(outcome, (InferResponse, TritiumError)):

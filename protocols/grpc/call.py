@@ -22,7 +22,7 @@ from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse, ReplyPort, release
 from protocols.grpc.admission import LargestLately
-from protocols.grpc.call_states import CallState, Step, after
+from protocols.grpc.call_states import ANSWER, RECEIVING, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Call(ReplyPort):
         self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
         self.deadline = math.inf
         self.context: Any = None
-        self.state = CallState.RECEIVING
+        self.state = RECEIVING
         # The rest is the connection's. A unary request, once it is whole: a `Message` while it is compressed.
         self.message: Buffer | Message | None = None
         self.incoming: MessageReader | None = None  # gathers messages that come in pieces
@@ -219,7 +219,7 @@ class Call(ReplyPort):
         if self.state.closed:
             release(part)
         elif final:
-            self.state = after(self.state, Step.ANSWER)
+            self.state = after(self.state, ANSWER)
             if self._first is not None:
                 part = self._counted(part)
             self.wire.writer.put(self, part)

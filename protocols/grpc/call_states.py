@@ -71,6 +71,18 @@ class Step(Enum):
     __hash__ = object.__hash__
 
 
+# Python 3.11 runs Python code to look up a member of an Enum. Names that are bound once cost a call nothing.
+PARK: Final = Step.PARK
+BEGIN: Final = Step.BEGIN
+SERVE: Final = Step.SERVE
+SPEAK: Final = Step.SPEAK
+ANSWER: Final = Step.ANSWER
+LOSE: Final = Step.LOSE
+SEND: Final = Step.SEND
+END: Final = Step.END
+RECEIVING: Final = CallState.RECEIVING
+BEGUN: Final = CallState.BEGUN
+
 _S = CallState
 
 TRANSITIONS: Final[Mapping[CallState, Mapping[Step, CallState]]] = MappingProxyType(

@@ -20,7 +20,7 @@ from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unav
 from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
-from protocols.grpc.call_states import CallState, Step
+from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.request_head import CallHead
 from protocols.grpc.reader import RequestReader, more_than_one
@@ -122,7 +122,7 @@ class Calls(Handler[CallHead[Method]]):
         method = head.method
         if head.refusal is not None or method is None:
             assert head.refusal is not None, "a head without a method is refused"
-            call.step(Step.ANSWER)
+            call.step(ANSWER)
             self.writer.put(call, head.refusal)
         elif self.draining and method.infer:
             call.put(Unavailable(SHUTTING_DOWN), final=True)
@@ -171,7 +171,7 @@ class Calls(Handler[CallHead[Method]]):
         """Begin a call that has its request, or have it wait for room."""
         call.message = None
         if self._parked or not self._room.open:
-            call.step(Step.PARK)
+            call.step(PARK)
             self._parked[call] = request
         else:
             self._begin(call, request)
@@ -195,13 +195,13 @@ class Calls(Handler[CallHead[Method]]):
     def expire(self, call: Call) -> None:
         """The deadline of a unary call has passed."""
         if not call.state.closed:
-            self._close(call, Step.ANSWER)
+            self._close(call, ANSWER)
             self.writer.put(call, DeadlineExceeded(TOO_LATE))
 
     def refuse(self, call: Call, error: TritiumError | GRPCError) -> None:
         """End a call that is not closed with an error of the client's or of a task's."""
         if call.server_stream is None:
-            self._close(call, Step.ANSWER)
+            self._close(call, ANSWER)
             self.writer.put(call, error)
         else:
             self.writer.send_status(call, *status_of(error), trailing_metadata(error))
@@ -209,7 +209,7 @@ class Calls(Handler[CallHead[Method]]):
 
     def _close(self, call: Call, step: Step) -> None:
         """Close a unary call that is not answered: tell its method, and cancel its tasks."""
-        begun = call.state is CallState.BEGUN
+        begun = call.state is BEGUN
         call.step(step)
         call.drop()
         self._parked.pop(call, None)
@@ -220,15 +220,15 @@ class Calls(Handler[CallHead[Method]]):
     def _lose(self, call: Call) -> None:
         """The stream is gone, answered or not."""
         if call.state.closed:
-            call.step(Step.LOSE)
+            call.step(LOSE)
             cancel_tasks(call)
             if self.writer.forget(call):
                 self.over(call)
         elif call.server_stream is None:
-            self._close(call, Step.LOSE)
+            self._close(call, LOSE)
             self.writer.put(call, Cancelled(_LEFT))
         else:
-            call.step(Step.LOSE)
+            call.step(LOSE)
             cancel_tasks(call)
             self.writer.leave(call)
 
@@ -245,7 +245,7 @@ class Calls(Handler[CallHead[Method]]):
 
     def over(self, call: Call) -> None:
         """Give back all that `call` took."""
-        call.step(Step.END)
+        call.step(END)
         del self._calls[call]
         self._hurried.pop(call, None)
         stream = call.stream

@@ -11,7 +11,7 @@ from grpclib.exceptions import GRPCError
 
 from actors.values.errors import DeadlineExceeded, Internal, TritiumError
 from protocols.grpc.call import Call, ServerStream
-from protocols.grpc.call_states import CallState, Step
+from protocols.grpc.call_states import BEGIN, SERVE, CallState
 
 if TYPE_CHECKING:
     from actors.values.requests import InferResponse
@@ -47,7 +47,7 @@ class CallTasks:
         """Give a unary method the request of `call`."""
         unary = call.unary
         assert unary is not None
-        call.step(Step.BEGIN)
+        call.step(BEGIN)
         try:
             unary.begin(call, request)
         except TritiumError as error:
@@ -89,7 +89,7 @@ class CallTasks:
         )
         if leaving:
             call.server_stream.leave()
-        call.step(Step.SERVE)
+        call.step(SERVE)
         self.run(call, partial(_serve, call, method))
 
     def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:

@@ -15,7 +15,7 @@ import trio
 from actors.values.requests import InferResponse
 from protocols.grpc.answers import FOLDED_HERE, Departures, Outcome, UnaryAnswers, too_large
 from protocols.grpc.call import Call, CallWriter, Metadata
-from protocols.grpc.call_states import CallState, Step
+from protocols.grpc.call_states import ANSWER, SPEAK, CallState
 from protocols.grpc.codec import answer_blocks, messages
 from protocols.kserve.compression import compress
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -133,7 +133,7 @@ class AnswerWriter(CallWriter):
             return
         coding = call.head.answer_coding
         block = answer_blocks.initial_with(metadata, coding) if metadata else answer_blocks.initial(coding)
-        call.step(Step.SPEAK)
+        call.step(SPEAK)
         self._sender.head(call.stream, block)
         self._keepalive.sent_data()
 
@@ -178,7 +178,7 @@ class AnswerWriter(CallWriter):
             self._sender.trailers(call.stream, block)
         else:
             self._sender.head(call.stream, answer_blocks.trailers_only(status, message), end=True)
-        call.step(Step.ANSWER)
+        call.step(ANSWER)
         self.leave(call)
 
     def leave(self, call: Call) -> None:
