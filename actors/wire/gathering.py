@@ -1,4 +1,7 @@
-"""Copies and cuts between tensors and segments: many requests into one slot, one result back to all."""
+"""Copies and cuts between tensors and segments: many requests into one slot, one result back to all.
+
+A request keeps its own input buffers until it is answered. So a retry never reads a dead worker's memory.
+"""
 
 from __future__ import annotations
 
