@@ -85,7 +85,7 @@ class Scheduler(TurnTaker):
             return -math.inf
         expiry = math.inf
         for instance in state.instances:
-            if len(instance.suspects):
+            if instance.suspects.groups:
                 expiry = min(expiry, self.end_overdue(instance.suspects, now))
         self._hunt()
         wake_at = self._relieve(now) if len(state.rotation) > 1 else math.inf

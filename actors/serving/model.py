@@ -10,9 +10,9 @@ A request comes in through `intake`, and waits in `queue`. A scheduler hears the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -51,6 +51,12 @@ class StatusObserver(Protocol):
 class ModelState(ServedModel):
     """One model version; see the module. Created on the loop's thread."""
 
+    # Slots take the place of the port's properties. A request asks for these several times.
+    __slots__ = ("__dict__", "__weakref__", "marks", "spec")
+
+    spec: ModelSpec
+    marks: ClientMarks | None
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -68,8 +74,8 @@ class ModelState(ServedModel):
 
         `stages` and `observers` make the features that take part; a request passes the stages in this order.
         """
-        self._spec = spec
-        self._marks = marks_of(spec)
+        self.spec = spec
+        self.marks = marks_of(spec)
         self.statistics = statistics
         self.subtree = ""  # its name in the supervision tree
         self.given_up = False  # its workers are not waited for
@@ -87,6 +93,9 @@ class ModelState(ServedModel):
         self.blame = Blame()
         self.doorbell = Doorbell()
         self.standing = Standing(spec, lambda: on_status(self))
+        # Schedulers ask for these several times a batch, so they are bound here once.
+        self.instances = self.standing.instances
+        self.rotation = self.standing.rotation
         line = WaitingCallers(self.queue, spec.name, self._drained.ring)
         self.outcome = Outcome(
             spec,
@@ -98,6 +107,7 @@ class ModelState(ServedModel):
             on_drained=self._drained.ring,
             wall_clock=wall_clock,
         )
+        self.in_flight = self.outcome.in_flight
         self.intake = Intake(
             spec,
             self.standing,
@@ -131,16 +141,6 @@ class ModelState(ServedModel):
     # -- facts -----------------------------------------------------------------------------------------------
 
     @property
-    def spec(self) -> ModelSpec:
-        """Its configuration. See `actors.values.requests.ServedModel`."""
-        return self._spec
-
-    @property
-    def marks(self) -> ClientMarks | None:
-        """What a frontend notes of a client. See `actors.values.requests.ServedModel`."""
-        return self._marks
-
-    @property
     def status(self) -> Status:
         """Where it stands."""
         return self.standing.status
@@ -149,21 +149,6 @@ class ModelState(ServedModel):
     def reason(self) -> str:
         """Why it stands there; empty where there is nothing to explain."""
         return self.standing.reason
-
-    @property
-    def instances(self) -> list[InstanceState]:
-        """Its instances, those that are passive included."""
-        return self.standing.instances
-
-    @property
-    def rotation(self) -> list[InstanceState]:
-        """The instances that execute, the least recently served first."""
-        return self.standing.rotation
-
-    @property
-    def in_flight(self) -> dict[InferRequest, None]:
-        """The requests that were accepted and have no final answer, in the order of their arrival."""
-        return self.outcome.in_flight
 
     @property
     def keeps_requests(self) -> bool:
@@ -185,13 +170,13 @@ class ModelState(ServedModel):
 
     def respecify(self, spec: ModelSpec) -> None:
         """Take over a configuration that differs from the present one only in its instances."""
-        self._spec = spec
+        self.spec = spec
 
     # -- what frontends know: see `actors.values.requests.ServedModel` ---------------------------------------
 
-    async def submit(self, request: InferRequest) -> None:
+    def submit(self, request: InferRequest) -> Coroutine[Any, Any, None]:
         """Validate and queue `request`."""
-        await self.intake.submit(request)
+        return self.intake.submit(request)
 
     def submit_nowait(self, request: InferRequest) -> None:
         """Validate and queue `request`, if there is room."""

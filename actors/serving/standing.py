@@ -76,7 +76,8 @@ class InstanceState:
     @property
     def hunting(self) -> bool:
         """Whether it looks for the request that killed it. It takes no fresh traffic until then."""
-        return bool(self.suspects.running) or len(self.suspects) > 0
+        suspects = self.suspects  # asked several times a batch, so nothing here is a call
+        return suspects.running != () or suspects.groups != []
 
 
 class Standing:

@@ -22,7 +22,7 @@ from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse, ReplyPort, release
 from protocols.grpc.admission import LargestLately
-from protocols.grpc.call_states import ANSWER, RECEIVING, Step, after
+from protocols.grpc.call_states import ANSWER, RECEIVING, TRANSITIONS, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 
 if TYPE_CHECKING:
@@ -212,14 +212,15 @@ class Call(ReplyPort):
 
     def step(self, step: Step) -> None:
         """Take a step. Raises RuntimeError where the call can't."""
-        self.state = after(self.state, step)
+        # Taken several times a call; `after` says what is wrong.
+        self.state = TRANSITIONS[self.state].get(step) or after(self.state, step)
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part of a unary answer (`actors.values.requests.ReplyPort`). Never raises."""
         if self.state.closed:
             release(part)
         elif final:
-            self.state = after(self.state, ANSWER)
+            self.step(ANSWER)
             if self._first is not None:
                 part = self._counted(part)
             self.wire.writer.put(self, part)

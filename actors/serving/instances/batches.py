@@ -5,7 +5,7 @@ A batch enters the table before it is handed to the instance. Its states:
 - HANDED: it waits in the instance's channel, or its inputs are being copied. The worker has not heard of it.
 - SENT: the worker has it, and may begin.
 - BEGUN: the worker has claimed it (`actors.wire.arena`, "Claims"). The server learns that when it claims the
-  batch in vain, or from the result.
+  batch in vain; otherwise it hears no more of the batch than its result.
 - DONE: its result has been taken.
 - REVOKED: the server has taken it back. The instance passes over it, and its requests run elsewhere.
 
@@ -48,7 +48,7 @@ HANDED, SENT, BEGUN, DONE, REVOKED = BatchState
 BATCH_CHANGES: Final[Mapping[BatchState, frozenset[BatchState]]] = MappingProxyType(
     {
         HANDED: frozenset({SENT, REVOKED}),
-        SENT: frozenset({BEGUN, REVOKED}),
+        SENT: frozenset({BEGUN, DONE, REVOKED}),
         BEGUN: frozenset({DONE}),
         DONE: frozenset(),
         REVOKED: frozenset(),
@@ -183,7 +183,7 @@ class HeldBatches:
 
     def note_end(self) -> None:
         """A batch has gone: tell the tasks that wait for it, if that was the last."""
-        if self.idle:
+        if not self.outstanding and not self.open:
             self._emptied.ring()
 
     async def wait_idle(self) -> None:

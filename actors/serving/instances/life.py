@@ -170,7 +170,8 @@ class Life:
         if batch.alone:
             instance.suspects.outcome_ok()
         if self._joining.joined.is_set():  # a warmup is no progress, and holds no resources
-            state.dispatcher.ended(instance)
+            if state.dispatcher.limiter is not None:
+                state.dispatcher.ended(instance)
             self._post.ctx.progressed()
             instance.exhausted = False
         if instance.worker is not None:

@@ -64,29 +64,18 @@ class BatchSender:
         self._memory = memory
         self._held = held
         self._streams = streams
-        self._credit = held.lanes * (AHEAD if prefetch else 1)
+        self.credit = held.lanes * (AHEAD if prefetch else 1)
         self._on_room = on_room
         self._on_unsent = on_unsent
         self._next_id = 1
-        self._filling: InFlight | None = None  # the batch whose long inputs are being copied
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another batch may be dispatched."""
-        held = self._held  # asked several times a batch, so nothing here is a call
-        return (
-            len(held.outstanding) + len(held.revoked) + held.withdrawn < self._credit
-            and len(self._memory.free) > 0
-            and (self._streams is None or not self._streams.crowded)
-            and self._filling is None  # the next batch would wait for the rest of its inputs
-        )
+        self.filling: InFlight | None = None  # the batch whose long inputs are being copied
 
     def stop_prefetching(self) -> None:
         """Let no further batch wait behind an execution."""
-        self._credit = self._held.lanes
+        self.credit = self._held.lanes
 
-    def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool) -> InFlight:
-        """Begin with a batch, or hand it to the instance. Requires `has_room`.
+    def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool = False) -> InFlight:
+        """Begin with a batch, or hand it to the instance. Requires `LiveWorker.has_room`.
 
         Raises OSError where the system has no memory or descriptor for a segment; then nothing has happened.
         """
@@ -102,7 +91,7 @@ class BatchSender:
                     self._send(batch, gather, packet)
                     batch.began_at = now
                 else:
-                    self._filling = batch
+                    self.filling = batch
             if not at_once:
                 held.hand(batch)
         except BaseException:
@@ -156,7 +145,7 @@ class BatchSender:
         try:
             gather, packet = self._prepare(batch)
             if gather.nbytes > FILLED_AT_ONCE:
-                self._filling = batch
+                self.filling = batch
                 return self._filled(batch, gather, packet)
             self._send(batch, gather, packet)
         except Exception as error:
@@ -172,7 +161,7 @@ class BatchSender:
             yield None
             if batch.state is not HANDED:  # it was taken back; its slot may be another batch's already
                 return
-        self._filling = None
+        self.filling = None
         self._send_off(batch, packet)
         self._held.sent(batch, trio.current_time())
         self._on_room()
@@ -194,8 +183,8 @@ class BatchSender:
             if batch.state is SENT:
                 batch.become(BEGUN)
             return False
-        if batch is self._filling:
-            self._filling = None
+        if batch is self.filling:
+            self.filling = None
         self._let_go(batch)
         self._held.advance(now)
         if unsent:  # the worker has nothing to skip, so nothing else uses the slot
@@ -213,5 +202,5 @@ class BatchSender:
 
     def disown(self) -> None:
         """The batches are answered already: send none of them."""
-        self._filling = None
+        self.filling = None
         self._held.clear()

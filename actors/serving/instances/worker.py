@@ -17,10 +17,8 @@ from actors.seams.steps import Steps
 from actors.serving.asks import WorkerAsks
 from actors.serving.instances.batches import (
     AHEAD,
-    BEGUN,
     DONE,
     HANDED,
-    SENT,
     HeldBatches,
     InFlight,
 )
@@ -107,6 +105,7 @@ class LiveWorker:
             on_room=events.slot_freed,
             on_unsent=events.unsent,
         )
+        self.dispatch = self.sender.dispatch
         self.reports = WorkerReports(pipe, events)
         self._handlers: dict[int, Callable[[bytes], Slow | None]] = {
             frames.RESULT: self._on_result,
@@ -161,7 +160,14 @@ class LiveWorker:
     @property
     def has_room(self) -> bool:
         """Whether another batch may be dispatched."""
-        return self.sender.has_room
+        held = self.held  # asked several times a batch, so nothing here is a call
+        return (
+            len(held.outstanding) + len(held.revoked) + held.withdrawn < self.sender.credit
+            and len(self.memory.free) > 0
+            and (self._streams is None or not self._streams.crowded)
+            # The next batch would wait for the rest of this one's inputs.
+            and self.sender.filling is None
+        )
 
     @property
     def free_lanes(self) -> int:
@@ -192,10 +198,6 @@ class LiveWorker:
     def has_check(self) -> bool:
         """Whether its model has a readiness check of its own."""
         return self.reports.has_check
-
-    def dispatch(self, requests: Sequence[InferRequest], *, now: float, alone: bool = False) -> InFlight:
-        """Begin with a batch, or hand it to the instance. See `BatchSender.dispatch`."""
-        return self.sender.dispatch(requests, now=now, alone=alone)
 
     def not_begun(self) -> list[InFlight]:
         """Return the batches that the model has not begun, oldest first, as far as the worker says now."""
@@ -358,8 +360,6 @@ class LiveWorker:
     ) -> None:
         if self._streams is not None:
             self._streams.close_answered(batch, answers)
-        if batch.state is SENT:
-            batch.become(BEGUN)
         del self.outstanding[batch.id]
         try:
             self._events.finished(batch, result, answers, borrowed=scatter.borrowed)

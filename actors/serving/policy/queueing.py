@@ -252,7 +252,7 @@ class RequestQueue(WaitingLine):
         """See `WaitingLine.next_expiry`."""
         if self._cancelled:
             return -math.inf
-        return self._timers.next_due()
+        return self._timers.next_due() if self._timers.running else math.inf
 
     def drain(self) -> list[InferRequest]:
         """Remove and return everything, in scan order, cancelled requests included."""

@@ -428,49 +428,44 @@ class SuspectQueue:
     a `RequestQueue`, a request that is cancelled or past its own deadline comes out of `expire`.
     """
 
-    __slots__ = ("_groups", "_running")
+    __slots__ = ("groups", "running")
 
     def __init__(self) -> None:
-        self._groups: list[Group] = []  # the next one is last
-        self._running: Group = ()
+        self.groups: list[Group] = []  # that wait, the next one last; none is empty
+        self.running: Group = ()  # the group that runs alone now; empty for none
 
     def __len__(self) -> int:
         """How many requests wait; those of the running group do not count."""
-        return sum(map(len, self._groups))
+        return sum(map(len, self.groups))
 
     def __iter__(self) -> Iterator[InferRequest]:
         """The waiting requests, next group first."""
-        for group in reversed(self._groups):
+        for group in reversed(self.groups):
             yield from group
-
-    @property
-    def running(self) -> Group:
-        """The group that runs alone now; empty for none."""
-        return self._running
 
     def push_split(self, groups: Sequence[Group]) -> None:
         """Add `groups`, to run in this order and before all others."""
-        self._groups += [group for group in reversed(groups) if group]
+        self.groups += [group for group in reversed(groups) if group]
 
     def next(self) -> Group | None:
         """Start the next group; None if one runs already or none waits."""
-        if self._running or not self._groups:
+        if self.running or not self.groups:
             return None
-        self._running = self._groups.pop()
-        return self._running
+        self.running = self.groups.pop()
+        return self.running
 
     def outcome_ok(self) -> None:
         """The running group has its answers."""
-        self._running = ()
+        self.running = ()
 
     def outcome_died(self, suspects: Sequence[Group]) -> None:
         """The running group killed its worker; `suspects` are the groups that `after_death` made of it."""
-        self._running = ()
+        self.running = ()
         self.push_split(suspects)
 
     def remove(self, request: InferRequest) -> bool:
         """Take out a waiting request whose client has left. Return False if it does not wait here."""
-        for at, group in enumerate(self._groups):
+        for at, group in enumerate(self.groups):
             if request in group:
                 self._replace(at, tuple(other for other in group if other is not request))
                 return True
@@ -497,14 +492,14 @@ class SuspectQueue:
     def drain(self) -> list[InferRequest]:
         """Remove and return everything that waits."""
         waiting = list(self)
-        self._groups.clear()
+        self.groups.clear()
         return waiting
 
     def _replace(self, at: int, group: Group) -> None:
         if group:
-            self._groups[at] = group
+            self.groups[at] = group
         else:
-            del self._groups[at]
+            del self.groups[at]
 
 
 def _too_late(request: InferRequest) -> TritiumError:

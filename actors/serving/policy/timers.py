@@ -20,38 +20,38 @@ _FEW: Final = 64
 class Timers(Generic[Target]):
     """Times on the caller's clock, each with a target. Timers' numbers are positive and never used again."""
 
-    __slots__ = ("_clean_at", "_heap", "_numbers", "_targets")
+    __slots__ = ("_clean_at", "_heap", "_numbers", "running")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
         self._clean_at = _FEW  # how many items it has when it is cleaned next
         self._numbers = count(1)
-        self._targets: dict[int, Target] = {}
+        self.running: dict[int, Target] = {}  # by the timer's number
 
     def __len__(self) -> int:
         """How many timers run."""
-        return len(self._targets)
+        return len(self.running)
 
     def set(self, due: float, target: Target) -> int:
         """Start a timer and return its number. Takes constant time, apart from a logarithm."""
         number = next(self._numbers)
-        self._targets[number] = target
+        self.running[number] = target
         heap = self._heap
         heappush(heap, (due, number))
         if len(heap) > self._clean_at:
-            heap[:] = [item for item in heap if item[1] in self._targets]
+            heap[:] = [item for item in heap if item[1] in self.running]
             heapify(heap)
             self._clean_at = 2 * len(heap) + _FEW
         return number
 
     def drop(self, number: int) -> None:
         """Stop a timer; does nothing if it does not run."""
-        self._targets.pop(number, None)
+        self.running.pop(number, None)
 
     def next_due(self) -> float:
         """When the next timer is due; infinite if none runs."""
         heap = self._heap
-        while heap and heap[0][1] not in self._targets:
+        while heap and heap[0][1] not in self.running:
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
@@ -59,4 +59,4 @@ class Timers(Generic[Target]):
         """Stop the earliest timer that is due at `now`, and return its target; None for nothing."""
         if self.next_due() > now:
             return None
-        return self._targets.pop(heappop(self._heap)[1])
+        return self.running.pop(heappop(self._heap)[1])
