@@ -7,11 +7,13 @@ import trio
 import trio.testing
 
 from actors.serving.instances.batches import BATCH_CHANGES, BatchState, HeldBatches, InFlight
+from actors.serving.instances.sending import FILLED_AT_ONCE
 from actors.serving.policy.retries import Signal
 from tests.actors.serving.test_instance_in_virtual_time import Life
 from tests.support.model_doubles import FakeSlot
 
 HANDED, SENT, BEGUN, DONE, REVOKED = BatchState
+LONG = FILLED_AT_ONCE // 8 + 1  # rows of inputs that are too long to be copied in one piece
 
 
 def batch_of(number=1):
@@ -92,7 +94,7 @@ async def test_a_dead_instance_s_channel_goes_back_to_the_head_of_the_queue(nurs
     await life.serving()
     life.queue()
     await life.worker.batch()
-    (handed,) = life.queue()  # and the instance has not come to it
+    (handed,) = life.queue(rows=LONG)  # and the instance has not come to it
     assert life.instance.held.unsent == 1
     life.worker.exit(Signal(15))
     await life.ended()
@@ -107,7 +109,7 @@ async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_ans
     life = Life(nursery)
     await life.serving()
     (sent,) = life.queue()
-    (handed,) = life.queue()
+    (handed,) = life.queue(rows=LONG)
     life.state.dispatcher.reclaim(life.instance)
     assert sent.reply.error.message.endswith("instance 'model_0_0' has crashed")
     assert not handed.reply.answered
@@ -118,11 +120,22 @@ async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_ans
     await life.ended()
 
 
+async def test_a_short_batch_that_waits_behind_an_execution_is_sent_in_the_turn_that_forms_it(nursery):
+    life = Life(nursery)
+    await life.serving()
+    life.queue()
+    life.queue()
+    assert [batch.state for batch in life.instance.held.outstanding.values()] == [SENT, SENT]
+    assert life.instance.held.unsent == 0
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
 async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nursery, monkeypatch):
     life = Life(nursery)
     await life.serving()
     life.queue()
-    (waiting,) = life.queue()
+    (waiting,) = life.queue(rows=LONG)
 
     def no_memory(*args):
         raise OSError(12, "Cannot allocate memory")

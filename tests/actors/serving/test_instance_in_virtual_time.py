@@ -184,9 +184,9 @@ class Life:
         await trio.testing.wait_all_tasks_blocked()
         assert self.state.status is Status.READY
 
-    def queue(self, count=1):
-        """Dispatch a batch of `count` requests, as the scheduler would."""
-        requests = [make_request() for _ in range(count)]
+    def queue(self, count=1, *, rows=1):
+        """Dispatch a batch of `count` requests, as the scheduler would. Each row has 8 bytes."""
+        requests = [make_request(rows) for _ in range(count)]
         for request in requests:
             request.requested_outputs = self.state.spec.output_names
             self.state.in_flight[request] = None
