@@ -7,6 +7,7 @@ sent ahead are answered in order, and the socket is not read while any of them i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -221,7 +222,7 @@ class Connection:
                 if self._expired and parser.begun:
                     await self._refuse(refused(*(_EXITING if patience.draining else _TOO_SLOW)))
                 return None
-        patience.work(patience.phase)
+        patience.deadline = math.inf
         return parser.ready.popleft()
 
     @property

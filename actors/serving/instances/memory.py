@@ -56,12 +56,6 @@ class WorkerMemory:
         """How many slots are leased: by batches, and by responses that view data in them."""
         return len(self._slots) - len(self.free)
 
-    def take(self) -> Slot:
-        """Lease a free slot."""
-        slot = self.free.pop()
-        slot.lease()
-        return slot
-
     def spilled(self, packet: bytes) -> bytes:
         """Return the frame that the worker left in a slot because it is too long for a packet.
 

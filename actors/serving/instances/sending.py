@@ -4,8 +4,8 @@ A batch is sent in the turn that forms it, to begin at once or to wait in the wo
 wake the instance's task for it adds 6 to 15 % to the calls that a small request costs. A batch with long
 inputs is handed to the instance, which sends it from its own task. So is a batch while the channel holds
 another one. The copy of long inputs would hold the loop for about a millisecond per MiB, most of all into new
-pages. So it is made in slices, between other tasks. The `Execute` frame follows the last piece. Frames keep the
-order in which batches were dispatched.
+pages. So it is made in slices, between other tasks. The `Execute` frame follows the last piece. Frames keep
+the order in which batches were dispatched.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class BatchSender:
         Raises OSError where the system has no memory or descriptor for a segment; then nothing has happened.
         """
         held = self._held
-        batch = InFlight(self._next_id, requests, self._memory.take(), alone=alone, began_at=math.inf)
+        slot = self._memory.free.pop()
+        slot.lease()
+        batch = InFlight(self._next_id, requests, slot, alone=alone, began_at=math.inf)
         begins = now if len(held.outstanding) < held.lanes else math.inf
         at_once = not held.unsent
         held.outstanding[batch.id] = batch
