@@ -84,11 +84,11 @@ class Batches:
             request.batch_key = StateKey(
                 key.inputs if isinstance(key, StateKey) else key, tuple(tuple(each.shape) for each in states)
             )
-        insort(group.ready, (self._tickets[request].number, sequence))
+        insort(group.ready, (self._tickets.queued[request].number, sequence))
 
     def unready(self, sequence: LiveSequence, group: SlotGroup) -> None:
         """It could not run any more."""
-        number = self._tickets[sequence.queue[0]].number
+        number = self._tickets.queued[sequence.queue[0]].number
         del group.ready[bisect_left(group.ready, number, key=_number)]
 
     def set_apart(self, request: InferRequest) -> None:
@@ -124,7 +124,7 @@ class Batches:
         return self._take_oldest(group, chosen[: affordable(map(_next_bytes, chosen))])
 
     def _waits_since(self, group: SlotGroup) -> float:
-        return self._tickets[group.ready[0][1].queue[0]].enqueued_at
+        return self._tickets.queued[group.ready[0][1].queue[0]].enqueued_at
 
     def _direct_until(self, group: SlotGroup) -> float:
         """When a batch may run whose slots are as full as they are now (contract, section 6.4)."""

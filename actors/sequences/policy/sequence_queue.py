@@ -27,7 +27,7 @@ class SequenceQueue(WaitingLine):
         self.room_order = lives.room
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._tickets.queued)
 
     def __contains__(self, request: InferRequest) -> bool:
         return request in self._tickets

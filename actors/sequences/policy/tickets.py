@@ -35,26 +35,26 @@ class Tickets:
     a full backlog would keep the sequences with slots from ever coming to an end.
     """
 
-    __slots__ = ("_arrivals", "_bounds", "_queued", "_shares", "_timers")
+    __slots__ = ("_arrivals", "_bounds", "_shares", "_timers", "queued")
 
     def __init__(self, bounds: QueueBounds, timers: Timers[Due]) -> None:
         self._bounds = bounds
         self._timers = timers
-        self._queued: OrderedDict[InferRequest, Ticket] = OrderedDict()
+        self.queued: OrderedDict[InferRequest, Ticket] = OrderedDict()  # the oldest first
         self._shares = (_Share(), _Share())  # of the backlog, of slots
         self._arrivals = count()
 
     def __len__(self) -> int:
-        return len(self._queued)
+        return len(self.queued)
 
     def __contains__(self, request: InferRequest) -> bool:
-        return request in self._queued
+        return request in self.queued
 
     def __iter__(self) -> Iterator[InferRequest]:
-        return iter(self._queued)
+        return iter(self.queued)
 
     def __getitem__(self, request: InferRequest) -> Ticket:
-        return self._queued[request]
+        return self.queued[request]
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +64,7 @@ class Tickets:
     @property
     def oldest_enqueued(self) -> float:
         """When the request that has waited longest was enqueued; infinite if none waits."""
-        return next(iter(self._queued.values())).enqueued_at if self._queued else math.inf
+        return next(iter(self.queued.values())).enqueued_at if self.queued else math.inf
 
     def waiting(self, *, seated: bool) -> int:
         """Return how many requests wait, of sequences with a slot or of those without."""
@@ -83,21 +83,27 @@ class Tickets:
 
     def add(self, request: InferRequest, now: float, *, seated: bool) -> None:
         """Let `request` wait, behind all others."""
-        self._queued[request] = Ticket(next(self._arrivals), now, self._timer(request))
-        self._shares[seated].add(request)
+        timer = 0 if request.deadline == math.inf else self._timers.set(request.deadline, request)
+        self.queued[request] = Ticket(next(self._arrivals), now, timer)
+        share = self._shares[seated]
+        share.requests += 1
+        share.nbytes += request.nbytes
 
     def put_back(self, request: InferRequest, ticket: Ticket, *, seated: bool) -> None:
         """Let `request`, which had `ticket`, wait again, before all others."""
-        self._queued[request] = ticket._replace(timer=self._timer(request))
-        self._queued.move_to_end(request, last=False)
+        timer = 0 if request.deadline == math.inf else self._timers.set(request.deadline, request)
+        self.queued[request] = ticket._replace(timer=timer)
+        self.queued.move_to_end(request, last=False)
         self._shares[seated].add(request)
 
     def take(self, request: InferRequest, *, seated: bool) -> Ticket:
         """Return the ticket of `request`, which waits no longer."""
-        ticket = self._queued.pop(request)
+        ticket = self.queued.pop(request)
         if ticket.timer:
             self._timers.drop(ticket.timer)
-        self._shares[seated].add(request, -1)
+        share = self._shares[seated]
+        share.requests -= 1
+        share.nbytes -= request.nbytes
         return ticket
 
     def move(self, requests: Iterable[InferRequest], *, seated: bool) -> None:
@@ -105,6 +111,3 @@ class Tickets:
         for request in requests:
             self._shares[seated].add(request)
             self._shares[not seated].add(request, -1)
-
-    def _timer(self, request: InferRequest) -> int:
-        return 0 if request.deadline == math.inf else self._timers.set(request.deadline, request)
