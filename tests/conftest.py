@@ -1,8 +1,16 @@
-"""What all tests share: how Hypothesis looks for examples, and that the long ones are left out."""
+"""What all tests share: three tiers, and how Hypothesis looks for examples.
 
+- *quick*: decisions and actors in this process, much of it in virtual time. `python -m pytest -m "not system"`.
+- *system*: real servers and workers. A test that starts a process is marked `system`, or fails.
+- *long*: storms, campaigns and leaks at full length, marked `long` and left out unless that mark is selected.
+  `python -m tests.long` runs them, with thousands of seeds and examples.
+"""
+
+import contextlib
 import os
 import sys
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # The same examples in every run, however slow the machine: what a run finds, the next one finds again.
@@ -22,12 +30,53 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+SYSTEM_FOLDERS = ("tests/survival/", "tests/conformance/", "tests/examples/")
+"""Where every test needs real processes."""
+
+STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"}
+"""The interpreter's audit events of new processes."""
+
+
+class Watch:
+    """Fails tests of the quick tier that start a process."""
+
+    def __init__(self) -> None:
+        self.running: pytest.Item | None = None
+
+    def audit(self, event: str, _: object) -> None:
+        """See one event of the interpreter. Raises AssertionError for a process that should not be started."""
+        if self.running is None or event not in STARTS_A_PROCESS:
+            return
+        if self.running.get_closest_marker("system") is None:
+            if record := os.environ.get("TRITIUM_TESTS_RECORD"):
+                with contextlib.suppress(OSError), open(record, "a") as file:
+                    file.write(f"{self.running.nodeid}\n")
+                return
+            raise AssertionError(f"{self.running.nodeid} starts a process: mark it `system`")
+
+
+WATCH = Watch()
+sys.addaudithook(WATCH.audit)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Know which test runs."""
+    WATCH.running = item
+    try:
+        return (yield)
+    finally:
+        WATCH.running = None
+
 
 def pytest_collection_modifyitems(config, items):
-    """Run tests that take minutes only if their mark is selected."""
-    if "soak" in str(config.getoption("markexpr")):
+    """Mark whole folders, and leave the long tests out unless their mark is selected."""
+    for item in items:
+        if item.nodeid.startswith(SYSTEM_FOLDERS):
+            item.add_marker(pytest.mark.system)
+    if "long" in str(config.getoption("markexpr")):
         return
-    long = [item for item in items if item.get_closest_marker("soak")]
+    long = [item for item in items if item.get_closest_marker("long")]
     if long:
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]

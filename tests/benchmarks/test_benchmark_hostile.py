@@ -44,7 +44,7 @@ def test_messages_are_protobuf_as_the_library_reads_it():
     assert framed(b"m") == b"\0\0\0\0\1m"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_what_is_folded_unfolds_to_what_it_says():
     hostile = named("gzip: 62 MiB of 1")
     assert abs(len(gzip.decompress(hostile.body())) - hostile.unfolded) < 1024
@@ -58,7 +58,7 @@ def test_hostile_inputs_are_measured_only_where_they_are_asked_for():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["head: 5,000 codings", pytest.param("gRPC: a model's name of 60 MiB", marks=pytest.mark.soak)]
+    "name", ["head: 5,000 codings", pytest.param("gRPC: a model's name of 60 MiB", marks=pytest.mark.long)]
 )
 def test_an_input_is_measured_against_a_real_server(tmp_path, name):
     from benchmarks.subjects import CHECKOUT

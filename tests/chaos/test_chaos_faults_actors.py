@@ -151,7 +151,7 @@ async def strike_all(made, faults, seeds=(1,)):
             await trio.sleep(0.3)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_no_request_fails_when_an_actor_that_owns_no_worker_crashes(tmp_path):
     costless = [
         fault
@@ -166,7 +166,7 @@ async def test_no_request_fails_when_an_actor_that_owns_no_worker_crashes(tmp_pa
         await strike_all(made, costless, seeds=(1, 2))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [
@@ -182,7 +182,7 @@ async def test_the_crash_of_what_has_something_below_costs_no_more_than_it_says(
         await strike_all(made, named(*names))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_an_exception_out_of_an_actors_own_code_is_contained(tmp_path):
     async with bench(tmp_path, *POLLED) as made:
         await strike_all(made, [each for each in actors.FAULTS if isinstance(each, Raise)], seeds=(1, 2))

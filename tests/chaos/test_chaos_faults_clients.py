@@ -16,7 +16,7 @@ from chaos.wires.http import Broken, Connection, Reply, chunked, request
 from tests.chaos.faults_bench import bench
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [clients.FAULTS, crowds.FAULTS], ids=["alone", "in crowds"])
 async def test_clients_that_misbehave_harm_nobody_else(tmp_path, faults):
     async with bench(tmp_path) as made:
@@ -24,7 +24,7 @@ async def test_clients_that_misbehave_harm_nobody_else(tmp_path, faults):
     assert all(excuse.own for each in made.injections for excuse in each.excuses)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_floods_are_in_the_history_under_their_priority_tenant_and_fault(tmp_path):
     async with bench(tmp_path) as made:
         for each in crowds.FAULTS[:2]:
@@ -33,7 +33,7 @@ async def test_floods_are_in_the_history_under_their_priority_tenant_and_fault(t
     assert flooding == {("slow", 2, ""), ("slow", 0, "flood")}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_the_limit_on_descriptors_is_given_back(tmp_path):
     (idle,) = (each for each in crowds.FAULTS if each.name == "idle_connections")
     async with bench(tmp_path) as made:

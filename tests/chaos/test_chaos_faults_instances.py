@@ -161,21 +161,21 @@ async def strike_all(made, faults, seed):
         await trio.sleep(0.5)  # so that one model is not hit again before it has got over it
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_what_signals_do_to_workers_is_no_more_than_they_excuse(tmp_path, seed):
     async with bench(tmp_path, *POLLED) as made:
         await strike_all(made, signals.FAULTS, seed)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_what_models_do_to_themselves_is_no_more_than_they_excuse(tmp_path, seed):
     async with bench(tmp_path, *POLLED) as made:
         await strike_all(made, deeds.FAULTS, seed)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_an_instance_that_can_not_start_is_tried_again_and_the_other_answers(tmp_path):
     async with bench(tmp_path, *POLLED) as made:
         await strike_all(made, starts.FAULTS, 1)

@@ -16,7 +16,7 @@ from tests.chaos.faults_bench import bench
 CLOCK, DISK, STOP = machine.FAULTS
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_clock_that_jumps_and_a_machine_that_stands_still_fail_no_request(tmp_path, seed):
     async with bench(tmp_path) as made:
@@ -27,7 +27,7 @@ async def test_a_clock_that_jumps_and_a_machine_that_stands_still_fail_no_reques
     assert {each.code for each in made.failed()} <= {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_a_full_disk_costs_log_lines_which_are_told_and_nothing_else(tmp_path):
     with machine.own_disk(empty(tmp_path / "probe")) as allowed:
         pass

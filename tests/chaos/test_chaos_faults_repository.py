@@ -15,7 +15,7 @@ from tests.chaos.faults_bench import bench
 # -- against a server
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("faults", "flags"),
     [
@@ -71,7 +71,7 @@ def test_a_model_that_another_fault_is_changing_is_no_target(shelf, tmp_path):
         repository.choose(stage, random.Random(1), ["echo"])
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("with_manifest", [True, False])
 async def test_a_slow_copy_is_whole_in_the_end(shelf, with_manifest):
     whole = shelf.copy_of(1)

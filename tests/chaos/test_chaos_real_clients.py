@@ -236,7 +236,7 @@ async def test_a_server_starts_among_the_variables_of_kubernetes_without_a_word_
         for fault in (*streams.FAULTS, *hangs.FAULTS)
         for mode, flags, marks in (
             ("poll", repository.POLLED, ()),
-            ("explicit", control.EXPLICIT, pytest.mark.soak),
+            ("explicit", control.EXPLICIT, pytest.mark.long),
         )
     ],
 )
@@ -253,8 +253,8 @@ async def test_what_real_clients_and_endless_hangs_do_is_felt_by_nobody_else(tmp
     ("name", "flags"),
     [
         ("broken_reload", control.EXPLICIT),
-        pytest.param("corrupted_model", repository.POLLED, marks=pytest.mark.soak),
-        pytest.param("corrupted_config", repository.POLLED, marks=pytest.mark.soak),
+        pytest.param("corrupted_model", repository.POLLED, marks=pytest.mark.long),
+        pytest.param("corrupted_config", repository.POLLED, marks=pytest.mark.long),
     ],
 )
 async def test_a_reload_that_fails_is_told_until_it_is_mended(tmp_path, name, flags):

@@ -40,14 +40,14 @@ def a_hundred_seeds():
     return command("--seeds", "100")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_hundred_seeds_pass_and_have_crashed_every_actor_at_every_point(a_hundred_seeds):
     assert a_hundred_seeds.returncode == 0, a_hundred_seeds.stdout
     crashed = re.search(r"^crashed: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
     assert set(crashed) == set(CRASHES)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_bring_about(a_hundred_seeds):
     told = re.search(r"^met: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
     met = {each.partition(" ")[2] for each in told}
@@ -65,7 +65,7 @@ def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [3, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("processes", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_a_seed_gives_the_same_trace_in_every_process(processes):
     traces = {
         command("--seed", "102", "--trace", hash_seed=str(number)).stdout for number in range(processes)
@@ -97,7 +97,7 @@ def test_a_scenario_is_drawn_whole_before_anything_runs():
 # -- bugs that were put in
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "operator", "place"),
     [
@@ -170,7 +170,7 @@ def test_threads_are_none_and_take_virtual_time():
     assert 0 < took <= 2 * virtual.LONGEST_WORK
 
 
-@pytest.mark.soak  # as above
+@pytest.mark.long  # as above
 def test_a_run_in_which_everybody_waits_for_somebody_ends_and_tells_who():
     async def main():
         with trio.CancelScope(shield=True):

@@ -226,7 +226,7 @@ async def suffer(server, executed, action, *, control=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["poison", pytest.param("order", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("by", ["poison", pytest.param("order", marks=pytest.mark.long)])
 async def test_what_is_fatal_costs_one_worker_for_the_right_reason(workload, executed, by):
     async with workload("echo") as (server, control):
         for action in FATAL:
@@ -236,7 +236,7 @@ async def test_what_is_fatal_costs_one_worker_for_the_right_reason(workload, exe
         assert await server.metric("tritium_worker_deaths_total") == len(FATAL)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_nobody_is_quarantined_by_hangs_of_a_model_that_runs_nothing_twice(workload):
     async with workload("echo") as (server, control):
         for _ in range(2):
@@ -387,7 +387,7 @@ async def hang_as_it_starts(server, control):
     return hanging
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_the_onnx_model_survives_what_its_numbers_do_to_it(workload):
     async with workload("add_sub") as (server, _):
         async with trio.open_nursery() as nursery:

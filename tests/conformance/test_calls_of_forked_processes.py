@@ -282,7 +282,7 @@ def test_threads_coroutines_and_processes_call_at_the_same_time(forker):
     assert_no_error(forker.run("load", 2.0))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_threads_coroutines_and_processes_call_for_a_minute(forker):
     told = forker.run("load", 60.0, timeout=240)
     print(told)

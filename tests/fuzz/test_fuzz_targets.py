@@ -26,7 +26,7 @@ def test_recorded_and_found_inputs_break_no_rule(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 @EACH
 def test_a_thousand_inputs_break_no_rule(target, times):
     inputs = INPUTS.get(target.name, 1_000) * times

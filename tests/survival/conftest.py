@@ -1,6 +1,6 @@
 """Real servers, real workers, real clients: what survives, and what it costs.
 
-The storms last a few seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if that is set. With `-m soak`
+The storms last a few seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if that is set. With `-m long`
 they last a minute.
 """
 
@@ -21,7 +21,7 @@ from tests.survival.server import ServerProcess, served
 Serve = Callable[..., AbstractAsyncContextManager[ServerProcess]]
 
 
-@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.long)])
 def storm(request: pytest.FixtureRequest) -> dict[str, float]:
     """How long a storm lasts and how often it strikes, in seconds."""
     if request.param == "full":

@@ -35,7 +35,7 @@ def workshop(repository):
     return made
 
 
-@pytest.fixture(params=[3.0, pytest.param(30.0, marks=pytest.mark.soak)])
+@pytest.fixture(params=[3.0, pytest.param(30.0, marks=pytest.mark.long)])
 def slow_seconds(request):
     """How long the slow model takes to load."""
     return request.param

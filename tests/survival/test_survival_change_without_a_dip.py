@@ -40,7 +40,7 @@ def workshop(repository):
     return Workshop(repository.path)
 
 
-@pytest.fixture(params=[3, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.fixture(params=[3, pytest.param(200, marks=pytest.mark.long)])
 def changes(request):
     """How many there are."""
     return request.param
@@ -183,7 +183,7 @@ def version_files(generation, *, parts):
     return files
 
 
-@pytest.fixture(params=[6, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.fixture(params=[6, pytest.param(200, marks=pytest.mark.long)])
 def polls(request):
     """How many looks of the server fall into the copying."""
     return request.param

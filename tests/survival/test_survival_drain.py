@@ -177,7 +177,7 @@ async def test_ended_while_a_model_loads_it_waits_for_nothing(tritium_server, re
         assert await server.wait_ended() == 0
 
 
-@pytest.mark.soak  # a worker has seven seconds to obey
+@pytest.mark.long  # a worker has seven seconds to obey
 async def test_a_stopped_worker_does_not_hold_up_the_end(tritium_server, repository):
     repository.onnx_add_sub(config=instances(1))
     async with tritium_server() as server:

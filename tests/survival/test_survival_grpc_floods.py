@@ -175,7 +175,7 @@ async def a_socket_never_read(server):
 
 @pytest.mark.parametrize(
     "size",
-    [16 * 1024, pytest.param(256 * 1024, marks=pytest.mark.soak), MIB],
+    [16 * 1024, pytest.param(256 * 1024, marks=pytest.mark.long), MIB],
     ids=lambda size: f"{size} bytes",
 )
 async def test_a_stream_that_is_never_read_costs_a_mebibyte_and_a_message(tritium_server, repository, size):
@@ -258,7 +258,7 @@ class Pace:
         return quantile(self.latencies, 0.99)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 async def test_what_a_flood_costs_a_neighbour(tritium_server, repository, flood):
     repository.onnx_add_sub(config=instances(1))

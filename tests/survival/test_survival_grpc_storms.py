@@ -102,7 +102,7 @@ async def grpc_clients_of(server, model, bystander):
     storm.check()
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_kills_of_an_onnx_models_workers_cost_neither_calls_nor_streams(
     tritium_server, repository, storm
 ):
@@ -139,7 +139,7 @@ async def test_kills_of_a_python_models_workers_cost_typed_errors_and_no_stream(
         await check_books(server, "python_add_sub", striker, "signal_9")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_workers_that_are_stopped_hang_neither_calls_nor_streams(tritium_server, repository, storm):
     # Four instances, so that some requests always find a worker that runs: a stopped one holds its requests
     # for a second.

@@ -100,7 +100,7 @@ async def test_a_model_whose_instances_all_keep_dying_is_unavailable_with_a_reas
         assert (await client.infer("python_add_sub", inputs={"A": ones, "B": ones})).status == 200
 
 
-@pytest.mark.soak  # an exhausted instance is tried again every half minute
+@pytest.mark.long  # an exhausted instance is tried again every half minute
 async def test_it_is_ready_again_once_what_killed_it_is_gone(tritium_server, repository, tmp_path):
     repository.crashing(tmp_path / "cause")
     async with tritium_server() as server, await server.connect() as client:

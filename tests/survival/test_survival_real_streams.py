@@ -1,6 +1,6 @@
 """The gRPC clients that people use, unary and streaming, at every pace, for long: not one answer is lost.
 
-A few seconds as part of the suite; ten minutes with `-m soak`, or TRITIUM_SURVIVAL_SECONDS where that is set.
+A few seconds as part of the suite; ten minutes with `-m long`, or TRITIUM_SURVIVAL_SECONDS where that is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.survival.server import ROOT
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.long)])
 def seconds(request):
     """How long the clients ask, all at once: in a few seconds each gets some hundred answers only."""
     full = request.param == "full"

@@ -57,7 +57,7 @@ def recycle(**ceilings):
     return parameter("tritium.recycle", json.dumps(ceilings).replace('"', '\\"'))
 
 
-@pytest.mark.parametrize(("lasts", "times"), [(2.0, 2), pytest.param(60.0, 15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("lasts", "times"), [(2.0, 2), pytest.param(60.0, 15, marks=pytest.mark.long)])
 async def test_while_instances_are_recycled_under_load_no_request_fails_and_none_runs_twice(
     tritium_server, repository, lasts, times
 ):

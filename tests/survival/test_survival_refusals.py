@@ -1,6 +1,6 @@
 """Every kind of refusal, again and again, over both protocols: each has its error and leaves nothing behind.
 
-The suite runs some rounds. With `-m soak` there are as many as would show a leak of a hundred bytes.
+The suite runs some rounds. With `-m long` there are as many as would show a leak of a hundred bytes.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def memory_of(server):
 
 @pytest.mark.parametrize(
     ("rounds", "allowed"),
-    [(40, 6 * MIB), pytest.param(5000, 20 * MIB, marks=pytest.mark.soak)],
+    [(40, 6 * MIB), pytest.param(5000, 20 * MIB, marks=pytest.mark.long)],
     ids=["short", "full"],
 )
 async def test_refusals_leave_nothing_behind(tritium_server, repository, rounds, allowed):

@@ -145,7 +145,7 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
         assert await server.metric("tritium_resident_bytes") < budget * 1.1
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_nobody_is_refused_while_twenty_models_are_asked_for_at_once(tritium_server, size):
     async with tritium_server(room_for(5, size), "--spare-workers=0") as server:
         random = Random(20)

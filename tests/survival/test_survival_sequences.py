@@ -88,7 +88,7 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.soak)])
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.long)])
 def storm(request):
     """How many clients there are, how long a storm lasts and how often it strikes, in seconds."""
     if request.param == "full":

@@ -31,7 +31,7 @@ async def clients_of(server, counts):
         tally.check()
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_an_onnx_model_whose_workers_are_killed_answers_everything(tritium_server, repository, storm):
     repository.onnx_add_sub()
     repository.python_add_sub()
@@ -79,7 +79,7 @@ async def test_a_python_model_loses_what_was_in_flight_to_a_typed_error_and_noth
         await check_books(server, "python_add_sub", striker, "signal_9")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_a_model_whose_workers_are_stopped_hangs_nobody(tritium_server, repository, storm):
     # Four instances, so that some requests always find a worker that runs: a stopped one holds its requests
     # for a second.

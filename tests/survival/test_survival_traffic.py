@@ -22,7 +22,7 @@ def workshop(repository):
     return Workshop(repository.path)
 
 
-@pytest.fixture(params=[2_000, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.fixture(params=[2_000, pytest.param(10_000, marks=pytest.mark.long)])
 def requests(request):
     """How many requests are shared out."""
     return request.param

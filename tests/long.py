@@ -1,0 +1,101 @@
+"""The long tier: what takes too long for every push.
+
+    python -m tests.long [PART ...]
+
+Parts run one after the other, each in processes of its own. The output of each goes to the terminal. At the end
+a line for each part says whether it passed and how long it took. The exit status is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PYTEST: Final = ("-m", "pytest", "--quiet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing to run: what it is for, how long it takes on two cores, and its commands."""
+
+    help: str
+    minutes: int
+    commands: tuple[tuple[str, ...], ...]
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+PARTS: Final = {
+    "storms": Part(
+        help="storms, leaks and campaigns at full length (tests marked `long`)",
+        minutes=40,
+        commands=((*PYTEST, "-m", "long"),),
+        environ={"TRITIUM_TESTS_FRESH": "1"},
+    ),
+    "examples": Part(
+        help="state machines and properties with all their Hypothesis examples, others each time",
+        minutes=30,
+        commands=((*PYTEST, "-m", "not system"),),
+        environ={"HYPOTHESIS_PROFILE": "explore"},
+    ),
+    "fuzz": Part(
+        help="random bytes at every parser, from the corpora of earlier findings",
+        minutes=10,
+        commands=(("-m", "tests.fuzz", "--inputs", "1000000"),),
+    ),
+    "simulation": Part(
+        help="1,000 seeds of a whole server in virtual time",
+        minutes=20,
+        commands=(("-m", "chaos.simulation", "--seeds", "1000"),),
+    ),
+    "chaos": Part(
+        help="ten minutes of faults under load, for seeds 1, 2 and 3",
+        minutes=35,
+        commands=tuple(("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)),
+    ),
+    "mutations": Part(
+        help="whether state machines and simulation notice faults put into the code",
+        minutes=30,
+        commands=(("-m", "chaos.mutations"),),
+    ),
+}
+
+
+def main() -> int:
+    """Run the parts that the command line names, or all, and return the exit status."""
+    listed = "\n".join(f"  {name:12}{part.help}; about {part.minutes} min" for name, part in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.long",
+        description="Run the long tier of tests.",
+        epilog=f"parts:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run (default: all)")
+    asked = parser.parse_args().parts or list(PARTS)
+    if unknown := [name for name in asked if name not in PARTS]:
+        parser.error(f"no such part: {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+    results: dict[str, tuple[bool, float]] = {}
+    for name in asked:
+        part, began = PARTS[name], time.monotonic()
+        sys.stdout.write(f"== {name}: {part.help}\n")
+        sys.stdout.flush()
+        done = [
+            subprocess.run(
+                [sys.executable, *command], cwd=ROOT, env={**os.environ, **part.environ}, check=False
+            )
+            for command in part.commands
+        ]
+        results[name] = not any(each.returncode for each in done), time.monotonic() - began
+    for name, (passed, seconds) in results.items():
+        sys.stdout.write(f"{name:12} {'passed' if passed else 'FAILED'} in {seconds / 60:.1f} min\n")
+    return 0 if all(passed for passed, _ in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
