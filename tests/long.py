@@ -57,7 +57,9 @@ PARTS: Final = {
     "chaos": Part(
         help="ten minutes of faults under load, for seeds 1, 2 and 3",
         minutes=35,
-        commands=tuple(("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)),
+        commands=tuple(
+            ("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)
+        ),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

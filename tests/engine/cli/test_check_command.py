@@ -195,6 +195,7 @@ def test_what_a_terminal_might_obey_is_spelt_out(repository, checked):
 # -- model code
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_python_models_are_run_for_their_completion(repository, checked):
     _, out = checked(repository(m={"1/model.py": COMPLETING}))
@@ -208,6 +209,7 @@ def test_what_is_not_to_be_run_is_told_to_be_skipped(repository, checked):
     assert "max_batch_size: 0" in out
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_traceback_is_readable(repository, checked):
     source = COMPLETING.replace("set_max_batch_size(5)", "nonsense()")
@@ -222,6 +224,7 @@ def test_a_traceback_is_readable(repository, checked):
     ]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_no_framework_is_loaded(repository):
     root = repository(
@@ -348,6 +351,7 @@ def test_the_help_explains_what_is_printed(capsys):
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_nothing_is_written_into_the_repository(repository, checked):
     root = repository(m={"1/model.py": COMPLETING})

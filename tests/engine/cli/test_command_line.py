@@ -37,6 +37,7 @@ def run(*words, **environ):
 # -- help and mistakes
 
 
+@pytest.mark.system
 def test_help_is_quick_and_complete():
     started = time.perf_counter()
     process = run("--help")
@@ -47,6 +48,7 @@ def test_help_is_quick_and_complete():
         assert f"  {command} " in process.stdout
 
 
+@pytest.mark.system
 def test_the_command_imports_nothing_heavy():
     code = (
         "import sys, engine.__main__, engine.cli.serve, engine.cli.tree, engine.cli.traffic;"
@@ -73,6 +75,7 @@ def test_defaults_stand_in_the_help(capsys):
     assert "[default: 67108864]" in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_an_unknown_flag_ends_with_status_one_and_the_usage_on_stderr():
     process = run("serve", "--model-repositry=/models")
     assert process.returncode == 1
@@ -108,6 +111,7 @@ def test_version_is_one_line(capsys):
     assert capsys.readouterr().out.startswith("tritium")
 
 
+@pytest.mark.system
 def test_a_reader_that_has_seen_enough_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)

@@ -172,12 +172,14 @@ def test_archives_and_files_are_read_together(logs, log, tmp_path):
     assert json.loads(out.splitlines()[0])["event"] == "server_starting"
 
 
+@pytest.mark.system
 def test_standard_input_is_read(log):
     run = [sys.executable, "-m", "engine", "logs", "-", "--event", "server_ready", "--json"]
     done = subprocess.run(run, input=log.read_bytes(), capture_output=True, check=True)
     assert json.loads(done.stdout)["models"] == 1
 
 
+@pytest.mark.system
 def test_a_terminal_gets_colours():
     ours, theirs = pty.openpty()
     run = [sys.executable, "-m", "engine", "logs", "-"]
@@ -189,6 +191,7 @@ def test_a_terminal_gets_colours():
     os.close(ours)
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_following_shows_what_is_written_from_now_on(tmp_path):
     path = tmp_path / "log"

@@ -206,6 +206,7 @@ def address():
             thread.join()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(address, number):
     command = [sys.executable, "-m", "engine", "tree", "--url", address, "--watch", "0.1"]
@@ -228,6 +229,7 @@ def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(ad
     assert "\x1b" not in rest
 
 
+@pytest.mark.system
 def test_a_terminal_is_given_back_at_the_end(address):
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "engine", "tree", "--url", address, "--watch", "0.1"]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.operators import clean_environ, serving, write_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 BROKEN = """
 import warnings

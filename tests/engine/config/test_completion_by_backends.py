@@ -15,6 +15,8 @@ from engine.config.inspection import child
 from engine.config.load import load_model_config
 from engine.processes.backends import BackendTraits, discover
 
+pytestmark = pytest.mark.system
+
 HEAD = "import triton_python_backend_utils as pb_utils\n"
 COMPLETE = """
 class TritonPythonModel:

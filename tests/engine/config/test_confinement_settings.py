@@ -115,6 +115,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "batch"), [("off", 0), ("basic", 3), ("strict", 3)])
 def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(load, level, batch):

@@ -67,6 +67,7 @@ def test_a_folder_with_a_model_file_is_a_backend(backend_directory):
     assert found["onnxruntime"] == discover()["onnxruntime"]  # those that are installed go first
 
 
+@pytest.mark.system
 def test_its_models_need_no_file_and_are_completed_by_it(write_model, backend_directory):
     directory = write_model("m", 'backend: "mine_in_python"', {"1/weights": "1"})
     found = load_model_config(directory, backends=discover(backend_directory))

@@ -22,7 +22,7 @@ from engine.environments.layout import EnvironmentFailed
 from engine.processes.runtime import interpreter, variables
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 class Builds:

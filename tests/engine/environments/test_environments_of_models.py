@@ -125,6 +125,7 @@ def test_a_path_that_leads_nowhere_is_the_versions_reason(model):
     assert loaded.reasons == {1: "Internal: Failed to get the canonical path for /gone.tar.gz."}
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_auto_completion_runs_on_the_models_own_interpreter(model, tmp_path):
     source = make_environment(tmp_path / "env")
@@ -164,6 +165,7 @@ def check(tmp_path):
     return run
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_check_builds_nothing_and_says_so(model, check, tmp_path):
     model("", {"1/model.py": COMPLETING, "requirements.txt": "tiny"})
@@ -173,6 +175,7 @@ def test_check_builds_nothing_and_says_so(model, check, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_check_builds_environments_where_it_is_told_to(model, check, tmp_path):
     make_wheel(tmp_path / "wheels", "tiny", "1.0")
@@ -186,6 +189,7 @@ def test_check_builds_environments_where_it_is_told_to(model, check, tmp_path):
     assert "not built yet" not in check()[1]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_check_looks_into_an_unpacked_environment(model, check, tmp_path):
     source = make_environment(tmp_path / "env", activate="export COLOUR=blue\n")

@@ -195,6 +195,7 @@ def test_an_archive_does_not_unfold_to_much_more_than_it_looks_like(tmp_path, wh
         unpack(path, tmp_path / "env")
 
 
+@pytest.mark.system
 def test_an_archive_that_takes_too_much_memory_is_told_of(tmp_path):
     """It runs in its own process, because memory reserved beforehand counts as well."""
     path = tmp_path / "env.tar.xz"
@@ -227,6 +228,7 @@ def test_the_cpu_of_a_build_is_limited_by_what_its_archive_weighs(tmp_path, kind
     assert cpu_seconds(kind, tmp_path / "source") == seconds
 
 
+@pytest.mark.system
 def test_a_process_that_has_used_its_cpu_is_told_so_by_a_signal():
     code = "from engine.environments.budget import limit_cpu\nlimit_cpu(1)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", code], check=False)

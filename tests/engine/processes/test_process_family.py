@@ -12,7 +12,7 @@ import pytest
 
 from engine.processes.family import Family
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 MANY = """
 import sys, threading

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.operators import clean_environ, serving, write_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 ASCII = {"LANG": "C", "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"}
 NO_UTF8 = {**ASCII, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

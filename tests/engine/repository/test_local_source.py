@@ -247,6 +247,7 @@ class TestMounts:
         clock.now += 15.0
         assert fetch(source, "a").path == path.with_name("next") / "a"
 
+    @pytest.mark.system
     @pytest.mark.slow
     @pytest.mark.skipif(
         shutil.which("unshare") is None

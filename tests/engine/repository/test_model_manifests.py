@@ -122,6 +122,7 @@ class TestManifest:
         assert model.look() == Complete()
         assert verify_manifest(model.path) == []
 
+    @pytest.mark.system
     @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum writes the manifest")
     @pytest.mark.parametrize("mode", ["--text", "--binary"])
     def test_it_is_as_sha256sum_writes_it(self, model, mode):

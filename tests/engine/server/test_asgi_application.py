@@ -199,6 +199,7 @@ async def test_a_server_without_a_lifespan_is_told_so(environ):
         await get(Application(environ), "/v2")
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_kubernetes_service_called_tritium_does_not_keep_hypercorn_from_serving(environ):
     kubernetes = {"TRITIUM_SERVICE_HOST": "10.0.0.7", "TRITIUM_PORT": "tcp://10.0.0.7:8000"}
@@ -237,6 +238,7 @@ async def test_websockets_are_turned_away(environ):
     assert sent == [{"type": "websocket.close"}]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_more_than_one_worker_is_refused_with_advice(environ):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}

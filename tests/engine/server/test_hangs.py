@@ -33,7 +33,7 @@ class TritonPythonModel:
         return responses
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 def write_sleeper(folder, name="sleeper", **parameters):

@@ -49,6 +49,7 @@ def child():
         process.kill()
 
 
+@pytest.mark.system
 async def test_processes_are_measured_together_and_the_ended_left_out(child):
     sizes = await Memory().of_processes({child.pid, os.getpid()})
     assert sizes.keys() == {child.pid, os.getpid()}

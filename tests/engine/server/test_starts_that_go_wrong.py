@@ -9,7 +9,7 @@ import pytest
 from engine.settings.extras import how_to_install
 from tests.support.operators import DOUBLE_CONFIG, ROOT, clean_environ, serving, write_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"

@@ -16,7 +16,7 @@ from tritium.testing import (
     open_model,
 )
 
-pytestmark = pytest.mark.slow  # each completes its configuration in a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 HEAD = """\
 import json, threading, time

@@ -20,7 +20,7 @@ from actors.values.specs import DynamicBatching, InputSpec, QueuePolicy
 from tests.engine.worker.conftest import until
 from tests.support.many_models import Answer, Models, calling, model, open_models
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 PLACED = "Model callee - Error when running inference: "
 

@@ -11,7 +11,7 @@ from actors.values.specs import Ensemble, EnsembleStep, OutputSpec
 from tests.engine.worker.conftest import until
 from tests.support.many_models import calling, model, open_models
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 def recursive(name="caller", callee="caller", **changes):

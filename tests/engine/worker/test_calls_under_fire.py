@@ -16,7 +16,7 @@ from chaos.record.descriptors import left_open, open_descriptors
 from tests.engine.worker.conftest import until
 from tests.support.many_models import calling, model, open_models
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 ROUNDS = 12
 LARGE = 100_000  # elements: inputs and outputs go in segments

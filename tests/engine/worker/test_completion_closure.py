@@ -10,6 +10,8 @@ import pytest
 from engine.worker.__main__ import OUR_NAMES
 from engine.worker.completion import CLOSURE
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[3]
 FOREIGN = {"trio", "structlog", "google", "orjson", "outcome", "asyncio", "torch", "onnxruntime"}
 

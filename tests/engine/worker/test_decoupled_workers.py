@@ -14,7 +14,7 @@ from actors.values.tensors import Tensor
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from tests.engine.worker.conftest import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 class Parts:

@@ -10,7 +10,7 @@ from actors.serving.probing import probe
 from actors.values.specs import Retry
 from tests.engine.worker.conftest import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 async def test_a_probe_goes_all_the_way_and_leaves_no_trace_in_the_statistics(serve):

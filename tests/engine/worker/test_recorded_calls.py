@@ -9,7 +9,7 @@ from actors.values.events import Log
 from actors.values.requests import InferRequest
 from tests.support.many_models import calling, model, open_models
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 async def test_a_call_is_recorded_with_the_request_on_whose_behalf_it_was_made():

@@ -17,7 +17,7 @@ from tests.engine.worker.conftest import until
 LONG, HANG = -1.0, -2.0
 TWO = tuple(InstanceSpec(name=f"model_{n}") for n in range(2))
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from actors.values.specs import InstanceSpec
 from engine.processes.launch import WORKER
 from tests.engine.worker.conftest import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 def all_workers():

@@ -15,6 +15,8 @@ from actors.values.specs import InputSpec, InstanceSpec, OutputSpec, WarmupSampl
 from actors.values.tensors import Tensor
 from tests.engine.worker.conftest import until
 
+pytestmark = pytest.mark.system
+
 
 async def test_a_worker_computes_what_it_is_sent(serve):
     async with serve("doubling") as model:

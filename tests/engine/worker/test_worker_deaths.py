@@ -15,7 +15,7 @@ from actors.values.specs import Direct, InstanceSpec, Retry
 from tests.engine.worker.conftest import until
 from tests.support.worker_backends import POISON
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 async def test_a_killed_idle_worker_is_back_and_nobody_notices(serve):

@@ -23,7 +23,7 @@ from tests.support.greedy_backends import (
     START_ONE,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 MEBIBYTE = 1024 * 1024
 ROOMY = Confinement(memory=400 * MEBIBYTE)

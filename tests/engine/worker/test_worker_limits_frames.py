@@ -13,7 +13,7 @@ from tests.fuzz.campaign import corpus_of
 from tests.fuzz.worker_frames import WorkerFrames
 from tests.support.greedy_backends import TALK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 TALKS = 16
 TOGETHER = 20  # series of packets in one talk, about thirty packets: the worker is seldom heard to the end

@@ -65,7 +65,7 @@ def ask(level, deed, *, childless=False, read=(), write=()):
     return int(done.stdout.split()[-1])
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_version_is_named_by_the_digits_at_the_beginning(directory: str, versi
     assert version_of(directory) == version
 
 
+@pytest.mark.system
 def test_a_manifest_is_what_sha256sum_prints(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     names = ["config.pbtxt", "1/model onnx", "1/back\\slash", "1/line\nfeed", "1/line\u2028separator"]

@@ -307,6 +307,7 @@ def test_azures_managed_identity_asks_as_the_client_it_is_given(
     assert "client_id=client" in listener.asked[-1][1]
 
 
+@pytest.mark.system
 def test_clients_that_fail_together_are_replaced_once(
     s3: MotoS3, open_remote: Opener, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.survival.changing import code, config, identity, load, policy, until_states
 from tests.survival.server import served
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 WEIGHTS = os.urandom(12 << 20)
 CUT_AFTER = 5 << 20

@@ -17,6 +17,8 @@ from tests.engine.repository.storage.doubles import fetch, read
 from tests.engine.repository.storage.emulators import MotoS3
 from tests.engine.repository.storage.wires import Wire
 
+pytestmark = pytest.mark.system
+
 WEIGHTS = os.urandom(20 << 20)
 
 # Fetches a model when told to, reports its progress, and keeps the directory until it is told again.

@@ -12,7 +12,7 @@ from engine.worker.backends.python.exchange import InferenceRequest
 from engine.worker.backends.python.tensors import Tensor
 from tritium.testing import Fault, InferenceFailed, ModelNotLoaded, Request, open_model
 
-pytestmark = pytest.mark.slow  # each completes its configuration in a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
 def floats(*values):

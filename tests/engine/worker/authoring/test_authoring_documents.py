@@ -9,6 +9,8 @@ import pytest
 from engine.worker.authoring.declaring import declared_in
 from tritium.testing import open_model
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[4]
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[4]
 FOREIGN = {"trio", "structlog", "google", "orjson", "outcome", "asyncio", "torch", "onnxruntime"}
 

@@ -24,6 +24,8 @@ from engine.worker.authoring.folder import (
 )
 from tritium.testing import open_model
 
+pytestmark = pytest.mark.system
+
 SOURCE = """
     import neighbour
 

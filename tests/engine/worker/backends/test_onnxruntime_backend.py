@@ -394,6 +394,7 @@ def operators(onnx_model, version_directory):
 OPERATORS = {"max_batch_size": 4, "config": {"model_operations": {"op_library_filename": ["ops.so"]}}}
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="compiling a library of operators needs gcc")
 def test_a_library_of_operators_registers_them_with_the_session(operators, version_directory):
     # ONNX Runtime calls this with the session's options and its API; NULL is success.
@@ -404,6 +405,7 @@ def test_a_library_of_operators_registers_them_with_the_session(operators, versi
     assert answer.outputs["Y"].tolist() == [[0, 0, 0, 0]]
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="compiling a library of operators needs gcc")
 def test_a_library_without_operators_is_refused(operators, version_directory):
     operators("int nothing;")

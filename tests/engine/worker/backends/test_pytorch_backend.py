@@ -536,6 +536,7 @@ def test_autocast_of_a_compiled_package_is_refused(version_directory):
         load(version_directory, [("x", FP32, [2])], [("y", FP32, [2])], parameters={"tritium.amp": "bf16"})
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
 @pytest.mark.filterwarnings("ignore")
