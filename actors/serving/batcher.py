@@ -75,7 +75,7 @@ class Scheduler(TurnTaker):
         self._hold = hold if hold is not None and heeded else HoldBack()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
 
-    def turn(self, now: float) -> float:
+    def turn(self, now: float) -> float:  # noqa: C901  a turn in the order of its steps
         """See `TurnTaker.turn`."""
         if faults.points is not None:
             faults.points.passing("batcher.turn")

@@ -61,7 +61,9 @@ class Outcome:
 
     # -- from workers ----------------------------------------------------------------------------------------
 
-    def completed(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
+    def completed(  # noqa: C901  one straight path
+        self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool
+    ) -> None:
         """Answer the requests of a finished batch.
 
         `borrowed` outputs take a lease of the slot for each response.

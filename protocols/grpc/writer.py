@@ -233,7 +233,7 @@ class AnswerWriter(CallWriter):
         except ConnectionLost:
             self._transport.shut()
 
-    async def _write(self) -> None:
+    async def _write(self) -> None:  # noqa: C901  the path of every answer
         outward, transport = self._outward, self._transport
         in_a_row = 0
         while True:

@@ -97,7 +97,7 @@ def read_meaning(document: Any, behind: int, spec: ModelSpec, *, limit: int, fra
     return meaning
 
 
-def _read_parameters(document: Any, meaning: Meaning) -> None:
+def _read_parameters(document: Any, meaning: Meaning) -> None:  # noqa: C901  a case for each parameter
     if type(document) is not dict:
         raise Internal("Unable to parse 'parameters': attempt to get members for non-object")
     check_parameters(len(document))

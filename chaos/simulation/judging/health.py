@@ -19,7 +19,7 @@ from engine.server.running import RunningServer
 _INSTANCE: Final = re.compile(r"models/[^/]+/[^/]+/instances/[^/]+")
 
 
-def trouble(
+def trouble(  # noqa: C901  a list of checks
     running: RunningServer,
     models: Sequence[str],
     disk: Disk,

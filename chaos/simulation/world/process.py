@@ -259,7 +259,7 @@ class _Process:
             failing.append(self._world.chance.randrange(len(ids)))
         return await self._computed(job, told, ids, failing)
 
-    async def _misbehave(self, what: str, job: Execute, ids: Sequence[str]) -> None:
+    async def _misbehave(self, what: str, job: Execute, ids: Sequence[str]) -> None:  # noqa: C901
         self._world.note("worker", self._worker.pid, "misbehaves:", what)
         self._worker.misbehaved = True
         match what:

@@ -75,7 +75,7 @@ def traced_inputs(content: bytes) -> tuple[Example | None, ...]:
         return ()
 
 
-def _follow(content: bytes) -> Any:
+def _follow(content: bytes) -> Any:  # noqa: C901  a case for each opcode
     """Return the value that a pickle stands for. Raises for anything unknown.
 
     The pickle may hold dicts, lists, tuples, text, numbers and tensors.

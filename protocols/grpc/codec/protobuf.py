@@ -92,7 +92,7 @@ def delimited(tag: int, content: bytes) -> bytes:
     return b"%c%b%b" % (tag, varint(len(content)), content)
 
 
-def splitting(message: Buffer) -> Generator[None, None, Pieces]:
+def splitting(message: Buffer) -> Generator[None, None, Pieces]:  # noqa: C901  a case for each wire type
     """Take a ModelInferRequest apart, in slices.
 
     Raises Malformed. Protobuf may still find a fault in `rest`.
