@@ -1,7 +1,7 @@
 """One model on its way from what serves to what should: load beside, probe, swap, drain (DESIGN section 8).
 
-A `Deployment` is passive: the model's lane (see `actors.catalog.catalog`) calls one of its methods at a time. Before
-the swap the serving versions are not touched. So a load that fails, or is given up, affects no client.
+A `Deployment` is passive: the model's lane (see `actors.catalog.lane`) calls one of its methods at a time.
+Before the swap the serving versions are not touched. So a load that fails, or is given up, affects no client.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The lane of a model: the operations that wait for it, and the actor that carries them out.
 
 Operations come through a bounded channel, which the lane keeps, so it outlives the actor. A caller that asks
-for something waits for a place in it, and for the outcome. The catalog and other lanes, which tell of a change,
-never wait: so no circle of lanes can come to a standstill. An operation is in the table `_waiting` before it is
-sent. One that an order to unload has replaced leaves the table, and the actor passes over it.
+for something waits for a place in it, and for the outcome. The catalog and other lanes, which tell of a
+change, never wait: so no circle of lanes can come to a standstill. An operation is in the table `_waiting`
+before it is sent. One that an order to unload has replaced leaves the table, and the actor passes over it.
 """
 
 from __future__ import annotations

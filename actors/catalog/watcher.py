@@ -41,10 +41,10 @@ MOST_SHOWN: Final = 50  # models that the tree names as waited for
 class Watcher:
     """Passive around the actor `run`; see the module.
 
-    `news` leads to the catalog. `observe` returns one look at the sources. It may take any time, on threads that it leaves behind when it
-    is cancelled: the next look begins `interval` seconds after one has ended. An exception of `observe` ends
-    a life of the actor, and each new life begins later than the one before (`spec`). `wall_clock` returns
-    seconds since 1970, for readers of the tree.
+    `news` leads to the catalog. `observe` returns one look at the sources. It may take any time, on
+    threads that it leaves behind when it is cancelled: the next look begins `interval` seconds after one
+    has ended. An exception of `observe` ends a life of the actor, and each new life begins later than the
+    one before (`spec`). `wall_clock` returns seconds since 1970, for readers of the tree.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Residency: which models are in memory. Loads those that requests wait for, and evicts others to make room.
 
 The actor may die at any time. The requests wait on, and the next life looks at the present state
-(`actors.residency.residents`) and goes on from there. `actors.residency.policy` decides what to do. Loading and
-unloading is the catalog's work, which children of the actor ask for and await.
+(`actors.residency.residents`) and goes on from there. `actors.residency.policy` decides what to do. Loading
+and unloading is the catalog's work, which children of the actor ask for and await.
 
 Requests to a loaded model cost nothing extra. Whether the model is in use is read from its state, when
 another model needs its room.

@@ -15,7 +15,8 @@ import trio
 
 from actors.serving.dispatcher import sequence_lost
 from actors.serving.model import ModelState
-from actors.serving.policy.retries import Aftermath, Fingerprint
+from actors.serving.policy.blame import Fingerprint
+from actors.serving.policy.retries import Aftermath
 from actors.serving.policy.waiting_line import Sequencing
 from actors.serving.standing import InstanceState
 from actors.serving.statistics import FailureReason

@@ -237,8 +237,8 @@ class Branch:
         """Add a temporary or transient child that is ready as it is."""
         if spec.restart is Restart.PERMANENT:
             raise ValueError(
-                f"child {spec.name!r} is permanent; start_child_nowait is for temporary and transient children, "
-                "permanent ones go through start_child"
+                f"child {spec.name!r} is permanent; start_child_nowait is for temporary and transient "
+                "children, permanent ones go through start_child"
             )
         self._lives.begin_ready(self._add(spec))
 
@@ -267,6 +267,6 @@ class Branch:
             )
         if not self._one_for_one:
             raise ValueError(
-                f"supervisor {self._name!r} is {self._flags.strategy.value}: its children come and go together; "
-                "put those that come and go alone under a one_for_one supervisor"
+                f"supervisor {self._name!r} is {self._flags.strategy.value}: its children come and go "
+                "together; put those that come and go alone under a one_for_one supervisor"
             )

@@ -55,12 +55,13 @@ from actors.supervision.tree import Snapshot
 class Supervisor:
     """Starts, stops and restarts children; hang it under another with `spec`, or make it a root with `serve`.
 
-    The object is a handle and may be kept: it runs again when its own supervisor restarts it. It then has the
-    children given here and not those added later, as in OTP. Children come and go only in one_for_one. If `children` is a function, it is called at
-    each start, like OTP's `init`. So a function that keeps track of the children that came and went can bring
-    all of them back. Such children count as added later: they are stopped together, and a child that does not
-    start is tried again, within its budget, while the others run. All operations raise NotRunning while the
-    supervisor is down. Raises ValueError for children that cannot stand together.
+    The object is a handle and may be kept: it runs again when its own supervisor restarts it. It then has
+    the children given here and not those added later, as in OTP. Children come and go only in
+    one_for_one. If `children` is a function, it is called at each start, like OTP's `init`. So a function
+    that keeps track of the children that came and went can bring all of them back. Such children count as
+    added later: they are stopped together, and a child that does not start is tried again, within its
+    budget, while the others run. All operations raise NotRunning while the supervisor is down. Raises
+    ValueError for children that cannot stand together.
     """
 
     def __init__(

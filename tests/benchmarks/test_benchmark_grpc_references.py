@@ -15,6 +15,7 @@ from benchmarks.payloads import WrongAnswer
 from benchmarks.results import Load
 from benchmarks.runner import Plan
 from benchmarks.subjects import free_ports
+from tests.support.logged import Silent
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.slow  # each starts processes
@@ -139,14 +140,6 @@ def test_an_error_is_a_wrong_answer_with_its_reason(grpclib):
     gpu = next(each for each in GRPC_SCENARIOS if each.on_gpu)
     with pytest.raises(WrongAnswer, match="INVALID_ARGUMENT a reference has no model"):
         judge.verify(gpu, grpclib.address)
-
-
-class Silent:
-    def step(self, text):
-        pass
-
-    def result(self, text):
-        pass
 
 
 def _claiming(requests):

@@ -9,14 +9,7 @@ from benchmarks.grpc.payloads import framed
 from benchmarks.hostile.inputs import MIB, Hostile, catalog, field, varint
 from benchmarks.hostile.measure import Siege
 from protocols.kserve.proto import grpc_service_pb2 as pb
-
-
-class Silent:
-    def step(self, text):
-        pass
-
-    def result(self, text):
-        pass
+from tests.support.logged import Silent
 
 
 def named(name):

@@ -10,6 +10,7 @@ from benchmarks.results import Load
 from benchmarks.runner import Plan, Runner, verify
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.subjects import Subject
+from tests.support.logged import Silent
 
 SCENARIO = next(each for each in SCENARIOS if each.name == "onnx-binary")
 ONE_CELL = Scenario(
@@ -29,14 +30,6 @@ class Fake(Subject):
 
 class Wrong(Fake):
     wrong = True
-
-
-class Silent:
-    def step(self, text):
-        pass
-
-    def result(self, text):
-        pass
 
 
 def _subject(kind, label, port):

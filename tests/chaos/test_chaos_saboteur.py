@@ -14,21 +14,12 @@ from chaos.saboteur import SabotagedMachine, Saboteur, listen, main, open_socket
 from chaos.subject.sabotage import SabotageClient, SabotageRefused
 from chaos.subject.server import served
 from chaos.workload.repository import write_repository
+from tests.support.logged import Logged
 from tests.support.trees import Puppet, serving, settled
 
 
-class Lines:
-    """A log that keeps what is written."""
-
-    def __init__(self):
-        self.kept = []
-
-    def __call__(self, event, *, level="info", **keys):
-        self.kept.append({"event": str(event), "level": level, **keys})
-
-
 def saboteur(root, log=None):
-    return Saboteur(root, SabotagedMachine(), log or Lines())
+    return Saboteur(root, SabotagedMachine(), Logged() if log is None else log)
 
 
 def answer(to, **command):
@@ -36,14 +27,12 @@ def answer(to, **command):
 
 
 async def test_an_actor_is_killed_by_its_path_and_the_log_says_by_whom(autojump_clock):
-    puppet, log = Puppet("scheduler"), Lines()
+    puppet, log = Puppet("scheduler"), Logged()
     async with serving(Supervisor([Supervisor([puppet.spec()]).spec("models")])) as tree:
         assert answer(saboteur(tree.root, log), do="crash", path="models/scheduler") == {"ok": None}
         await settled()
     assert puppet.lives == 2
-    assert log.kept == [
-        {"event": "fault_injected", "level": "warning", "fault": "crash", "target": "models/scheduler"}
-    ]
+    assert log == [("fault_injected", "warning", {"fault": "crash", "target": "models/scheduler"})]
 
 
 async def test_the_paths_that_can_be_crashed_are_those_of_the_tree(autojump_clock):

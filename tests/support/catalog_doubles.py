@@ -19,6 +19,7 @@ from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, TritiumError
 from actors.values.specs import InstanceSpec, ModelKey, Probe
+from tests.support.logged import Logged
 from tests.support.model_doubles import make_spec
 
 EXPLICIT = {"mode": ControlMode.EXPLICIT, "startup": ()}
@@ -86,14 +87,6 @@ class FakeTree:
         await trio.lowlevel.checkpoint()
         self.ended.append(state)
         state.close()
-
-
-class Logged(list):
-    def __call__(self, event, *, level="info", **keys):
-        self.append((str(event), level, keys))
-
-    def of(self, event):
-        return [keys for name, _, keys in self if name == event]
 
 
 class Copy:

@@ -25,7 +25,8 @@ from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import TritiumError
 from actors.values.specs import ModelKey, Residency
-from tests.support.catalog_doubles import FakeSource, FakeTree, Logged, model
+from tests.support.catalog_doubles import FakeSource, FakeTree, model
+from tests.support.logged import Logged
 from tests.support.model_doubles import Context, FakeWorker, make_request
 
 UNIT = UNKNOWN_OVERHEAD

@@ -14,20 +14,10 @@ from actors.values.requests import InferRequest
 from actors.values.specs import ModelKey
 from actors.values.tensors import Tensor
 from actors.wire.frames import Result
+from tests.support.logged import Logged
 from tests.support.model_doubles import FakeSlot, Port, make_spec
 
 KEY = ModelKey("model")
-
-
-class Logged(list):
-    """A log that keeps (event, level, keys)."""
-
-    def __call__(self, event, *, level="info", **keys):
-        self.append((str(event), level, keys))
-
-    def about(self, event):
-        """The keys of every such event, in order."""
-        return [keys for name, _, keys in self if name == event]
 
 
 class Versions:

@@ -16,16 +16,10 @@ from actors.serving.instances.launching import Launched
 from actors.serving.instances.output import OutputReader
 from actors.serving.instances.post import Post
 from actors.serving.instances.reading import PacketReader
-from actors.serving.instances.watching import Watch
+from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.policy.retries import (
-    DeathReason,
-    Fingerprint,
-    Hang,
-    ProtocolError,
-    after_death,
-    fingerprint_of,
-)
+from actors.serving.policy.blame import Fingerprint, fingerprint_of
+from actors.serving.policy.retries import DeathReason, Hang, ProtocolError, after_death
 from actors.serving.records import named
 from actors.values.events import Event
 from actors.values.requests import InferRequest
@@ -44,7 +38,7 @@ class Burial:
         launched: Launched,
         worker: LiveWorker,
         *,
-        watch: Watch,
+        watch: WorkerWatch,
         joining: Joining,
         reader: PacketReader,
         output: OutputReader,

@@ -15,7 +15,7 @@ import trio
 from actors.serving.asks import Asks
 from actors.serving.instances.comeback import Comeback
 from actors.serving.instances.launching import Launched, Launcher, prefetches
-from actors.serving.instances.life import Life
+from actors.serving.instances.life import WorkerLife
 from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.post import Post
 from actors.serving.model import ModelState
@@ -122,7 +122,7 @@ class InstanceActor:
         limited = limiter is not None and limiter.limits(self._instance)
         prefetch = prefetches(self._state.spec) and not limited
         try:
-            life = Life(self._post, launched, prefetch=prefetch, on_joined=self.let_others_start)
+            life = WorkerLife(self._post, launched, prefetch=prefetch, on_joined=self.let_others_start)
         except OSError as error:
             await _discard(launched)
             return self._never_lived(f"no memory or descriptor for a worker: {error}")

@@ -9,7 +9,7 @@ import trio
 from actors.seams import faults
 from actors.serving.instances.load_errors import without_importing
 from actors.serving.instances.post import Post
-from actors.serving.instances.watching import Watch
+from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import NotStarted
 from actors.values.errors import ErrorCode, TritiumError
@@ -21,7 +21,7 @@ from actors.values.specs import WarmupSample
 class Joining:
     """One worker's way from its launch to its first client's request."""
 
-    def __init__(self, post: Post, watch: Watch, worker: LiveWorker) -> None:
+    def __init__(self, post: Post, watch: WorkerWatch, worker: LiveWorker) -> None:
         self.loaded = trio.Event()
         self.joined = trio.Event()  # the scheduler has it; before that it runs only warmup
         self.error: str | None = None  # why it can't serve

@@ -20,7 +20,7 @@ from actors.serving.instances.output import LineBudget, OutputReader
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.post import Post
 from actors.serving.instances.reading import PacketReader
-from actors.serving.instances.watching import Watch
+from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import ProtocolError
 from actors.values.events import Event
@@ -31,7 +31,7 @@ from actors.wire.parts import Arrived
 TRIM_SECONDS: Final = 15.0
 
 
-class Life:
+class WorkerLife:
     """One life of one worker. Implements `actors.serving.instances.worker.WorkerEvents`."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Life:
         )
         self._output = OutputReader(launched.output, self._report_output)
         self._log_budget = LineBudget(trio.current_time())
-        self.watch = Watch(launched)
+        self.watch = WorkerWatch(launched)
         self._joining = Joining(post, self.watch, self._worker)
         self._reader = PacketReader(self._worker)
 

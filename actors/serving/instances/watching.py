@@ -30,7 +30,7 @@ STOP_SECONDS: Final = 5.0  # from STOP to SIGTERM: time for `finalize`
 TERMINATE_SECONDS: Final = 2.0  # from SIGTERM to SIGKILL
 
 
-class Watch:
+class WorkerWatch:
     """Watches one worker from its launch to its exit, and ends it where it has to be ended."""
 
     def __init__(self, launched: Launched) -> None:

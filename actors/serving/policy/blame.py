@@ -7,16 +7,107 @@ has its answer. One that *hung* is quarantined the second time.
 
 from __future__ import annotations
 
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import Final
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
-from actors.serving.policy.retries import Fingerprint, Quarantine
 from actors.values.requests import InferRequest
+from actors.values.tensors import Tensor
 
 QUARANTINE_SECONDS: Final = 600.0
 
 # Fingerprints; a batch that killed its worker has one for each request.
 _ACCUSED: Final = 4096
+
+
+class Fingerprint(NamedTuple):
+    """Identifies a request's inputs: two requests have the same one if their inputs are equal."""
+
+    quick: int
+    digest: bytes
+
+
+def fingerprint_of(request: InferRequest) -> Fingerprint:
+    """Return the fingerprint of all inputs. Some 1 ms for each MiB."""
+    return Fingerprint(_quick_key(request), _digest(request))
+
+
+class Quarantine:
+    """Remembers the inputs of refused requests for `ttl` seconds, so that sending one again kills no worker.
+
+    It checks in two steps. A quick key of names, shapes, sizes and a few bytes of each input tells nearly all
+    innocent requests apart for a microsecond or two. Only a request that has the quick key of a refused one
+    is hashed whole. An empty quarantine is false and costs nothing. It never holds more than `capacity`
+    fingerprints: a new one then replaces the oldest.
+    """
+
+    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl", "added_at")
+
+    def __init__(self, ttl: float, *, capacity: int = 256) -> None:
+        self._ttl = ttl
+        self._capacity = capacity
+        self._by_digest: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # oldest first
+        self._quick: Counter[int] = Counter()
+        self.added_at = -math.inf  # when something was last added
+
+    def __len__(self) -> int:
+        """How many fingerprints are held; expired ones leave at the next `add` or `match`."""
+        return len(self._by_digest)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_digest)
+
+    def add(self, request: InferRequest, now: float, mark: Fingerprint | None = None) -> None:
+        """Remember `request` until `now + ttl`. `mark` is its fingerprint, if the caller has it."""
+        self._forget_expired(now)
+        quick, digest = fingerprint_of(request) if mark is None else mark
+        self.added_at = now
+        if digest in self._by_digest:
+            self._forget(digest)
+        elif len(self._by_digest) >= self._capacity:
+            self._forget(next(iter(self._by_digest)))
+        self._by_digest[digest] = (now + self._ttl, quick)
+        self._quick[quick] += 1
+
+    def match(self, request: InferRequest, now: float) -> bool:
+        """Whether `request` has the inputs of one that was refused not long ago."""
+        return self.find(request, now) is not None
+
+    def find(self, request: InferRequest, now: float) -> Fingerprint | None:
+        """Return the fingerprint of `request` if it is held."""
+        if not self._by_digest:
+            return None
+        self._forget_expired(now)
+        quick = _quick_key(request)
+        if quick not in self._quick:
+            return None
+        digest = _digest(request)
+        return Fingerprint(quick, digest) if digest in self._by_digest else None
+
+    def holds(self, mark: Fingerprint, now: float) -> bool:
+        """Whether this fingerprint is held."""
+        self._forget_expired(now)
+        return mark.digest in self._by_digest
+
+    def discard(self, mark: Fingerprint) -> None:
+        """Forget a fingerprint, if it is held."""
+        if mark.digest in self._by_digest:
+            self._forget(mark.digest)
+
+    def _forget_expired(self, now: float) -> None:
+        while self._by_digest:
+            digest, (expires, _) = next(iter(self._by_digest.items()))
+            if expires > now:
+                break
+            self._forget(digest)
+
+    def _forget(self, digest: bytes) -> None:
+        _, quick = self._by_digest.pop(digest)
+        self._quick[quick] -= 1
+        if not self._quick[quick]:
+            del self._quick[quick]
 
 
 class Blame:
@@ -75,3 +166,28 @@ class Blame:
             return False
         self.convict(request, now, mark)
         return True
+
+
+def _quick_key(request: InferRequest) -> int:
+    """Return a hash that equal requests share, and different ones seldom: sizes, and samples of the bytes."""
+    parts: list[object] = []
+    for tensor in sorted(request.inputs, key=_name):
+        data = tensor.data
+        middle = len(data) // 2
+        samples = bytes(data[:16]), bytes(data[middle : middle + 16]), bytes(data[-16:])
+        parts.append((tensor.name, tuple(tensor.shape), len(data), samples))
+    return hash(tuple(parts))
+
+
+def _digest(request: InferRequest) -> bytes:
+    """Return a fingerprint of all inputs: names, datatypes, shapes and contents, in any order of inputs."""
+    fingerprint = blake2b(digest_size=16)
+    for tensor in sorted(request.inputs, key=_name):
+        head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), len(tensor.data)))
+        fingerprint.update(head.encode())
+        fingerprint.update(tensor.data)
+    return fingerprint.digest()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name

@@ -5,8 +5,7 @@ requests cannot have killed it and go back to the queue. If a request can cause 
 model may run a request twice, the executing batch becomes *suspect*. Its halves run again, each alone on the
 instance, with nothing else executing and nothing prefetched. A half that kills again is halved again, so one
 poison request among n is alone after log2(n) deaths, and all other requests have an answer by then. Alone it
-gets one more chance, because the first death may have been chance. After the second it is refused, and
-`Quarantine` remembers its inputs.
+gets one more chance, because the first death may have been chance. After the second it is refused.
 
 A hang is treated differently. If a request outlasts the execution limit alone, it is answered at once,
 because running it again would only take as long again. A death that no request can cause (a SIGKILL from
@@ -14,32 +13,26 @@ outside) makes no request a suspect, until it has happened to the same request s
 good explanation.
 
 A model that may not run twice on one request can't be searched like that: every executing request is refused,
-and the clients may send theirs again. So Tritium remembers the inputs, by their *fingerprint*. Every
-executing request is *accused*, and a later request with an accused fingerprint runs in a batch of its own. If
-it gets an answer, the fingerprint is acquitted. The second death under the same fingerprint convicts it,
-unless several accused requests were executing: any of them may have caused the death, so they stay accused.
-The same holds for a request that kills alone and whose client does not stay for the second time.
+and the clients may send theirs again. So every executing request is *accused* (`actors.serving.policy.blame`).
+The second death under the same fingerprint convicts it, unless several accused requests were executing: any of
+them may have caused the death. The same holds for a request that kills alone and whose client does not stay.
 
-Nothing here waits or knows an instance; `after_death` counts on the requests and returns what to do with
-each.
+Nothing here knows an instance; `after_death` returns what to do with each request.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import chain
 from signal import Signals
 from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from actors.values.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Retry
-from actors.values.tensors import Tensor
 
 ALONE_DEATHS_ALLOWED: Final = 1  # the next one refuses the request
 UNEXPLAINED_BEFORE_SUSPECT: Final = 3
@@ -47,15 +40,8 @@ UNEXPLAINED_BEFORE_REFUSED: Final = 6
 
 # The signals that a fault inside the process raises. SIGKILL, SIGTERM and the like come from another process.
 _FAULTS: Final = frozenset(
-    {
-        Signals.SIGSEGV,
-        Signals.SIGBUS,
-        Signals.SIGFPE,
-        Signals.SIGILL,
-        Signals.SIGABRT,
-        Signals.SIGTRAP,
-        Signals.SIGSYS,
-    }
+    {Signals.SIGSEGV, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGILL, Signals.SIGABRT, Signals.SIGTRAP}
+    | {Signals.SIGSYS}
 )
 
 Group: TypeAlias = tuple[InferRequest, ...]
@@ -507,116 +493,3 @@ def _too_late(request: InferRequest) -> TritiumError:
         f"{request.prefix}the request's own deadline passed while it waited to run again: a worker of model "
         f"'{request.model_name}' had died under the batch it was in"
     )
-
-
-class Fingerprint(NamedTuple):
-    """Identifies a request's inputs: two requests have the same one if their inputs are equal."""
-
-    quick: int
-    digest: bytes
-
-
-def fingerprint_of(request: InferRequest) -> Fingerprint:
-    """Return the fingerprint of all inputs. Some 1 ms for each MiB."""
-    return Fingerprint(_quick_key(request), _digest(request))
-
-
-class Quarantine:
-    """Remembers the inputs of refused requests for `ttl` seconds, so that sending one again kills no worker.
-
-    It checks in two steps. A quick key of names, shapes, sizes and a few bytes of each input tells nearly all
-    innocent requests apart for a microsecond or two. Only a request that has the quick key of a refused one
-    is hashed whole. An empty quarantine is false and costs nothing. It never holds more than `capacity`
-    fingerprints: a new one then replaces the oldest.
-    """
-
-    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl", "added_at")
-
-    def __init__(self, ttl: float, *, capacity: int = 256) -> None:
-        self._ttl = ttl
-        self._capacity = capacity
-        self._by_digest: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # oldest first
-        self._quick: Counter[int] = Counter()
-        self.added_at = -math.inf  # when something was last added
-
-    def __len__(self) -> int:
-        """How many fingerprints are held; expired ones leave at the next `add` or `match`."""
-        return len(self._by_digest)
-
-    def __bool__(self) -> bool:
-        return bool(self._by_digest)
-
-    def add(self, request: InferRequest, now: float, mark: Fingerprint | None = None) -> None:
-        """Remember `request` until `now + ttl`. `mark` is its fingerprint, if the caller has it."""
-        self._forget_expired(now)
-        quick, digest = fingerprint_of(request) if mark is None else mark
-        self.added_at = now
-        if digest in self._by_digest:
-            self._forget(digest)
-        elif len(self._by_digest) >= self._capacity:
-            self._forget(next(iter(self._by_digest)))
-        self._by_digest[digest] = (now + self._ttl, quick)
-        self._quick[quick] += 1
-
-    def match(self, request: InferRequest, now: float) -> bool:
-        """Whether `request` has the inputs of one that was refused not long ago."""
-        return self.find(request, now) is not None
-
-    def find(self, request: InferRequest, now: float) -> Fingerprint | None:
-        """Return the fingerprint of `request` if it is held."""
-        if not self._by_digest:
-            return None
-        self._forget_expired(now)
-        quick = _quick_key(request)
-        if quick not in self._quick:
-            return None
-        digest = _digest(request)
-        return Fingerprint(quick, digest) if digest in self._by_digest else None
-
-    def holds(self, mark: Fingerprint, now: float) -> bool:
-        """Whether this fingerprint is held."""
-        self._forget_expired(now)
-        return mark.digest in self._by_digest
-
-    def discard(self, mark: Fingerprint) -> None:
-        """Forget a fingerprint, if it is held."""
-        if mark.digest in self._by_digest:
-            self._forget(mark.digest)
-
-    def _forget_expired(self, now: float) -> None:
-        while self._by_digest:
-            digest, (expires, _) = next(iter(self._by_digest.items()))
-            if expires > now:
-                break
-            self._forget(digest)
-
-    def _forget(self, digest: bytes) -> None:
-        _, quick = self._by_digest.pop(digest)
-        self._quick[quick] -= 1
-        if not self._quick[quick]:
-            del self._quick[quick]
-
-
-def _quick_key(request: InferRequest) -> int:
-    """Return a hash that equal requests share, and different ones seldom: sizes, and samples of the bytes."""
-    parts: list[object] = []
-    for tensor in sorted(request.inputs, key=_name):
-        data = tensor.data
-        middle = len(data) // 2
-        samples = bytes(data[:16]), bytes(data[middle : middle + 16]), bytes(data[-16:])
-        parts.append((tensor.name, tuple(tensor.shape), len(data), samples))
-    return hash(tuple(parts))
-
-
-def _digest(request: InferRequest) -> bytes:
-    """Return a fingerprint of all inputs: names, datatypes, shapes and contents, in any order of inputs."""
-    fingerprint = blake2b(digest_size=16)
-    for tensor in sorted(request.inputs, key=_name):
-        head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), len(tensor.data)))
-        fingerprint.update(head.encode())
-        fingerprint.update(tensor.data)
-    return fingerprint.digest()
-
-
-def _name(tensor: Tensor) -> str:
-    return tensor.name

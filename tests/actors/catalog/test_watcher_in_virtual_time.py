@@ -10,6 +10,7 @@ from actors.catalog.watcher import Watcher
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.values.specs import ModelKey
+from tests.support.logged import Logged
 from tests.support.trees import serving, settled
 
 INTERVAL = 15.0
@@ -40,11 +41,6 @@ class FakeNews:
             self.crashes_at = None
             raise RuntimeError("it is broken")
         self.told.append((what, str(key), trio.current_time()))
-
-
-class Logged(list):
-    def __call__(self, event, *, level="info", **keys):
-        self.append((str(event), level, keys))
 
 
 class World:

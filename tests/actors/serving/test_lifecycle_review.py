@@ -33,7 +33,8 @@ from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Fetched
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
-from tests.support.catalog_doubles import EXPLICIT, Logged, World, failure, model
+from tests.support.catalog_doubles import EXPLICIT, World, failure, model
+from tests.support.logged import Logged
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
 
 M = ModelKey("m")

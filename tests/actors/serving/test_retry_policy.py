@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from actors.serving.policy.blame import Quarantine, fingerprint_of
 from actors.serving.policy.retries import (
     Aftermath,
     Exit,
@@ -19,11 +20,9 @@ from actors.serving.policy.retries import (
     NotStarted,
     Oom,
     ProtocolError,
-    Quarantine,
     Signal,
     SuspectQueue,
     after_death,
-    fingerprint_of,
 )
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable

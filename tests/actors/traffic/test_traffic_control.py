@@ -93,7 +93,7 @@ async def test_a_configurations_plan_is_in_force_from_the_load_on(versions, auto
     assert described["plan"]["weights"] == {"1": 90, "2": 10}
     assert described["for_seconds"] == 3.0
     assert shares(versions) == {1: 0.9, 2: 0.1}
-    assert versions.log.about("traffic_changed") == [
+    assert versions.log.of("traffic_changed") == [
         {"model": "model", "origin": "configuration", "plan": CANARY}
     ]
 
@@ -300,7 +300,7 @@ async def test_a_version_that_fails_loses_its_share_within_a_second(versions, au
         assert shares(versions) == {1: 1.0}
         rolled_back = by_version(versions)[2]["rolled_back"]
         assert rolled_back["reason"] == "error rate 0.25 over 0.2: 20 of 80 answers within 5 s"
-        (event,) = versions.log.about("traffic_rolled_back")
+        (event,) = versions.log.of("traffic_rolled_back")
         assert event["version"] == 2
         assert event["shares"] == {"1": 1.0}
         await trio.sleep(100)

@@ -10,7 +10,7 @@ import trio
 from actors.seams import faults
 from actors.supervision.supervisor import Supervisor
 from engine.repository.copies import TRIES, Copy, Janitor, Removal
-from tests.support.catalog_doubles import Logged
+from tests.support.logged import Logged
 
 
 class Directories:
