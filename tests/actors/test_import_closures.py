@@ -9,6 +9,8 @@ import pytest
 
 from engine.worker.__main__ import CLOSURE, OUR_NAMES
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 
 PURE = [

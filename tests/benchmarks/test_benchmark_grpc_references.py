@@ -18,7 +18,7 @@ from benchmarks.subjects import free_ports
 from tests.support.logged import Silent
 
 pytest.importorskip("grpc")
-pytestmark = pytest.mark.slow  # each starts processes
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 GRPC_SCENARIOS = [each for each in ALL if each.referenced]
 SMALL = next(each for each in GRPC_SCENARIOS if each.name == "grpc-unary")

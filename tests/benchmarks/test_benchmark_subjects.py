@@ -47,6 +47,7 @@ def test_ports_are_free_and_different():
     assert len(set(ports)) == 3
 
 
+@pytest.mark.system
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "__init__.py").touch()  # or an installed one would be found in its place
@@ -56,6 +57,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
             pytest.fail("it is not ready")
 
 
+@pytest.mark.system
 def test_what_a_child_leaves_behind_is_ended_too(tmp_path, capsys):
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     log = tmp_path / "log"
@@ -73,6 +75,7 @@ def test_the_cpu_time_of_a_process_tree_is_read():
     assert processes.resident(os.getpid()) > 2**20
 
 
+@pytest.mark.system
 def test_a_process_that_is_gone_has_neither_family_nor_memory():
     child = subprocess.Popen(["true"])
     child.wait()
@@ -80,6 +83,7 @@ def test_a_process_that_is_gone_has_neither_family_nor_memory():
     assert processes.resident(child.pid) == 0
 
 
+@pytest.mark.system
 def test_a_revision_is_checked_out_beside_the_tree_and_cleared_away(tmp_path):
     repository = tmp_path / "repository"
     repository.mkdir()
@@ -93,6 +97,7 @@ def test_a_revision_is_checked_out_beside_the_tree_and_cleared_away(tmp_path):
     assert not directory.exists()
 
 
+@pytest.mark.system
 def test_an_unknown_revision_is_refused_with_gits_reason(tmp_path):
     with pytest.raises(NotStarted, match="'no-such-thing'"):
         with subjects.worktree("no-such-thing", tmp_path, tmp_path):

@@ -17,6 +17,7 @@ def test_the_responder_does_not_know_other_paths():
     assert yardstick.answer(b"/v2").startswith(b"HTTP/1.1 404")
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wrk", "h2load"])
 def test_a_load_client_measures_the_responder(name, tmp_path):
@@ -32,6 +33,7 @@ def test_a_load_client_measures_the_responder(name, tmp_path):
     assert 0.2 < load.seconds < 1.0
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_server_that_is_gone_is_a_failure_of_the_client():
     if reason := clients.missing("h2load"):

@@ -12,6 +12,8 @@ import pytest
 
 from chaos.endings import Traces
 
+pytestmark = pytest.mark.system
+
 MAKE = """
 import sys, os
 from multiprocessing import resource_tracker, shared_memory

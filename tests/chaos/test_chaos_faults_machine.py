@@ -13,6 +13,8 @@ from chaos.faults import machine
 from chaos.faults.base import NoTarget
 from tests.chaos.faults_bench import bench
 
+pytestmark = pytest.mark.system
+
 CLOCK, DISK, STOP = machine.FAULTS
 
 

@@ -9,6 +9,8 @@ from chaos.mutations.table import table
 from chaos.mutations.targets import TARGETS
 from chaos.mutations.workbench import ROOT, Caught, Detector, notices, set_on
 
+pytestmark = pytest.mark.system
+
 CODE = """
 class Line:
     def take(self, most):

@@ -217,6 +217,7 @@ def test_the_variables_of_kubernetes_are_no_settings():
     assert settings_among(KUBERNETES) == {}
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_a_server_starts_among_the_variables_of_kubernetes_without_a_word_about_them(tmp_path):
     write_repository(tmp_path / "models", run=tmp_path, models=("echo",))
@@ -228,6 +229,7 @@ async def test_a_server_starts_among_the_variables_of_kubernetes_without_a_word_
 # -- against a real server
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "flags"),
@@ -248,6 +250,7 @@ async def test_what_real_clients_and_endless_hangs_do_is_felt_by_nobody_else(tmp
     assert not list((tmp_path / "models").glob("*-*"))
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags"),
@@ -265,6 +268,7 @@ async def test_a_reload_that_fails_is_told_until_it_is_mended(tmp_path, name, fl
     assert made.failed() == []
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_no_request_behind_a_balancer_fails_while_the_server_drains(tmp_path):
     seen = await ended(tmp_path, endings.balanced_drain, f"--drain-delay-secs={endings.DRAIN_DELAY}")
@@ -279,6 +283,7 @@ async def test_no_request_behind_a_balancer_fails_while_the_server_drains(tmp_pa
     assert seen.figures["asked"] > 0
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_a_server_whose_model_hangs_ends_at_its_limit_and_tells_everybody(tmp_path):
     seen = await ended(tmp_path, endings.sigterm_hung, f"--exit-timeout-secs={endings.EXIT_TIMEOUT}")

@@ -150,6 +150,7 @@ async def until(condition):
             await trio.sleep(0.05)
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_of_the_log(tmp_path: Path):
     write_repository(tmp_path / "models", run=tmp_path, models=["echo"])
@@ -183,6 +184,7 @@ async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_o
     assert not (tmp_path / "socket").exists()
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_all_models_serve_again_after_the_supervisor_of_all_models_has_crashed(tmp_path: Path):
     write_repository(tmp_path / "models", run=tmp_path, models=["echo", "slow"])

@@ -11,6 +11,8 @@ from chaos.subject.server import LogLines, Server, ServerFailed, find, served
 from chaos.workload.repository import write_repository
 from tests.survival.server import until
 
+pytestmark = pytest.mark.system
+
 TREE = {"path": "", "name": "", "children": [{"path": "models", "name": "models", "children": []}]}
 
 

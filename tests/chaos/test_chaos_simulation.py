@@ -64,6 +64,7 @@ def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_
     assert expected <= met
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_a_seed_gives_the_same_trace_in_every_process(processes):
@@ -74,6 +75,7 @@ def test_a_seed_gives_the_same_trace_in_every_process(processes):
     assert "crash at" in trace
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_seed_gives_the_same_trace_alone_and_after_others():
     alone = command("--seed", "13", "--digest").stdout

@@ -150,6 +150,7 @@ async def assert_right(server, invoked, earlier=()):
     assert await ask(server, invoked) == tuple(answers.expected(invoked, earlier))
 
 
+@pytest.mark.system
 @pytest.mark.slow
 async def test_every_model_answers_right_over_both_protocols_and_writes_it_down(workload, executed):
     async with workload(*answers.OUTPUTS) as (server, _):

@@ -67,6 +67,7 @@ def test_a_finding_brings_the_input_that_reproduces_it():
         replay(target, octets)
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_the_command_line_runs_a_campaign_and_replays_a_file(tmp_path: Path):
     root = Path(__file__).parents[2]

@@ -1,6 +1,10 @@
 """Vague words and long lines grow fewer, never more."""
 
+import pytest
+
 from tests.house.words import COLUMNS, Count, counted, limits
+
+pytestmark = pytest.mark.system
 
 
 def test_vague_words_and_long_lines_only_become_fewer():

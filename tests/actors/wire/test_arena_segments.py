@@ -157,6 +157,7 @@ print("".join("X" if each else "." for each in won))
 """
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_of_two_processes_that_want_the_same_batch_exactly_one_gets_it():
     segment = Segment.create(ControlPage.size_for(MAX_SLOTS, 1))

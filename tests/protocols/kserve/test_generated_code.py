@@ -18,6 +18,8 @@ from protocols.kserve.proto import (
 )
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.system
+
 THEIRS = [
     (model_config_pb2, "tritonclient.grpc.model_config_pb2"),
     (grpc_service_pb2, "tritonclient.grpc.service_pb2"),
