@@ -1,12 +1,11 @@
 """What all tests share: three tiers, and how Hypothesis looks for examples.
 
 - *quick*: decisions and actors in this process, much of it in virtual time. `python -m pytest -m "not system"`.
-- *system*: real servers and workers. A test that starts a process is marked `system`, or fails.
+- *system*: real servers and workers. A test that starts a process is marked `system`, or fails in the quick tier.
 - *long*: storms, campaigns and leaks at full length, marked `long` and left out unless that mark is selected.
   `python -m tests.long` runs them, with thousands of seeds and examples.
 """
 
-import contextlib
 import os
 import sys
 
@@ -41,18 +40,13 @@ class Watch:
     """Fails tests of the quick tier that start a process."""
 
     def __init__(self) -> None:
-        self.running: pytest.Item | None = None
+        self.quick = False
+        self.running = ""
 
     def audit(self, event: str, _: object) -> None:
         """See one event of the interpreter. Raises AssertionError for a process that should not be started."""
-        if self.running is None or event not in STARTS_A_PROCESS:
-            return
-        if self.running.get_closest_marker("system") is None:
-            if record := os.environ.get("TRITIUM_TESTS_RECORD"):
-                with contextlib.suppress(OSError), open(record, "a") as file:
-                    file.write(f"{self.running.nodeid}\n")
-                return
-            raise AssertionError(f"{self.running.nodeid} starts a process: mark it `system`")
+        if self.quick and self.running and event in STARTS_A_PROCESS:
+            raise AssertionError(f"{self.running} starts a process: mark it `system`")
 
 
 WATCH = Watch()
@@ -62,15 +56,16 @@ sys.addaudithook(WATCH.audit)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Know which test runs."""
-    WATCH.running = item
+    WATCH.running = item.nodeid
     try:
         return (yield)
     finally:
-        WATCH.running = None
+        WATCH.running = ""
 
 
 def pytest_collection_modifyitems(config, items):
     """Mark whole folders, and leave the long tests out unless their mark is selected."""
+    WATCH.quick = "not system" in str(config.getoption("markexpr"))
     for item in items:
         if item.nodeid.startswith(SYSTEM_FOLDERS):
             item.add_marker(pytest.mark.system)

@@ -190,7 +190,7 @@ def test_a_worker_is_at_work_when_the_last_that_it_wrote_is_a_beginning(tmp_path
 def test_behind_a_balancer_a_refusal_is_a_failure(status, counts):
     question = Question.draw("echo", random.Random(1))
     value = question.invoke.value
-    said = f'{{"id": "{question.invoke.id}", "outputs": [{{"name": "ANSWER", "datatype": "INT32", "data": [{value}]}}]}}'
+    said = f'{{"id": "{question.invoke.id}", "outputs": [{{"name": "ANSWER", "datatype": "INT32", "shape": [1, 1], "data": [{value}]}}]}}'
     report = Report("http")
     judge(report, question, Reply(status, {}, said.encode()))
     assert (report.wrong, report.failed, report.answers) == counts

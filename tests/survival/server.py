@@ -49,7 +49,8 @@ class ServerProcess(Server):
         command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
     ) -> Process:
         """Fork the server from a process that has imported it, where `tests.support.forked` allows that."""
-        if command[1:3] != ["-m", "engine"] or fresh():
+        other_packages = environ.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+        if command[1:3] != ["-m", "engine"] or other_packages or fresh():
             return Server.launch(command, environ, stdout, stderr)
         return FORKING.start(command[3:], cwd=ROOT, env=environ, stdout=stdout, stderr=stderr)
 

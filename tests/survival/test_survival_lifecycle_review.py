@@ -79,7 +79,7 @@ async def test_what_serves_outlives_the_repository_branch(repository, workshop):
         reloaded, outcome = await ask(running)
         assert reloaded is not serving
         assert outcome.answered
-        await serving.ended.wait()
+        await serving.standing.ended.wait()
         await running.catalog.unload("hangs")
 
 

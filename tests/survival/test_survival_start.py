@@ -134,6 +134,6 @@ async def test_clients_learn_how_long_they_waited_where_the_operator_says_so(
             answer = await connection.receive()
         assert answer.status == 200
         phases = [
-            phase.partition(";")[0].strip() for phase in answer.headers.get("server-timing", "").split(",")
+            phase.partition(";")[0].strip() for phase in answer.fields.get("server-timing", "").split(",")
         ]
         assert phases == (["queue", "compute_input", "compute_infer", "compute_output"] if told else [""])

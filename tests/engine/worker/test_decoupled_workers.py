@@ -219,7 +219,7 @@ async def test_a_request_whose_client_leaves_before_the_model_has_begun_is_never
             await port.ended.wait()  # though the worker is stopped
             assert [part.code for part in port.parts] == [ErrorCode.CANCELLED]
             os.kill(model.pid(), signal.SIGCONT)
-            await until(lambda: not worker.slots_in_use)  # it has passed over it
+            await until(lambda: not worker.memory.in_use)  # it has passed over it
         assert not (tmp_path / "cancelled-a").exists()
         last = await stream(model, 1)
         await last.ended.wait()
