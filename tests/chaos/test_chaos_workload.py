@@ -17,6 +17,8 @@ from engine.__main__ import main
 from tests.chaos.workload_clients import ask, generate, invoke, refusal
 from tests.survival.server import eventually, served, until
 
+pytestmark = pytest.mark.system
+
 FATAL = {
     "segv": ("signal_11", 503),
     "exit0": ("exit_0", 503),

@@ -603,6 +603,7 @@ def forget_phase(_phase, _details):
     """Discard the phase: these tests do not watch the read."""
 
 
+@pytest.mark.system
 async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path):
     (tmp_path / "m" / "1").mkdir(parents=True)
     stuck = Stuck()

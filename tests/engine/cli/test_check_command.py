@@ -116,6 +116,7 @@ def test_no_batching_is_shown_though_text_format_leaves_it_out(repository, check
     assert re.match(r"max_batch_size: 0 +# default$", lines[4])
 
 
+@pytest.mark.system
 def test_versions_that_differ_are_shown_apart(repository, checked):
     files = {f"{number}/model.onnx": onnx_model("N", number) for number in (1, 2)}
     root = repository(

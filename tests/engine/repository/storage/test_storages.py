@@ -15,6 +15,8 @@ from tests.engine.repository.storage.doubles import never, read, unseen
 from tests.engine.repository.storage.emulators import Emulator, MotoS3
 from tests.engine.repository.storage.wires import Wire
 
+pytestmark = pytest.mark.system
+
 _buckets = (f"models{number}" for number in itertools.count())
 
 MODEL = {
