@@ -57,6 +57,7 @@ class ModelLane:
         # The operation that the last life of the actor left off, and that this life begins with.
         self._unfinished: Operation | None = None
         self._recheck = False  # a `Recompose` found no place
+        self._gone: Gone | None = None  # found no place: the next operation
         self._current: Operation | None = None
         self._began = 0.0  # when the current operation began
         self._scope: trio.CancelScope | None = None
@@ -74,13 +75,17 @@ class ModelLane:
         try:
             await self._send.send(operation)
         except trio.Cancelled:
-            self._waiting.pop(operation, None)
+            if operation in self._waiting:
+                del self._waiting[operation]
+                # Another change of a part may have been left to this operation.
+                self._recheck = self._recheck or isinstance(operation, Recompose)
+                self._tell_if_over()
             raise
 
     def tell(self, operation: Operation) -> bool:
         """Send an operation that no caller waits for. Never waits; False where there is no place.
 
-        An operation that a waiting one makes needless is dropped.
+        An operation that a waiting one makes needless is dropped. That the model has left is never lost.
         """
         for waiting in self._waiting:
             if waiting.covers(operation):
@@ -89,6 +94,10 @@ class ModelLane:
         try:
             self._send.send_nowait(operation)
         except trio.WouldBlock:
+            if isinstance(operation, Gone):
+                # The actor has still to take what fills the channel, and finds this then.
+                self._gone = operation
+                return True
             del self._waiting[operation]
             return False
         return True
@@ -149,9 +158,7 @@ class ModelLane:
             ctx.publish(namespace=self.deployment.key.namespace)
         ctx.publish(reload_failed=self.deployment.setback or None)
         while True:
-            if self._recheck:
-                self.recheck()
-            if not self._waiting:
+            if not self._waiting and not self._recheck:
                 ctx.publish(busy_with=None, phase=None, attempt=None)
                 self._tell_if_over()
             self._current = await self._next()
@@ -167,6 +174,11 @@ class ModelLane:
         """Take the next operation that still waits."""
         operation, self._unfinished = self._unfinished, None
         while operation is None or operation not in self._waiting:
+            if self._gone is not None:
+                operation, self._gone = self._gone, None
+                continue
+            if self._recheck:
+                self.recheck()
             operation = await self._receive.receive()
         del self._waiting[operation]
         return operation

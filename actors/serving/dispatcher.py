@@ -118,7 +118,8 @@ class Dispatcher:
 
     def unsent(self, instance: InstanceState, batch: InFlight, error: Exception) -> None:
         """Answer the requests of a batch that was handed to `instance` and could not be sent."""
-        self._fail_unsent(batch.requests, error)
+        unanswered = [request for request in batch.requests if not (request.padding or request.answered)]
+        self._fail_unsent(unanswered, error)
         self.ended(instance)
         self._doorbell.ring()
 
@@ -136,6 +137,9 @@ class Dispatcher:
                 continue
             why = f"instance '{instance.spec.name}' has crashed"
             self._fail([request for request in batch.requests if not request.answered], why)
+        if not held.idle:
+            # Other instances may take what was requeued.
+            self._doorbell.ring()
         held.clear()
 
     def cancel(self, request: InferRequest) -> None:

@@ -148,10 +148,11 @@ class Conversation:
             return
         self._answered, self.keep_alive = True, False
         try:
-            self._transport.send([self._head(last.status, last.headers, len(last.body)), last.body])
+            unsent = self._transport.send([self._head(last.status, last.headers, len(last.body)), last.body])
         except ConnectionLost:
             return
-        self._transport.finish()  # an answer of the application now comes too late
+        if not unsent:
+            self._transport.finish()  # an answer of the application now comes too late
 
     def peer_left(self) -> None:
         """The client closed, or half-closed, its side."""

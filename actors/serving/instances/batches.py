@@ -131,12 +131,10 @@ class HeldBatches:
         self.unsent += 1
         self._places.send_nowait(batch)
 
-    async def next_handed(self) -> InFlight:
-        """Wait for the next batch that was handed over and not taken back."""
-        while True:
-            batch = await self._handed.receive()
-            if self._came_to(batch):
-                return batch
+    async def next_handed(self) -> InFlight | None:
+        """Wait for the next batch; None for one that was taken back, whose place is free now."""
+        batch = await self._handed.receive()
+        return batch if self._came_to(batch) else None
 
     def next_handed_nowait(self) -> InFlight | None:
         """Return the next batch that was handed over and not taken back, if there is one."""

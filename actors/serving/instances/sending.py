@@ -140,9 +140,14 @@ class BatchSender:
     async def run(self) -> None:
         """Send what is handed over, for ever. If this is cancelled, what was not sent is never sent."""
         while True:
-            steps = self.forward(await self._held.next_handed())
-            if steps is not None:
+            batch = await self._held.next_handed()
+            if batch is None:
+                # The batch that was taken back kept its credit until now.
+                self._on_room()
+            elif (steps := self.forward(batch)) is not None:
                 await in_slices(steps)
+            # Its inputs may be long: keep none while the task waits.
+            del batch
 
     def forward(self, batch: InFlight) -> Steps[None] | None:
         """Send a batch that was handed over. If its inputs are long, return the work that does it."""
@@ -187,8 +192,6 @@ class BatchSender:
             if batch.state is SENT:
                 batch.become(BEGUN)
             return False
-        if batch is self.filling:
-            self.filling = None
         self._let_go(batch)
         self._held.advance(now)
         if unsent:  # the worker has nothing to skip, so nothing else uses the slot
@@ -197,6 +200,8 @@ class BatchSender:
         return True
 
     def _let_go(self, batch: InFlight) -> None:
+        if batch is self.filling:
+            self.filling = None
         self._held.revoke(batch)
         self.given -= len(batch.requests)
         for request in batch.requests:

@@ -121,6 +121,19 @@ async def test_an_order_to_unload_does_not_wait_for_what_waits(one, autojump_clo
         nursery.cancel_scope.cancel()
 
 
+async def test_that_a_model_has_left_is_not_forgotten_where_there_is_no_place(one, autojump_clock):
+    await one.fill()
+    assert one.lane.tell(Gone())
+    one.lane.recheck()
+    async with trio.open_nursery() as nursery:
+        await run(one.lane, nursery)
+        await settled()
+        assert not one.notes
+        assert one.over
+        assert not one.lane.has_work
+        nursery.cancel_scope.cancel()
+
+
 @pytest.fixture
 async def polled(nursery):
     world = World(model("m", content="a"), mode=ControlMode.POLL)

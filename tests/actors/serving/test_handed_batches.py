@@ -10,7 +10,7 @@ from actors.serving.instances.batches import BATCH_CHANGES, BatchState, HeldBatc
 from actors.serving.instances.sending import FILLED_AT_ONCE
 from actors.serving.policy.retries import Signal
 from tests.actors.serving.test_instance_in_virtual_time import Life
-from tests.support.model_doubles import FakeSlot
+from tests.support.model_doubles import FakeSlot, make_request
 
 HANDED, SENT, BEGUN, DONE, REVOKED = BatchState
 LONG = FILLED_AT_ONCE // 8 + 1  # rows of inputs that are too long to be copied in one piece
@@ -59,7 +59,7 @@ async def test_an_instance_passes_over_what_was_taken_back_and_its_place_is_spen
     held = held_of(first, second)
     held.revoke(first)
     assert (first.state, held.withdrawn, len(held.outstanding)) == (REVOKED, 1, 1)
-    assert await held.next_handed() is second
+    assert [await held.next_handed(), await held.next_handed()] == [None, second]
     assert (held.withdrawn, len(held.outstanding)) == (0, 1)
 
 
@@ -67,7 +67,8 @@ async def test_what_was_taken_back_before_the_instance_has_had_its_turn_is_passe
     held, came = HeldBatches(1), []
 
     async def instance():
-        came.append(await held.next_handed())
+        while True:
+            came.append(await held.next_handed())
 
     nursery.start_soon(instance)
     await trio.testing.wait_all_tasks_blocked()
@@ -78,7 +79,7 @@ async def test_what_was_taken_back_before_the_instance_has_had_its_turn_is_passe
     held.revoke(first)
     held.hand(second)
     await trio.testing.wait_all_tasks_blocked()
-    assert (came, held.unsent, held.withdrawn) == ([second], 0, 0)
+    assert (came, held.unsent, held.withdrawn) == ([None, second], 0, 0)
 
 
 async def test_nothing_is_left_in_the_channel_of_an_instance_that_holds_nothing():
@@ -127,6 +128,24 @@ async def test_a_short_batch_that_waits_behind_an_execution_is_sent_in_the_turn_
     life.queue()
     assert [batch.state for batch in life.instance.held.outstanding.values()] == [SENT, SENT]
     assert life.instance.held.unsent == 0
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
+async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_taken_back(nursery):
+    life = Life(nursery)
+    await life.serving()
+    life.instance.worker.stop_prefetching()
+    (cancelled,) = life.queue(rows=LONG)
+    life.state.submit_nowait(make_request())
+    life.state.cancel(cancelled)
+    # The place is spent until the instance has come to it, and the ring of the cancellation is too early.
+    assert not life.instance.worker.has_room
+    life.state.doorbell.answer()
+    await trio.testing.wait_all_tasks_blocked()
+    assert life.instance.worker.has_room
+    with trio.fail_after(1):
+        await life.state.doorbell.wait()
     life.worker.exit(Signal(9))
     await life.ended()
 
