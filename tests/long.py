@@ -23,10 +23,9 @@ PYTEST: Final = ("-m", "pytest", "--quiet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One thing to run: what it is for, how long it takes on two cores, and its commands."""
+    """One thing to run: what it is for, and its commands."""
 
     help: str
-    minutes: int
     commands: tuple[tuple[str, ...], ...]
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -34,36 +33,30 @@ class Part:
 PARTS: Final = {
     "storms": Part(
         help="storms, leaks and campaigns at full length (tests marked `long`)",
-        minutes=40,
         commands=((*PYTEST, "-m", "long"),),
         environ={"TRITIUM_TESTS_FRESH": "1"},
     ),
     "examples": Part(
         help="state machines and properties with all their Hypothesis examples, others each time",
-        minutes=30,
         commands=((*PYTEST, "-m", "not system"),),
         environ={"HYPOTHESIS_PROFILE": "explore"},
     ),
     "fuzz": Part(
         help="random bytes at every parser, from the corpora of earlier findings",
-        minutes=10,
         commands=(("-m", "tests.fuzz", "--inputs", "1000000"),),
     ),
     "simulation": Part(
         help="1,000 seeds of a whole server in virtual time",
-        minutes=20,
         commands=(("-m", "chaos.simulation", "--seeds", "1000"),),
     ),
     "chaos": Part(
         help="ten minutes of faults under load, for seeds 1, 2 and 3",
-        minutes=35,
         commands=tuple(
             ("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)
         ),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",
-        minutes=30,
         commands=(("-m", "chaos.mutations"),),
     ),
 }
@@ -71,7 +64,7 @@ PARTS: Final = {
 
 def main() -> int:
     """Run the parts that the command line names, or all, and return the exit status."""
-    listed = "\n".join(f"  {name:12}{part.help}; about {part.minutes} min" for name, part in PARTS.items())
+    listed = "\n".join(f"  {name:12}{part.help}" for name, part in PARTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m tests.long",
         description="Run the long tier of tests.",

@@ -8,7 +8,7 @@ A run's folder holds these files:
 - `samples.jsonl` (`Sample`), `tally.jsonl` (`Tally`) and `endings.jsonl` (`Ending`)
 - `journal/` (`Executed`, by the models themselves)
 - `server/` (the server's standard output and error, as JSON lines)
-- once it has been checked, `verdict.json`, `report.md` and `report.html`
+- once it has been checked, `verdict.json` and `report.md`
 
 Times are seconds of the machine's monotonic clock, which all processes share, unless a field says otherwise.
 """
