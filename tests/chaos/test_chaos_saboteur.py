@@ -158,9 +158,11 @@ async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_o
         client = SabotageClient(tmp_path / "socket")
         began = time.time()  # noqa: TID251
         await client.jump(-86_400)
-        await client.fail("loop_lag.record")
+        await client.fail("metrics.scrape")  # nothing scrapes here, so that it stays armed
         with pytest.raises(SabotageRefused, match="is armed"):
-            await client.fail("loop_lag.record")
+            await client.fail("metrics.scrape")
+        assert await client.disarm("metrics.scrape")
+        await client.fail("loop_lag.record")
 
         async def restarted():
             return logged(server, "child_restarted", actor="telemetry/loop-lag")
