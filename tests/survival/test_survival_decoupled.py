@@ -222,6 +222,7 @@ async def test_single_answers_are_refused_with_the_contracts_words(tritium_serve
         )
 
 
+@pytest.mark.usefixtures("own_interpreter")
 async def test_a_client_that_stalls_stalls_its_model_thread_and_costs_no_memory(tritium_server, notes):
     size = 16 * 1024
     # What may wait in the stream, in the window, and above their limits.

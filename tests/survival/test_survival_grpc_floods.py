@@ -58,6 +58,7 @@ async def neighbour_of(server):
 # -- what costs the connection
 
 
+@pytest.mark.usefixtures("own_interpreter")
 async def test_floods_are_ended_by_the_right_goodbye_and_neighbours_notice_nothing(
     tritium_server, repository
 ):
@@ -98,6 +99,7 @@ async def connections_of(server):
     return len((await server.node("frontends/grpc/connections"))["children"])
 
 
+@pytest.mark.usefixtures("own_interpreter")
 async def test_clients_that_stall_hold_up_nobody_and_leave_nothing_behind(tritium_server, repository):
     repository.onnx_add_sub(config=instances(1))
     repository.onnx_identity()
@@ -178,6 +180,7 @@ async def a_socket_never_read(server):
     [16 * 1024, pytest.param(256 * 1024, marks=pytest.mark.long), MIB],
     ids=lambda size: f"{size} bytes",
 )
+@pytest.mark.usefixtures("own_interpreter")
 async def test_a_stream_that_is_never_read_costs_a_mebibyte_and_a_message(tritium_server, repository, size):
     stalled = 20
     repository.onnx_identity()

@@ -168,6 +168,7 @@ def memory_of(server):
     [(40, 6 * MIB), pytest.param(5000, 20 * MIB, marks=pytest.mark.long)],
     ids=["short", "full"],
 )
+@pytest.mark.usefixtures("own_interpreter")
 async def test_refusals_leave_nothing_behind(tritium_server, repository, rounds, allowed):
     """A traceback that is kept costs 9 KiB a refusal, with the message and the connection that it holds."""
     repository.onnx_add_sub(config=instances(1))
