@@ -67,8 +67,8 @@ class TritonPythonModel:
 ENVIRON = {
     "MY_ENV": "mine",
     "HF_TOKEN": "token",
-    "TRITIUM_HTTP_RESTRICTED_API": "statistics:key=that-nobody-knows",
-    "TRITONCACHE_REDIS_PASSWORD": "that-nobody-knows",
+    "TRITIUM_HTTP_RESTRICTED_API": "statistics:key=kept-from-models",
+    "TRITONCACHE_REDIS_PASSWORD": "kept-from-models",
 }
 
 
@@ -111,7 +111,7 @@ def test_a_model_has_the_servers_environment_without_its_secrets(address):
         "TRITIUM_HTTP_RESTRICTED_API": None,
         "TRITONCACHE_REDIS_PASSWORD": None,
     }
-    assert "that-nobody-knows" not in "".join(environ.values())
+    assert "kept-from-models" not in "".join(environ.values())
 
 
 def test_a_strict_sandbox_has_a_minimal_environment(address):
