@@ -38,7 +38,7 @@ class Kit(ABC):
 
     backend: str  # module:class, as in the entry point
     framework: str  # a module that importing the backend must not import
-    text_dims = (-1,)  # of a BYTES tensor, as far as the framework allows
+    text_dims: tuple[int, ...] = (-1,)  # of a BYTES tensor, as far as the framework allows
 
     @abstractmethod
     def add_sub(self, directory: Path) -> None:
@@ -63,14 +63,16 @@ class Onnx(Kit):
     framework = "onnxruntime"
 
     def save(self, directory, nodes, inputs, outputs):
-        ports = [
+        taken, given = (
             [
                 helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
                 for name, kind, shape in side
             ]
             for side in (inputs, outputs)
-        ]
-        graph = helper.make_graph([helper.make_node(*node, **more) for *node, more in nodes], "g", *ports)
+        )
+        graph = helper.make_graph(
+            [helper.make_node(*node, **more) for *node, more in nodes], "g", taken, given
+        )
         model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
         onnx.save(model, directory / "model.onnx")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,7 +233,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     python_model(folder, "double", DOUBLE, XY, count=2)
     python_model(folder, "countdown", COUNTDOWN, XY, more="model_transaction_policy { decoupled: true }")
     python_model(folder, "forker", FORKER, CODE)
-    metrics = {
+    metrics: dict[str, Any] = {
         "TRITIUM_ALLOW_METRICS": "true",
         "TRITIUM_METRICS_ADDRESS": "127.0.0.1",
         "TRITIUM_METRICS_PORT": "0",

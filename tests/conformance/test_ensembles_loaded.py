@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def add(folder: Path, name: str = "add", *, width: int = 16, labels: str = "") -
     )
 
 
-def changed(folder: Path, **options: object) -> None:
+def changed(folder: Path, **options: Any) -> None:
     """Put another model in the place of `add`."""
     for path in sorted((folder / "add").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

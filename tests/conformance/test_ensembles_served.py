@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -543,7 +544,7 @@ def test_deep_readiness_makes_an_inference_through_the_ensemble(addresses):
 
 def test_an_ensemble_with_a_decoupled_step_streams_one_answer_for_each_response(addresses, http):
     assert http.get_model_config("streamed")["model_transaction_policy"] == {"decoupled": True}
-    arrived: Queue[object] = Queue()
+    arrived: Queue[Any] = Queue()
     client = tritonclient.grpc.InferenceServerClient(addresses["grpc"])
     client.start_stream(lambda result, error: arrived.put(error or result))
     asked = tritonclient.grpc.InferInput("X", [1, 16], "FP32")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from textwrap import dedent, indent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,7 +228,7 @@ def address(repository: Path, metrics_port: int) -> Iterator[str]:
     """The gRPC address of a server in explicit mode that has loaded every model but `spare`."""
     loaded = ("add", "twice", "lab", "lab2", "lab_async", "countdown", "total", "moody", "pair", "gate")
     options = [f"--load-model={name}" for name in loaded]
-    environ = {
+    environ: dict[str, Any] = {
         "TRITIUM_MODEL_CONTROL_MODE": "explicit",
         "TRITIUM_ALLOW_METRICS": "true",
         "TRITIUM_METRICS_ADDRESS": "127.0.0.1",
@@ -509,7 +510,8 @@ def wait_for(path: Path) -> None:
 
 
 def test_a_call_for_a_whole_batch_goes_on_for_the_last_of_its_clients(science, repository):
-    hasty, patient = Queue(), Queue()
+    hasty: Queue[Any] = Queue()
+    patient: Queue[Any] = Queue()
     leaves = pair(science, 20_000, hasty)
     pair(science, 20_000, patient)
     wait_for(begun(repository))
@@ -519,7 +521,7 @@ def test_a_call_for_a_whole_batch_goes_on_for_the_last_of_its_clients(science, r
 
 
 def test_and_ends_when_all_have_gone(science, repository):
-    answers = Queue()
+    answers: Queue[Any] = Queue()
     leaving = [pair(science, 100_000_000, answers) for _ in range(2)]
     wait_for(begun(repository))
     for each in leaving:

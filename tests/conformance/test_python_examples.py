@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -393,12 +394,12 @@ def test_each_request_has_its_own_error(http):
 
 def stream(client, name, array):
     """Return every response to one request, up to the final one."""
-    answers = Queue()
+    answers: Queue[Any] = Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     client.async_stream_infer(
         name, tensors(grpc_client, IN=array), enable_empty_final_response=True, request_id="r"
     )
-    found = []
+    found: list[Any] = []
     while True:
         result, error = answers.get(timeout=PATIENCE)
         assert error is None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("RESULT", told)]) for _ in requests]
 """
 
-ENVIRON = {
+ENVIRON: dict[str, Any] = {
     "MY_ENV": "mine",
     "HF_TOKEN": "token",
     "TRITIUM_HTTP_RESTRICTED_API": "statistics:key=kept-from-models",

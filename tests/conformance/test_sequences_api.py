@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from queue import Queue
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import onnx
@@ -261,7 +262,7 @@ class Caller:
         self.library = http_client if kind == "http" else grpc_client
         address = addresses.http if kind == "http" else addresses.grpc
         self.client = stack.enter_context(self.library.InferenceServerClient(address))
-        self.answers = Queue()
+        self.answers: Queue[Any] = Queue()
         if kind == "stream":
             self.client.start_stream(callback=lambda result, error: self.answers.put((result, error)))
             stack.callback(self.client.stop_stream)
@@ -494,7 +495,7 @@ def test_what_was_running_gets_one_clear_error(server, repository):
 
 
 def test_with_a_checkpoint_a_sequence_goes_on_where_its_worker_dies(server, repository, http):
-    pids = []
+    pids: list[list[int]] = []
     assert run_busy(server, repository, "kept", 71, pids) == 1001
     result = http.step("kept", 71, 1)
     assert result.as_numpy("OUTPUT").item() == 1002

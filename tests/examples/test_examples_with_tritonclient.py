@@ -311,7 +311,7 @@ def test_a_reader_that_stalls_with_16_mib_holds_up_nobody_who_wants_its_slot(ser
     for connection in stalled:
         answer = connection.getresponse()
         content = answer.read()
-        assert content[int(answer.getheader("Inference-Header-Content-Length")) :] == values.tobytes()
+        assert content[int(answer.headers["Inference-Header-Content-Length"]) :] == values.tobytes()
         connection.close()
 
 

@@ -20,6 +20,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "add_sub_grpclib.
 @pytest.fixture(scope="module")
 def example():
     spec = importlib.util.spec_from_file_location("add_sub_grpclib", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -3,6 +3,7 @@
 The real embedding model is used where it is installed.
 """
 
+import importlib.resources
 import importlib.util
 import json
 import shutil
@@ -51,7 +52,7 @@ def run(*command):
 @pytest.fixture(scope="module")
 def files():
     """The folder of the installed package that has the weights and the vocabulary."""
-    return Path(importlib.util.find_spec(WEIGHTS).submodule_search_locations[0]) / "model"
+    return Path(str(importlib.resources.files(WEIGHTS))) / "model"
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ class Script:
 
     def _attached(self, subjects: tuple[str, ...]) -> tuple[dict[str, object], list[Placed], bytes]:
         body = json.dumps({"a": list(range(self._chance.choice((0, 3, 300))))}).encode()
-        sizes = [[name, self._chance.choice((0, 5, 3000))] for name in "xy"[: self._chance.randrange(3)]]
+        sizes = [(name, self._chance.choice((0, 5, 3000))) for name in "xy"[: self._chance.randrange(3)]]
         data = body + bytes(sum(size for _, size in sizes))
         return {"subject": self._chance.choice(subjects), "attachments": sizes}, [], data
 

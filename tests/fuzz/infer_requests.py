@@ -18,11 +18,12 @@ from protocols.grpc.codec.infer_request import InferDecoder, Target
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from tests.fuzz.mutation import damaged
 from tests.fuzz.series import parts_of, series
-from tests.protocols.fakes import KeptPort, make_spec
+from tests.protocols.fakes import make_spec
+from tests.support.ports import Port
 
 _SPEC = make_spec("simple", inputs=[("INPUT0", DataType.INT32, (-1,)), ("S", DataType.BYTES, (-1,))])
 _BUFFERS = (bytes, bytes, bytearray, memoryview)
-_PORT = KeptPort()
+_PORT = Port()
 
 
 class InferRequests:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import trio
 
@@ -120,7 +121,9 @@ class PlayedHost:
             return Unavailable("hälf of it" * self._chance.choice((1, 2000)))
         nbytes = self._chance.choice(_SIZES)
         outputs = [Tensor("OUTPUT", DataType.FP32, (nbytes // 4,), _BYTES[:nbytes])] if nbytes else []
-        parameters = self._chance.choice((None, None, None, {"a": 1.5, "b": "c"}, {"long": "x" * 70_000}))
+        parameters: Any = self._chance.choice(
+            (None, None, None, {"a": 1.5, "b": "c"}, {"long": "x" * 70_000})
+        )
         response = InferResponse(model_name="model", model_version=1, outputs=outputs, parameters=parameters)
         if self._chance.random() < 0.5:
             self._leases += 1
@@ -170,7 +173,7 @@ class PlayedHost:
             requests.clear()
 
 
-class PlayedModel:
+class PlayedModel(Any):
     """One of `MODELS`. Implements `actors.values.requests.ServedModel`."""
 
     marks = None

@@ -12,12 +12,12 @@ from array import array
 from collections import Counter
 from types import SimpleNamespace
 
-from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest
 from actors.wire import frames
 from actors.wire.call_frames import Letter
 from actors.wire.call_segments import map_segment
 from actors.wire.frames import FrameError, Part
+from tests.support.ports import Port
 
 _BATCHES = ((4, 2), (5, 1))  # numbers, and of how many requests
 
@@ -134,7 +134,7 @@ class PlayedWorker:
             number, _, data = frames.decode_more(packet)
             assert self._part is not None
             assert number == self._part.batch_id
-            self._whole(self._part, self._part.data + bytes(data))
+            self._whole(self._part, bytes(self._part.data) + bytes(data))
         else:
             assert packet[0] == frames.PART
             assert self._part is None
@@ -155,10 +155,5 @@ class PlayedWorker:
                 self._owe(part.batch_id, 1, part.nbytes)
 
 
-class _Nobody:
-    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Ignore the answer: parents get none here."""
-
-
 def _parent() -> InferRequest:
-    return InferRequest(model_name="caller", reply=_Nobody(), accepted_at=0.0, deadline=60.0)
+    return InferRequest(model_name="caller", reply=Port(), accepted_at=0.0, deadline=60.0)

@@ -18,8 +18,8 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
-from actors.values.errors import ErrorCode, TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.errors import ErrorCode
+from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire import frames
@@ -29,6 +29,7 @@ from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged
+from tests.support.ports import Port
 
 _ROWS = ((1, 2), (1,))  # of the requests in each batch
 _WIDTH = 2  # elements of a row, four bytes each
@@ -169,18 +170,13 @@ def _take_apart(outputs: Sequence[Tensor]) -> None:
         assert tensor.as_numpy().shape == tuple(tensor.shape)
 
 
-class _Nobody:
-    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        """Answers are noted where they come from."""
-
-
 def _request(rows: int) -> InferRequest:
     tensors = [Tensor.from_numpy("INPUT", np.ones((rows, _WIDTH), np.float32))]
     request = InferRequest(
         model_name="model",
         inputs=tensors,
         requested_outputs=("OUTPUT",),
-        reply=_Nobody(),
+        reply=Port(),
         accepted_at=0.0,
     )
     request.rows = rows

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ async def failure(awaitable):
     return caught.value
 
 
-class FakeTree:
+class FakeTree(Any):
     """Subtrees that load for a second, and fail as often as the test says."""
 
     def __init__(self, router):
@@ -45,7 +46,7 @@ class FakeTree:
         self.started = []
         self.ended = []
         self.scaled = []
-        self.nursery = None
+        self.nursery: trio.Nursery  # set by the test
 
     def _of(self, table, spec, default):
         return table.get((spec.name, spec.version), table.get(spec.name, default))
@@ -105,7 +106,7 @@ class Copy:
         self.removed = self.users == 0
 
 
-class FakeSource:
+class FakeSource(Any):
     """Models by name; a value, or an exception to raise. `changes` counts what is read."""
 
     def __init__(self):
@@ -172,7 +173,7 @@ class World:
         self.log = Logged()
         self.source = FakeSource()
         self.source.models = {each.key.name: each for each in found}
-        self.swaps = []
+        self.swaps: list[tuple[str, list[int] | None]] = []
         self.composed = []
         self.lanes = Supervisor()
         self.retirements = Supervisor()
@@ -188,7 +189,7 @@ class World:
             log=self.log,
             compose=self._compose,
         )
-        self.could_not = []  # the models that could not be looked at
+        self.could_not: list[str] = []  # the models that could not be looked at
         self.catalog = Catalog(
             self.around,
             self.source,

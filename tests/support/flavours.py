@@ -65,7 +65,7 @@ def listeners_alone(server: FakeServer) -> Iterator[Addresses]:
     async def serve() -> None:
         token = trio.lowlevel.current_trio_token()
         app = V2App(server.server)
-        listeners = [
+        listeners: list[HttpListener | GrpcListener] = [
             HttpListener(app, admit=app.admit),
             GrpcListener(services(server.server), on_crash=crashed),
         ]

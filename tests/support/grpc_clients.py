@@ -199,7 +199,7 @@ class TritonClient(Client):
     def model_ready(self, name: str, version: str = "") -> bool:
         return self._ask("is_model_ready", name, version)
 
-    def describe(self, rpc: str, *, name: str = "", version: str = "") -> dict[str, Any]:
+    def describe(self, rpc: str, *, name: str = "", version: str = "", **_: Any) -> dict[str, Any]:
         match rpc:
             case "ServerMetadata":
                 return self._ask("get_server_metadata", as_json=True)
@@ -503,7 +503,7 @@ class GrpclibStubs(StubClient):
         except TimeoutError as error:  # grpclib does not wait for the server to say so
             raise Refused("DEADLINE_EXCEEDED", "Deadline Exceeded") from error
 
-    def ask(self, rpc, request, *, timeout=PATIENCE, metadata=None, compression=None) -> Any:
+    def ask(self, rpc, request, *, timeout=PATIENCE, metadata=None, compression=None, **_) -> Any:
         assert compression is None, "grpclib compresses nothing"
 
         async def ask() -> Any:

@@ -19,13 +19,14 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
 from actors.values.events import Log
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest
 from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from engine.processes.backends import BackendTraits
 from engine.processes.launch import WorkerLauncher
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
+from tests.support.ports import Port
 
 SUPPORT = Path(__file__).parent
 
@@ -37,23 +38,6 @@ BACKENDS = {
     "pausing": "worker_backends:Pausing",
     "streaming": "decoupled_backends:Streaming",
 }
-
-
-class Answer:
-    """A reply port that a test can wait on."""
-
-    def __init__(self) -> None:
-        self.parts: list[InferResponse | TritiumError] = []
-        self._done = trio.Event()
-
-    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        self.parts.append(part)
-        if final:
-            self._done.set()
-
-    async def wait(self) -> InferResponse | TritiumError:
-        await self._done.wait()
-        return self.parts[-1]
 
 
 class Models:
@@ -80,7 +64,7 @@ class Models:
         return InferRequest(
             model_name=name,
             inputs=[Tensor.from_numpy("INPUT", array if array.ndim else np.full((1, 4), array))],
-            reply=Answer(),
+            reply=Port(),
             accepted_at=trio.current_time(),
             **options,
         )
@@ -92,7 +76,7 @@ class Models:
 
     async def answer(self, request: InferRequest) -> np.ndarray[Any, Any]:
         """Wait, and return OUTPUT; raises the error that came instead."""
-        assert isinstance(request.reply, Answer)
+        assert isinstance(request.reply, Port)
         answer = await request.reply.wait()
         if isinstance(answer, TritiumError):
             raise answer

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
@@ -12,13 +13,15 @@ from actors.sequences.sequencer import run as run_sequencer
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.instances.batches import InFlight
 from actors.serving.model import ModelState
+from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire.frames import Result
+from tests.support.ports import Port
 
 
 def make_spec(**changes):
@@ -41,34 +44,18 @@ def make_spec(**changes):
     return ModelSpec(**{**defaults, **changes})
 
 
-class Port:
-    """A reply port that remembers when what came."""
+class TimedPort(Port):
+    """A reply port that remembers when the latest part came, and puts itself into `arrivals` with each."""
 
     def __init__(self, arrivals=None):
-        self.parts = []
+        super().__init__()
         self.arrivals = [] if arrivals is None else arrivals
         self.at = None
-        self._done = trio.Event()
 
     def put(self, part, *, final):
-        self.parts.append(part)
+        super().put(part, final=final)
         self.arrivals.append(self)
         self.at = trio.current_time()
-        if final:
-            self._done.set()
-
-    async def wait(self):
-        await self._done.wait()
-        return self.parts[-1]
-
-    @property
-    def error(self):
-        """The error it got, or None."""
-        return next((part for part in self.parts if isinstance(part, TritiumError)), None)
-
-    @property
-    def answered(self):
-        return any(isinstance(part, InferResponse) for part in self.parts)
 
 
 def make_request(rows=1, *, arrivals=None, **options):
@@ -76,13 +63,13 @@ def make_request(rows=1, *, arrivals=None, **options):
     return InferRequest(
         model_name="model",
         inputs=[Tensor.from_numpy("INPUT", array)],
-        reply=Port(arrivals),
+        reply=TimedPort(arrivals),
         accepted_at=trio.current_time(),
         **options,
     )
 
 
-class FakeSlot:
+class FakeSlot(Any):
     """A slot that counts its leases."""
 
     def __init__(self):
@@ -95,7 +82,7 @@ class FakeSlot:
         self.leases -= 1
 
 
-class FakeWorker:
+class FakeWorker(Any):
     """What `ModelState` and the scheduler see of a `LiveWorker`: a batch stays until a test ends it."""
 
     has_check = False
@@ -211,7 +198,7 @@ class FakeWorker:
         return [at for at, _, _ in self.sent]
 
 
-class Context:
+class Context(Any):
     """As much of a `ChildContext` as the scheduler touches."""
 
     def started(self, value=None):
@@ -227,7 +214,7 @@ class Stage:
     def __init__(self, nursery, *, capacity=1, ready=True, hold=None, stages=(), observers=(), **changes):
         self.nursery = nursery
         self.start = trio.current_time()
-        self.changes = []
+        self.changes: list[tuple[Status, str]] = []
         spec = make_spec(**changes)
         self.state = ModelState(
             spec,

@@ -2,6 +2,7 @@
 
 from collections import deque
 from itertools import count
+from typing import Any
 
 import trio
 
@@ -24,11 +25,11 @@ class Player:
 
     def __init__(self, journal):
         self.journal = journal
-        self.supervisor = None
+        self.supervisor: Any = None
         self.starts = []
         self.on_stop = "stop"
         self.ctx = None
-        self.told = None
+        self.told: Any = None
 
     async def run(self, ctx):
         self.journal.append(("start", ctx.path))
@@ -122,7 +123,7 @@ class Otp:
         self.ended = None  # of a root
         self.rows = []
         self.deaths = []
-        self.mail = deque()
+        self.mail: deque[tuple[Row, int, float]] = deque()
         self.numbers = count()
         self.expected = []  # events, and dicts of events by path where the order is open
         self.open_order = None

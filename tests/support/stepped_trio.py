@@ -6,6 +6,7 @@ everything that can run without the clock has run.
 """
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -47,8 +48,8 @@ class SteppedTrio:
 
     def __init__(self):
         self._clock = trio.testing.MockClock()
-        self._turns = deque()
-        self._jobs = deque()
+        self._turns: deque[Callable[[], object]] = deque()
+        self._jobs: deque[Callable[[], Awaitable[None]] | None] = deque()
         self._outcome = None
         trio.lowlevel.start_guest_run(
             self._main,

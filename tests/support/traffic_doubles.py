@@ -15,7 +15,8 @@ from actors.values.specs import ModelKey
 from actors.values.tensors import Tensor
 from actors.wire.frames import Result
 from tests.support.logged import Logged
-from tests.support.model_doubles import FakeSlot, Port, make_spec
+from tests.support.model_doubles import FakeSlot, make_spec
+from tests.support.ports import Port
 
 KEY = ModelKey("model")
 

@@ -137,7 +137,8 @@ class Hostile(Doubling):
 
     def load(self, model):
         super().load(model)
-        Segment.close_fd = lambda segment: None  # keeps the descriptors of its own segments, to attack them
+        # It keeps the descriptors of its own segments, to attack them.
+        Segment.close_fd = lambda segment: None  # type: ignore[method-assign, assignment]  # its own process
 
     def truncate_own_segments(self, slot):
         for segment in slot.segments:
@@ -170,7 +171,7 @@ class DiesAfterSending(Doubling):
                 sock.send(original(result))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            frames.Result.encode = encode_send_and_die
+            frames.Result.encode = encode_send_and_die  # type: ignore[method-assign]  # its own process
 
 
 class Impure(Doubling):

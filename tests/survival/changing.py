@@ -214,7 +214,7 @@ async def ready(server: ServerProcess, model: str = "", version: int = 0) -> boo
 
 async def pids(server: ServerProcess, model: str, version: int = 1) -> set[int]:
     """Return the workers that serve a version."""
-    found = {}
+    found: dict[int, Any] = {}
     for node in _below(await server.node("models")):
         info = node["info"]
         if (info.get("model"), info.get("version")) == (model, version):

@@ -198,15 +198,15 @@ class Repository:
             helper.make_node("Add", ["A", "B"], ["SUM"]),
             helper.make_node("Sub", ["A", "B"], ["DIFFERENCE"]),
         ]
-        graph = helper.make_graph(nodes, "add_sub", *ports)
+        graph = helper.make_graph(nodes, "add_sub", ports[0], ports[1])
         model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
         ready = f'backend: "onnxruntime"\nmax_batch_size: 64\ndynamic_batching {{ }}\n{_ADD_SUB_PORTS}'
         self._add(name, ready + config, "model.onnx", model.SerializeToString())
 
     def onnx_identity(self, name: str = "onnx_identity", *, config: str = instances(1)) -> None:
         """Y = X in ONNX Runtime: FP32 of any length."""
-        ports = [[helper.make_tensor_value_info(port, TensorProto.FLOAT, ["n"])] for port in ("X", "Y")]
-        graph = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "identity", *ports)
+        x, y = ([helper.make_tensor_value_info(port, TensorProto.FLOAT, ["n"])] for port in ("X", "Y"))
+        graph = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "identity", x, y)
         model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
         self._add(
             name,

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -157,7 +158,7 @@ def copy_slowly(directory, files, step):
 
 async def copied(server, model, directory, files, step):
     """Copy; return the longest pause, and how often the index showed each version in each state meanwhile."""
-    seen = Counter()
+    seen: Counter[Any] = Counter()
     async with await server.connect() as connection, trio.open_nursery() as nursery:
 
         async def watch():

@@ -13,6 +13,7 @@ import queue
 import signal
 from functools import partial
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import psutil
@@ -118,7 +119,7 @@ class Stream:
 
     def __init__(self, url):
         self.client = tritonclient.grpc.InferenceServerClient(url)
-        self.answers = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
         self.client.start_stream(lambda result, error: self.answers.put((result, error)))
 
     def ask(self, request_id, count, size=4, **options):
@@ -256,7 +257,7 @@ async def test_clients_that_leave_amid_their_answers_are_noticed_by_the_model(tr
         stream = Stream(url)
         stream.ask("a", 2_000_000_000)
         stream.ask("b", 2_000_000_000)
-        began = set()
+        began: set[int] = set()
         while began != set("ab"):
             began.add(stream.receive()[0])
         stream.close(cancel=True)
@@ -271,13 +272,13 @@ async def test_a_killed_worker_ends_each_stream_with_one_error_and_serves_again(
         stream = Stream(url)
         for request_id in "abc":
             stream.ask(request_id, 2_000_000_000, enable_empty_final_response=True)
-        began = set()
+        began: set[int] = set()
         while began != set("abc"):
             began.add(stream.receive()[0])
         return stream
 
     def end(stream):
-        errors = []
+        errors: list[str] = []
         while len(errors) < 3:
             answer = stream.receive()
             if isinstance(answer, InferenceServerException):

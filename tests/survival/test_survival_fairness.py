@@ -1,6 +1,7 @@
 """Fair queues and latency promises on a real server, over HTTP and over gRPC."""
 
 import json
+from functools import partial
 
 import grpc
 import pytest
@@ -59,7 +60,7 @@ async def test_a_tenant_beyond_its_bound_is_told_when_to_come_back(tritium_serve
         sent = 0
         while await server.metric("tritium_tenant_queued", model="gated", tenant="gold") < 2:
             sent += 1
-            nursery.start_soon(lambda ticket=sent: ask(server, ticket, x_tenant="gold"))
+            nursery.start_soon(partial(ask, server, sent, x_tenant="gold"))
             await server.until_metric(sent, PENDING, model="gated")
         refused = await ask(server, 99, x_tenant="gold")
         assert refused.status == 503
@@ -87,7 +88,7 @@ async def test_tenants_take_turns_over_both_protocols(tritium_server, repository
     )
     async with tritium_server() as server, trio.open_nursery() as nursery:
         for ticket in range(6):
-            nursery.start_soon(lambda n=ticket: ask(server, n, x_tenant="flood"))
+            nursery.start_soon(partial(ask, server, ticket, x_tenant="flood"))
             await until(lambda: gates.began() == [0])
             await server.until_metric(ticket, PENDING, model="gated")
         nursery.start_soon(trio.to_thread.run_sync, lambda: call(server, 100, x_tenant="late"))
@@ -104,7 +105,7 @@ async def test_what_can_not_be_answered_in_time_is_refused_at_once(tritium_serve
                 nursery.start_soon(ask, server, ticket)
             await server.until_metric(7, PENDING, model="gated")
             for ticket in range(8):
-                await until(lambda n=ticket: len(gates.began()) > n)
+                await until(lambda n=ticket: len(gates.began()) > n)  # type: ignore[misc]  # a default in a lambda
                 await trio.sleep(0.2)
                 gates.open(gates.began()[-1])
         statistics = (await server.get("/v2/models/gated/stats")).json()["model_stats"][0]

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import psutil
@@ -270,7 +271,7 @@ async def test_what_a_flood_costs_a_neighbour(tritium_server, repository, flood)
         pace = Pace(server)
         await pace.ask(channel, 2.0)
         quiet = await pace.ask(channel, seconds)
-        told = []
+        told: list[Any] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(attack, server, flood, seconds + 2, told)
             await trio.sleep(1.0)

@@ -7,6 +7,7 @@ it.
 import signal
 from collections import Counter
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ async def test_a_poisonous_input_fails_its_own_call_and_its_own_turn_on_a_stream
     repository.onnx_add_sub(config=instances(1))
     environ = {"PYTHONPATH": str(install_poisonable(tmp_path / "plugins"))}
     async with tritium_server(environ=environ) as server:
-        poisoned = Counter()
+        poisoned: Counter[Any] = Counter()
         async with grpc_clients_of(server, "poisonable", "onnx_add_sub") as clients:
             poisoned = await poison(server, storm["lasts"])
         deaths = await server.metric("tritium_worker_deaths_total", model="poisonable", reason="signal_11")
@@ -175,7 +176,7 @@ async def test_a_poisonous_input_fails_its_own_call_and_its_own_turn_on_a_stream
 
 async def poison(server, seconds):
     """Send requests that kill workers, in turn by calls and on a stream; return the statuses, all errors."""
-    statuses = Counter()
+    statuses: Counter[Any] = Counter()
     deadline = trio.current_time() + seconds
     async with channel_to(server.grpc_port) as channel, trio.open_nursery() as nursery:
         streamed = Streamed(await channel.call(STREAM_INFER))

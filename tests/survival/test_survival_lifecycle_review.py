@@ -11,7 +11,7 @@ from actors.values.specs import ModelKey
 from chaos.subject.processes import alive
 from engine.server.tree import open_server
 from engine.settings.settings import Settings
-from tests.support.model_doubles import Port
+from tests.support.ports import Port
 from tests.survival.changing import Workshop, code, pids, refusal, unload, until_states
 from tests.survival.repository import parameter
 from tests.survival.server import eventually, until

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import pytest
 import trio
@@ -36,7 +37,7 @@ async def test_a_stream_of_small_answers_is_not_taken_for_a_flood(tritium_server
 
 async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository, seconds):
     lay_out(repository)
-    told = {}
+    told: dict[str, Any] = {}
     async with tritium_server(*SERVER_FLAGS) as server:
         async with trio.open_nursery() as nursery:
             for library in LIBRARIES:

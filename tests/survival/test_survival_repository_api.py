@@ -6,6 +6,7 @@ The tests check texts, states and outcomes.
 import json
 import signal
 from functools import partial
+from typing import Any
 
 import grpc
 import numpy as np
@@ -254,7 +255,7 @@ async def test_a_model_can_be_made_of_nothing_but_a_request(tritium_server, work
         assert await identity(server, "made_up") == (2, 5)
 
 
-BAD_OVERRIDES = [
+BAD_OVERRIDES: list[tuple[dict[str, Any], int, str]] = [
     ({"config": "{"}, 500, NOT_POLLED.format("a")),
     ({"config": '{"max_batch_sise": 8}'}, 500, NOT_POLLED.format("a")),
     ({"config": "[]"}, 500, NOT_POLLED.format("a")),

@@ -182,7 +182,7 @@ async def test_what_was_asked_for_is_what_is_given(server, protocol):
         both = await client.infer("shaped", A=rows(3), B=rows(1))
         assert one.as_numpy("DIFFERENCE") is None
         assert (both.as_numpy("DIFFERENCE") == 2).all()
-    scores = np.float32([[0.25, 0.5]])
+    scores = np.array([[0.25, 0.5]], np.float32)
     for _ in range(2):
         best = await client.infer("scores", outputs=["Y"], classes=1, X=scores)
         assert best.as_numpy("Y").ravel().tolist() == [b"0.500000:1:dog"]
@@ -209,7 +209,7 @@ async def test_equal_requests_in_flight_run_once(server, gates):
 
     async def ask():
         tensor = tritonclient.http.InferInput("TICKET", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.int32([[7]]))
+        tensor.set_data_from_numpy(np.array([[7]], np.int32))
         one = tritonclient.http.InferenceServerClient(server.url)
         answer = await trio.to_thread.run_sync(partial(one.infer, "gated", [tensor]))
         answers.append(answer.as_numpy("SERVED").item())

@@ -115,7 +115,7 @@ class Crowd:
         self.ended = 0  # sequences, with every sum right
         self.lost = 0  # sequences that were told so
         self.answers = 0
-        self.errors = Counter()
+        self.errors: Counter[str] = Counter()
         self.unexpected = []
         self.latencies = []
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 async def spares_of(server, *models):
     """Return the server's processes that are no instance's worker, once there is one."""
-    found = []
+    found: list[int] = []
 
     async def some():
         workers = {pid for model in models for pid in await server.workers(model)}

@@ -3,6 +3,7 @@
 import signal
 from collections import Counter
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ async def test_one_poisonous_input_is_refused_and_its_batchmates_are_all_answere
     repository.onnx_add_sub(config=instances(1))
     environ = {"PYTHONPATH": str(install_poisonable(tmp_path / "plugins"))}
     async with tritium_server(environ=environ) as server:
-        poisoned = Counter()
+        poisoned: Counter[Any] = Counter()
         async with clients_of(server, {"poisonable": CLIENTS - 2, "onnx_add_sub": 2}) as clients:
             deadline = trio.current_time() + storm["lasts"]
             number = 0

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -43,7 +44,7 @@ async def ask(connection, model, ticket, **headers):
 
 async def versions_met(server, model, count, **headers):
     """Send `count` requests from CLIENTS connections; return how often each version answered."""
-    met = Counter()
+    met: Counter[Any] = Counter()
     left = iter(range(count))
 
     async def client():
@@ -142,7 +143,7 @@ async def test_a_bad_version_loses_its_share(tritium_server, workshop):
     rule = {"max_error_rate": 0.05, "min_requests": 20, "window": 2}
     async with tritium_server(*CHANGEABLE) as server:
         await traffic(server, "split", {"weights": {"1": 50, "2": 50}, "rollback": rule})
-        statuses = Counter()
+        statuses: Counter[Any] = Counter()
         began = trio.current_time()
         ended = None
 

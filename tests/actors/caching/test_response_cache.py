@@ -26,7 +26,8 @@ from actors.values.specs import (
 )
 from actors.values.tensors import Tensor
 from actors.wire.frames import Answer
-from tests.support.model_doubles import Context, Port, Stage, make_spec
+from tests.support.model_doubles import Context, Stage, make_spec
+from tests.support.ports import Port
 
 SIZE = 1_000_000
 FAILED = Answer(code=ErrorCode.INTERNAL, message="no")

@@ -37,7 +37,8 @@ from actors.values.specs import (
     QueuePolicy,
 )
 from actors.values.tensors import Tensor
-from tests.support.model_doubles import Context, Port, Stage, make_spec
+from tests.support.model_doubles import Context, Stage, make_spec
+from tests.support.ports import Port
 
 
 def tensors(kind, *names):

@@ -16,7 +16,8 @@ from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec
 from actors.values.strings import Strings, walk, walk_at_once
 from actors.values.tensors import Tensor, pack_bytes
-from tests.support.model_doubles import Port, make_spec
+from tests.support.model_doubles import make_spec
+from tests.support.ports import Port
 
 
 def plainly(data, most):

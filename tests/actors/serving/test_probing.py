@@ -31,7 +31,8 @@ from actors.values.errors import (
 from actors.values.requests import InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, Probe, QueueBounds, WarmupSample
 from actors.values.tensors import Tensor
-from tests.support.model_doubles import Port, Stage, make_spec
+from tests.support.model_doubles import Stage, make_spec
+from tests.support.ports import Port
 
 GOOD = ProbeOutcome(answered=True, seconds=0.1)
 BAD = ProbeOutcome(answered=True, error="no zeros, please", seconds=0.1)

@@ -18,7 +18,8 @@ from actors.values.errors import ErrorCode, TritiumError
 from actors.values.requests import InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, QueuePolicy
 from tests.engine.worker.conftest import until
-from tests.support.many_models import Answer, Models, calling, model, open_models
+from tests.support.many_models import Models, calling, model, open_models
+from tests.support.ports import Port
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -68,7 +69,7 @@ async def test_a_tensor_without_elements_goes_both_ways():
 async def test_what_a_call_says_of_itself_reaches_the_callee():
     async with open_models(calling(mode="told"), model("callee", "recording")) as models:
         request = await models.send("caller", 1.0)
-        assert isinstance(request.reply, Answer)
+        assert isinstance(request.reply, Port)
         answer = await request.reply.wait()
         assert isinstance(answer, InferResponse)
         told = str((answer.parameters or {})["told"])
