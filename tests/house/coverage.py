@@ -1,0 +1,130 @@
+"""Measure whether quick tests take every branch of the pure modules.
+
+`python -m tests.house.coverage` runs the tests of `actors` and `protocols` that import a pure module and are
+neither `system` nor `slow`. It prints what they miss: file, lines, and branches as `from->to`. The exit status is 1
+if a module misses more than `coverage.csv` allows, which is nothing where it has no row. With `--write`, the
+numbers become those limits: they may only fall.
+
+The pure modules are the sources of the `import-linter` contract in `pyproject.toml`. A line that no test can
+reach is marked `# pragma: no cover: ` and a reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+LIMITS: Final = Path(__file__).with_name("coverage.csv")
+CONTRACT: Final = "pure modules know no clock, loop or log"
+TESTS: Final = ("tests/actors", "tests/protocols")
+APART: Final = ("_pb2.py", "/proto/generate.py")
+"""Generated code, and the program that generates it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Of one file: the lines that no test executes, and the branches that none takes, as `from->to`."""
+
+    lines: tuple[int, ...]
+    branches: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are of both."""
+        return len(self.lines) + len(self.branches)
+
+    def __str__(self) -> str:
+        return ", ".join([*map(str, self.lines), *self.branches])
+
+
+def pure_files() -> list[str]:
+    """Return the files of the pure modules, relative to the root."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (names,) = (each["source_modules"] for each in contracts if each["name"] == CONTRACT)
+    files = {path for name in names for path in _files_of(name)}
+    return sorted(str(path.relative_to(ROOT)) for path in files)
+
+
+def _files_of(name: str) -> Iterator[Path]:
+    place = name.removesuffix(".**").replace(".", "/")
+    files = [*ROOT.glob(f"{place}.py"), *ROOT.glob(f"{place}/**/*.py")]
+    return (path for path in files if path.stat().st_size and not str(path).endswith(APART))
+
+
+def concerned(files: list[str]) -> list[str]:
+    """Return the tests that import one of these files' modules themselves."""
+    modules = "|".join(re.escape(each.removesuffix(".py").replace("/", ".")) for each in files)
+    imports = re.compile(rf"^ *(?:from|import) (?:{modules})\b", re.MULTILINE)
+    tests = (path for folder in TESTS for path in sorted((ROOT / folder).rglob("test_*.py")))
+    return [str(path.relative_to(ROOT)) for path in tests if imports.search(path.read_text())]
+
+
+def measured(files: list[str]) -> dict[str, Missed]:
+    """Run the tests, and return what they miss by file. Raises CalledProcessError if one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, report = f"--data-file={folder}/data", Path(folder, "report.json")
+        options = ("-m", "not system and not slow", "-p", "no:cacheprovider", "--quiet", "-r", "fE")
+        _coverage("run", data, f"--include={','.join(files)}", "-m", "pytest", *options, *concerned(files))
+        _coverage("combine", "--quiet", data)
+        _coverage("json", "--quiet", data, f"--include={','.join(files)}", "-o", str(report))
+        found = json.loads(report.read_text())["files"]
+    never = {"missing_lines": [1], "missing_branches": []}
+    return {file: _missed(found.get(file, never)) for file in files}
+
+
+def _coverage(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=True)
+
+
+def _missed(entry: Any) -> Missed:
+    lines = entry["missing_lines"]
+    # A branch that begins or ends in a line that is missed besides says nothing more.
+    branches = [each for each in entry["missing_branches"] if not {abs(line) for line in each} & {*lines}]
+    return Missed(tuple(lines), tuple(f"{begin}->{end if end > 0 else 'exit'}" for begin, end in branches))
+
+
+def limits() -> dict[str, int]:
+    """Read how much each module may miss."""
+    with LIMITS.open(newline="") as file:
+        return {row["file"]: int(row["missed"]) for row in csv.DictReader(file)}
+
+
+def write(missed: dict[str, Missed]) -> None:
+    """Make these numbers the limits."""
+    with LIMITS.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["file", "missed"])
+        writer.writerows([name, each.count] for name, each in missed.items() if each.count)
+
+
+def main() -> int:
+    """Measure, print what is missed, and return the exit status."""
+    missed = measured(pure_files())
+    for name, each in missed.items():
+        if each.count:
+            sys.stdout.write(f"{name}: {each.count} missed: {each}\n")
+    if "--write" in sys.argv[1:]:
+        write(missed)
+    allowed = limits()
+    more = [name for name, each in missed.items() if each.count > allowed.get(name, 0)]
+    fewer = [name for name, most in allowed.items() if name not in missed or missed[name].count < most]
+    for name in more:
+        sys.stdout.write(f"{name} misses more than the {allowed.get(name, 0)} that coverage.csv allows\n")
+    for name in fewer:
+        sys.stdout.write(f"{name} misses less than coverage.csv allows: --write\n")
+    return 1 if more or fewer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
