@@ -1,9 +1,9 @@
 """Measure whether quick tests take every branch of the pure modules.
 
 `python -m tests.house.coverage` runs the tests of `actors` and `protocols` that import a pure module and are
-neither `system` nor `slow`. It prints what they miss: file, lines, and branches as `from->to`. The exit status is 1
-if a module misses more than `coverage.csv` allows, which is nothing where it has no row. With `--write`, the
-numbers become those limits: they may only fall.
+neither `system` nor `slow`. It prints what they miss: file, lines, and branches as `from->to`. The exit
+status is 1 if a module misses more than `coverage.csv` allows, which is nothing where it has no row. With
+`--write`, the numbers become those limits: they may only fall.
 
 The pure modules are the sources of the `import-linter` contract in `pyproject.toml`. A line that no test can
 reach is marked `# pragma: no cover: ` and a reason.

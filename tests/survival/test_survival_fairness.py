@@ -21,6 +21,10 @@ def setting(key, **value):
     return parameter(key, json.dumps(value).replace('"', '\\"'))
 
 
+def more_began(gates, count):
+    return len(gates.began()) > count
+
+
 async def ask(server, ticket, **headers):
     """Send a request of the gated model over a connection of its own."""
     tensor = {"name": "TICKET", "shape": [1, 1], "datatype": "INT32", "data": [ticket]}
@@ -105,7 +109,7 @@ async def test_what_can_not_be_answered_in_time_is_refused_at_once(tritium_serve
                 nursery.start_soon(ask, server, ticket)
             await server.until_metric(7, PENDING, model="gated")
             for ticket in range(8):
-                await until(lambda n=ticket: len(gates.began()) > n)  # type: ignore[misc]  # a default in a lambda
+                await until(partial(more_began, gates, ticket))
                 await trio.sleep(0.2)
                 gates.open(gates.began()[-1])
         statistics = (await server.get("/v2/models/gated/stats")).json()["model_stats"][0]
