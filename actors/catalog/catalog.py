@@ -85,12 +85,12 @@ class Catalog:
         startup: Sequence[str] = ("*",),
         namespacing: bool = False,
         awaited_by: Callable[[str], AbstractSet[str]] = lambda _: frozenset(),
-        could_not_look: Callable[[ModelKey], object] = lambda _: None,
+        could_not_look: Callable[[ModelKey, bool], object] = lambda *_: None,
     ) -> None:
         """`lanes` is the lanes' dynamic supervisor; `startup` names the models to load first, `*` for all.
 
         With `namespacing`, models of several repositories may share a name. `awaited_by`: see `Parts`.
-        `could_not_look` is told which model must be looked at again.
+        `could_not_look` is told which model must be looked at again, and whether it has changed.
         """
         self._namespacing = namespacing
         self._around = around
@@ -214,13 +214,13 @@ class Catalog:
         """
         operation = LookAt(self._source, self.parts.ensure, self._could_not_look, changed=changed)
         if not self._lanes.of(key).tell(operation):
-            self._could_not_look(key)
+            self._could_not_look(key, changed)
 
     def gone(self, key: ModelKey) -> None:
         """The model has left its repository for good. Never waits."""
         lane = self._lanes.find(key)
-        if lane is not None and not lane.tell(Gone()):
-            self._could_not_look(key)
+        if lane is not None:
+            lane.tell(Gone())
 
     def listed(self) -> None:
         """Every repository has been read since the start; `look_at` was called for all models in them."""

@@ -229,7 +229,7 @@ class LookAt(_FromRepository):
         self,
         source: ModelSource,
         ensure: Ensure,
-        could_not: Callable[[ModelKey], object],
+        could_not: Callable[[ModelKey, bool], object],
         *,
         changed: bool,
     ) -> None:
@@ -256,11 +256,11 @@ class LookAt(_FromRepository):
         try:
             found = await self._read(deployment)
         except Unreadable:  # this says nothing about the model
-            self._could_not(deployment.key)
+            self._could_not(deployment.key, False)
             return
         if found is None:
             deployment.leave()
-            self._could_not(deployment.key)  # it may be back before its absence was seen
+            self._could_not(deployment.key, False)  # it may be back before its absence was seen
             return
         try:
             if not found.content or found.content not in (deployment.content, deployment.refused):

@@ -291,10 +291,14 @@ class Settling:
         self._tidy()
         return Findings(decisions, tuple(notices))
 
-    def look_again(self, key: ModelKey) -> None:
-        """A look failed through no fault of the model's: have it repeated when its source answers."""
+    def look_again(self, key: ModelKey, *, changed: bool) -> None:
+        """A look failed through no fault of the model's: have it repeated when its source answers.
+
+        `changed`: it was to be looked at because it has changed.
+        """
         for place in self._places_of(key):
             place.decided = _Mark.NEVER
+            place.moved |= changed
 
     def waiting(self) -> tuple[Waiting, ...]:
         """Return every change that is not acted on yet.

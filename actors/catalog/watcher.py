@@ -77,12 +77,12 @@ class Watcher:
             backoff=Backoff(initial=1.0, cap=max(30.0, self._interval)),
         )
 
-    def look_again(self, key: ModelKey) -> None:
-        """Tell the catalog of a model again at the next poll.
+    def look_again(self, key: ModelKey, *, changed: bool) -> None:
+        """Tell the catalog of a model again at the next poll, and whether it was told of a change.
 
         The catalog could not look at it, for no fault of the model's.
         """
-        self._settling.look_again(key)
+        self._settling.look_again(key, changed=changed)
 
     async def run(self, ctx: ChildContext) -> None:
         """Look, tell, sleep, and so on."""

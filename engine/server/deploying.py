@@ -75,9 +75,9 @@ def compose_deploying(
     mode = ControlMode(settings.control_mode)
     lanes, retirements = Supervisor(), Supervisor()
 
-    def look_again(key: ModelKey) -> None:
+    def look_again(key: ModelKey, changed: bool) -> None:
         if watcher is not None:
-            watcher.look_again(key)
+            watcher.look_again(key, changed=changed)
 
     catalog = Catalog(
         _surroundings(settings, models, retirements, log),

@@ -189,14 +189,15 @@ class World:
             log=self.log,
             compose=self._compose,
         )
-        self.could_not: list[str] = []  # the models that could not be looked at
+        # The models that could not be looked at, and whether they had changed.
+        self.could_not: list[tuple[str, bool]] = []
         self.catalog = Catalog(
             self.around,
             self.source,
             self.lanes,
             mode=mode,
             startup=startup,
-            could_not_look=lambda key: self.could_not.append(key.name),
+            could_not_look=lambda key, changed: self.could_not.append((key.name, changed)),
         )
         self.root = Supervisor(
             [

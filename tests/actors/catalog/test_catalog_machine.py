@@ -319,7 +319,7 @@ class CatalogAlone(RuleBasedStateMachine):
         found = None if self.world.source.unreadable else self.found.get(lane.name)
         if found is None:
             if kind == "look":
-                self.expected_could_not.append(lane.name)
+                self.expected_could_not.append((lane.name, False))
                 if not self.world.source.unreadable:
                     self.unloaded(lane)
                     self.leave(lane)

@@ -47,7 +47,7 @@ class OneLane:
             await self.lane.send(Noted(self.notes, number))
 
     def look(self):
-        return LookAt(self.world.source, None, lambda _: None, changed=True)
+        return LookAt(self.world.source, None, lambda *_: None, changed=True)
 
 
 @pytest.fixture
@@ -165,3 +165,14 @@ async def test_news_outlast_a_crash_of_the_catalog(polled, autojump_clock):
     assert len(polled.swaps) == 1
     await trio.sleep(60)
     assert len(polled.swaps) == 2
+
+
+async def test_a_change_that_finds_no_place_is_told_again_as_a_change(autojump_clock):
+    world = World(model("m"), mode=ControlMode.EXPLICIT)
+    async with trio.open_nursery() as nursery:
+        for _ in range(PLACES):
+            nursery.start_soon(world.catalog.load, "m", {})
+        await settled()
+        world.catalog.look_at(M, changed=True)
+        assert world.could_not == [("m", True)]
+        nursery.cancel_scope.cancel()

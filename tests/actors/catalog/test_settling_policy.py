@@ -326,25 +326,30 @@ class TestLookingAgain:
 
     def test_a_model_is_looked_at_again_at_the_next_poll(self):
         polls = watching()
-        polls.settling.look_again(key("m"))
+        polls.settling.look_again(key("m"), changed=False)
         assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
         assert polls.see({"m": "1"}) == []
 
+    def test_a_change_that_was_told_in_vain_is_told_again_as_a_change(self):
+        polls = watching()
+        polls.settling.look_again(key("m"), changed=True)
+        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
+
     def test_it_is_not_before_its_source_answers(self):
         polls = watching()
-        polls.settling.look_again(key("m"))
+        polls.settling.look_again(key("m"), changed=False)
         assert [polls.see(view) for view in (DOWN, {"m": "1"})] == [[], []]
         assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
 
     def test_one_that_went_meanwhile_has_gone(self):
         polls = watching()
-        polls.settling.look_again(key("m"))
+        polls.settling.look_again(key("m"), changed=False)
         polls.see({})
         assert polls.see({}) == [Left(key("m"))]
 
     def test_an_unknown_name_is_nobodys(self):
         polls = watching()
-        polls.settling.look_again(key("n"))
+        polls.settling.look_again(key("n"), changed=False)
         assert polls.see({"m": "1"}) == []
 
 

@@ -293,7 +293,7 @@ async def test_it_waits_while_the_catalog_takes_no_news_and_then_tells_all(world
 async def test_a_look_that_came_to_nothing_is_asked_for_again(world, autojump_clock):
     async with world.serving():
         await world.polls(2)
-        world.watcher.look_again(M)
+        world.watcher.look_again(M, changed=False)
         await world.polls(3)
         assert world.told == [("look_at", "m"), ("look_at", "m")]
 
