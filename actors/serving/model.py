@@ -257,8 +257,8 @@ class ModelState(ServedModel):
         self.intake.fail_queued(Unavailable(why))
         for instance in self.instances:
             instance.suspects.drain()
-            if instance.worker is not None:
-                instance.worker.disown()
+        for worker in self.standing.workers:
+            worker.disown()
         self.outcome.fail_all(why)
         if self.composite is not None:
             self.composite.give_up()

@@ -92,6 +92,8 @@ class Standing:
         self.load_seconds = 0.0
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
         self.ended = trio.Event()  # it was retired, has drained, and its workers are gone
+        # From their joining to their burial, also those whose instances stop or were removed.
+        self.workers: set[LiveWorker] = set()
         self._title = f"{spec.name}/{spec.version}"
         self._on_change = on_change
         self._keys = itertools.count()
@@ -125,6 +127,7 @@ class Standing:
         """An instance's model is loaded and warm."""
         instance.restarts += instance.started_once
         instance.worker, instance.started_once = worker, True
+        self.workers.add(worker)
         instance.settled.set()
         # Not after a failed load: that is final, even where a sibling's load ends after it.
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(

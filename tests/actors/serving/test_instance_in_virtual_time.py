@@ -453,3 +453,24 @@ async def test_a_flood_of_log_lines_is_cut(nursery, autojump_clock):
     lines = [keys for event, keys in life.logged if event == "worker_output" and "line" in keys]
     assert 500 <= len(lines) < 1000
     life.worker.exit(Exit(0))
+
+
+@pytest.mark.parametrize("removed", [True, False])
+async def test_a_version_that_is_given_up_waits_for_no_worker_of_an_instance_that_leaves(
+    nursery, autojump_clock, removed
+):
+    life = Life(nursery)
+    await life.serving()
+    (request,) = life.queue()
+    await life.worker.batch()
+    if removed:
+        life.state.standing.add_instances([InstanceSpec(name="model_0_1")])
+        life.state.remove_instance(life.instance)
+    life.ctx.stopping.set()
+    await trio.testing.wait_all_tasks_blocked()
+    life.state.give_up("it took too long")
+    with trio.fail_after(1):
+        await life.ended()
+    assert request.reply.error.message.endswith("it took too long")
+    assert life.worker.signals[0] == "TERM"
+    assert not life.state.standing.workers
