@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import trio
 
@@ -18,6 +19,8 @@ from actors.serving.standing import InstanceState, Standing
 from actors.serving.statistics import FailureReason
 from actors.values.errors import Unavailable
 from actors.values.requests import InferRequest
+
+CRASHED: Final = "has crashed"
 
 
 class Dispatcher:
@@ -128,19 +131,35 @@ class Dispatcher:
 
         Batches that the worker was not sent go back to where they waited. Any other may have run.
         """
-        held = instance.held
-        for batch in reversed([*held.open.values(), *held.outstanding.values()]):
-            if batch.state is HANDED:
-                for request in batch.requests:
-                    request.attempts -= 1
+        held, sequences = instance.held, self._sequences
+        batches = [*held.open.values(), *held.outstanding.values()]
+        unrun = [request for batch in batches if batch.state is HANDED for request in batch.requests]
+        for request in unrun:
+            request.attempts -= 1
+        # Does nothing unless it crashed before its sequences were settled.
+        self.end_sequences(instance, CRASHED, unrun=unrun)
+        for batch in reversed(batches):
+            ran = batch.state is not HANDED
+            for request in batch.requests:
+                stays = not ran and (sequences is None or sequences.may_move(request, ran=False))
+                if not (stays or request.padding or request.answered):
+                    self._outcome.fail(request, self._crashed(request, instance), FailureReason.OTHER)
+            if not ran:
                 self._put_back(instance, batch)
-                continue
-            why = f"instance '{instance.spec.name}' has crashed"
-            self._fail([request for request in batch.requests if not request.answered], why)
-        if not held.idle:
+        if self.limiter is not None:
+            self.limiter.died(instance)
+        if instance not in self._standing.instances:
+            # It will not come back to hunt for them.
+            self._queue.push_front(instance.suspects.drain())
+        if batches:
             # Other instances may take what was requeued.
             self._doorbell.ring()
         held.clear()
+
+    def _crashed(self, request: InferRequest, instance: InstanceState) -> Unavailable:
+        if self._sequences is None or self._sequences.keeps_state:
+            return Unavailable(f"{request.prefix}instance '{instance.spec.name}' {CRASHED}")
+        return sequence_lost(request, instance, CRASHED)
 
     def cancel(self, request: InferRequest) -> None:
         """The client of a dispatched `request` has left: take its batch back, or tell its worker."""

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from actors.serving.deaths import settle
+from actors.serving.instances.batches import BatchState
 from actors.serving.intake import STOPPING
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import Aftermath
@@ -605,3 +606,63 @@ async def test_rate_limited_instances_take_turns(stage, autojump_clock):
     await model.settled()
     assert [len(worker.sent) for worker in model.workers] == [1, 1]
     assert math.isfinite(model.now)
+
+
+def crash(model):
+    """The actor of the first instance crashes before its worker's batches were settled."""
+    instance, outstanding = model.worker.instance, model.worker.outstanding
+    instance.worker = None
+    instance.held.outstanding.update(outstanding)
+    model.state.dispatcher.reclaim(instance)
+
+
+async def test_a_crash_ends_the_sequences_of_its_instance(stage, autojump_clock):
+    model = stage(max_batch_size=2, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    running = await step(model, 1, START)
+    await model.settled()
+    next(iter(model.worker.outstanding.values())).become(BatchState.SENT)
+    behind = await step(model)
+    crash(model)
+    for each in (running, behind):
+        assert (
+            "sequence 1 of model 'model' has ended: its instance 'm_0' has crashed"
+            in each.reply.error.message
+        )
+    assert model.state.sequences.counts().live == 0
+
+
+async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(stage, autojump_clock):
+    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    first = await step(model, 1, START)
+    await model.settled()
+    crash(model)
+    await model.settled()
+    assert real(model.workers[1]) == [[first]]
+    assert first.attempts == 1
+
+
+async def test_after_a_crash_a_request_that_did_not_run_is_answered_if_its_sequence_had_begun(
+    stage, autojump_clock
+):
+    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    await step(model, 1, START)
+    await model.settled()
+    model.worker.finish()
+    second = await step(model)
+    await model.settled()
+    crash(model)
+    await model.settled()
+    assert "has ended: its instance 'm_0' has crashed" in second.reply.error.message
+    assert real(model.workers[1]) == []
+
+
+async def test_after_a_crash_a_sequence_whose_state_is_kept_goes_on_without_what_ran(stage, autojump_clock):
+    model = stage(KEPT, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    running = await step(model, 1, START)
+    await model.settled()
+    next(iter(model.worker.outstanding.values())).become(BatchState.SENT)
+    behind = await step(model)
+    crash(model)
+    await model.settled()
+    assert running.reply.error.message.endswith("instance 'm_0' has crashed")
+    assert real(model.workers[1]) == [[behind]]
