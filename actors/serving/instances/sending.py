@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -37,6 +37,14 @@ from actors.wire.gathering import Gather, default_metadata
 
 FILLED_AT_ONCE: Final = 4 * 1024 * 1024
 """Inputs of up to so many bytes are copied in one piece, which takes some 4 ms at worst."""
+
+
+class Filling(NamedTuple):
+    """A batch whose long inputs are being copied, or are the next to be: what copies them, and its frame."""
+
+    batch: InFlight
+    gather: Gather
+    packet: bytes
 
 
 class BatchSender:
@@ -69,7 +77,7 @@ class BatchSender:
         self._on_room = on_room
         self._on_unsent = on_unsent
         self._next_id = 1
-        self.filling: InFlight | None = None  # the batch whose long inputs are being copied
+        self.filling: Filling | None = None
 
     def stop_prefetching(self) -> None:
         """Let no further batch wait behind an execution."""
@@ -95,7 +103,7 @@ class BatchSender:
                     self._send(batch, gather, packet)
                     batch.began_at = begins
                 else:
-                    self.filling = batch
+                    self.filling = Filling(batch, gather, packet)
             if not at_once:
                 held.hand(batch)
         except BaseException:
@@ -152,18 +160,19 @@ class BatchSender:
     def forward(self, batch: InFlight) -> Steps[None] | None:
         """Send a batch that was handed over. If its inputs are long, return the work that does it."""
         try:
-            gather, packet = self._prepare(batch)
-            if gather.nbytes > FILLED_AT_ONCE:
-                self.filling = batch
-                return self._filled(batch, gather, packet)
-            self._send(batch, gather, packet)
+            if self.filling is None:  # otherwise `batch` was prepared as it was dispatched
+                gather, packet = self._prepare(batch)
+                if gather.nbytes <= FILLED_AT_ONCE:
+                    self._send(batch, gather, packet)
+                    self._held.sent(batch, trio.current_time())
+                    return None
+                self.filling = Filling(batch, gather, packet)
         except Exception as error:
             self._unsent(batch, error)
             if not isinstance(error, (OSError, MemoryError)):
                 raise
-        else:
-            self._held.sent(batch, trio.current_time())
-        return None
+            return None
+        return self._filled(*self.filling)
 
     def _filled(self, batch: InFlight, gather: Gather, packet: bytes) -> Steps[None]:
         for _ in gather.copying(batch.slot.segments[INPUT].view):
@@ -200,7 +209,7 @@ class BatchSender:
         return True
 
     def _let_go(self, batch: InFlight) -> None:
-        if batch is self.filling:
+        if self.filling is not None and self.filling.batch is batch:
             self.filling = None
         self._held.revoke(batch)
         self.given -= len(batch.requests)

@@ -1,6 +1,7 @@
 """The way of batches to an instance: the states of each, the channel, and what is left when an instance dies."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import trio
@@ -8,7 +9,11 @@ import trio.testing
 
 from actors.serving.instances.batches import BATCH_CHANGES, BatchState, HeldBatches, InFlight
 from actors.serving.instances.sending import FILLED_AT_ONCE
+from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import Signal
+from actors.values.specs import InstanceSpec, RateLimit, Resource
+from actors.wire.arena import INPUT
+from actors.wire.slots import Slot
 from tests.actors.serving.test_instance_in_virtual_time import Life
 from tests.support.model_doubles import FakeSlot, make_request
 
@@ -153,8 +158,9 @@ async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_tak
 async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nursery, monkeypatch):
     life = Life(nursery)
     await life.serving()
-    life.queue()
-    (waiting,) = life.queue(rows=LONG)
+    (cancelled,) = life.queue(rows=LONG)
+    life.state.cancel(cancelled)
+    (waiting,) = life.queue()  # handed over, behind the one that was taken back
 
     def no_memory(*args):
         raise OSError(12, "Cannot allocate memory")
@@ -162,8 +168,50 @@ async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nurse
     monkeypatch.setattr("actors.wire.slots.Slot.make_room", no_memory)
     await trio.testing.wait_all_tasks_blocked()
     assert "no memory to run a batch of model 'model': " in waiting.reply.error.message
-    assert len(life.instance.held.outstanding) == 1
+    assert not life.instance.held.outstanding
     assert life.instance.held.withdrawn == 0
     assert waiting.attempts == 0
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
+async def test_suspects_that_a_crashed_actor_left_do_not_wait_for_an_instance_that_was_removed(nursery):
+    life = Life(nursery)
+    await life.serving()
+    (suspect,) = requests = [make_request(LONG)]
+    life.state.in_flight[suspect] = None
+    life.state.dispatcher.dispatch(life.instance, requests, alone=True)
+    life.state.standing.add_instances([InstanceSpec(name="model_0_1")])
+    life.state.standing.remove(life.instance)
+    life.state.dispatcher.reclaim(life.instance)
+    assert life.state.queue.take(1) == [suspect]
+    assert not life.instance.hunting
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
+async def test_what_a_crashed_actor_executed_holds_no_resources(nursery):
+    life = Life(nursery)
+    await life.serving()
+    limiter = life.state.dispatcher.limiter = RateLimiter({})
+    needs = RateLimit(resources=(Resource(name="R", count=1),))
+    limiter.enter("model", [(life.instance, replace(life.instance.spec, rate_limit=needs))], lambda: None)
+    assert limiter.ask(life.instance)
+    life.queue()
+    limiter.began(life.instance)
+    life.state.dispatcher.reclaim(life.instance)
+    assert [pool.used for pool in limiter.statistics().pools.values()] == [0]
+    life.worker.exit(Signal(9))
+    await life.ended()
+
+
+async def test_a_long_batch_is_prepared_once(nursery, monkeypatch):
+    life = Life(nursery)
+    await life.serving()
+    made, make_room = [], Slot.make_room
+    monkeypatch.setattr(Slot, "make_room", lambda *args: made.append(args[1:]) or make_room(*args))
+    life.queue(rows=LONG)
+    await life.worker.batch()
+    assert made == [(INPUT, 8 * LONG)]
     life.worker.exit(Signal(9))
     await life.ended()
