@@ -20,6 +20,7 @@ from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
 from actors.wire.frames import FrameError
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_spec
 
 MODELS = ("now", "later", "parts", "full", "refuses", "sorry", "circle")
@@ -173,7 +174,7 @@ class PlayedHost:
             requests.clear()
 
 
-class PlayedModel(Any):
+class PlayedModel(Double):
     """One of `MODELS`. Implements `actors.values.requests.ServedModel`."""
 
     marks = None

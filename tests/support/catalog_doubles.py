@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
@@ -20,6 +19,7 @@ from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal, TritiumError
 from actors.values.specs import InstanceSpec, ModelKey, Probe
+from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import make_spec
 
@@ -33,7 +33,7 @@ async def failure(awaitable):
     return caught.value
 
 
-class FakeTree(Any):
+class FakeTree(Double):
     """Subtrees that load for a second, and fail as often as the test says."""
 
     def __init__(self, router):
@@ -106,7 +106,7 @@ class Copy:
         self.removed = self.users == 0
 
 
-class FakeSource(Any):
+class FakeSource(Double):
     """Models by name; a value, or an exception to raise. `changes` counts what is read."""
 
     def __init__(self):

@@ -3,7 +3,6 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
@@ -21,6 +20,7 @@ from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire.frames import Result
+from tests.support.doubles import Double
 from tests.support.ports import Port
 
 
@@ -69,7 +69,7 @@ def make_request(rows=1, *, arrivals=None, **options):
     )
 
 
-class FakeSlot(Any):
+class FakeSlot(Double):
     """A slot that counts its leases."""
 
     def __init__(self):
@@ -82,7 +82,7 @@ class FakeSlot(Any):
         self.leases -= 1
 
 
-class FakeWorker(Any):
+class FakeWorker(Double):
     """What `ModelState` and the scheduler see of a `LiveWorker`: a batch stays until a test ends it."""
 
     has_check = False
@@ -198,7 +198,7 @@ class FakeWorker(Any):
         return [at for at, _, _ in self.sent]
 
 
-class Context(Any):
+class Context(Double):
     """As much of a `ChildContext` as the scheduler touches."""
 
     def started(self, value=None):

@@ -7,7 +7,6 @@ import itertools
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 import trio.testing
@@ -27,6 +26,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.errors import TritiumError
 from actors.values.specs import ModelKey, Residency
 from tests.support.catalog_doubles import FakeSource, FakeTree, model
+from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import Context, FakeWorker, make_request
 
@@ -112,7 +112,7 @@ class Farm(FakeTree):
         await super().end(state)
 
 
-class FakeMemory(Any):
+class FakeMemory(Double):
     """Measures a farm, in no time unless the test sets one."""
 
     def __init__(self, farm):
