@@ -21,8 +21,7 @@ from engine.observability.models import model_blocks
 from engine.processes import spares
 from engine.server.models import ModelParts
 from engine.settings.reporting import MetricsSettings
-from protocols.grpc.families import grpc_blocks
-from protocols.grpc.listener import GrpcListener
+from protocols.grpc.listener import GrpcListener, grpc_blocks
 from protocols.transport.families import connection_blocks
 from protocols.transport.listening import Listener
 

@@ -25,7 +25,7 @@ from engine.settings.listening import ConnectionSettings, GrpcSettings, Restrict
 from engine.settings.re2 import compiled
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.offered import services
 from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits

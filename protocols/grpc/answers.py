@@ -16,18 +16,18 @@ from grpclib.exceptions import GRPCError
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.requests import InferResponse
-from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.call import Call, Metadata
 from protocols.grpc.call_states import SEND
-from protocols.grpc.codec import answer_blocks, messages
-from protocols.grpc.codec.request_head import Refusal
-from protocols.grpc.tasks import BUG, CallTasks
+from protocols.grpc.codec import heads, messages
+from protocols.grpc.codec.heads import Refusal
+from protocols.grpc.methods import BUG, CallTasks
+from protocols.grpc.policy import AnswerRoom
 from protocols.kserve.compression import compress, compressing
 from protocols.status import grpc_status, retry_seconds
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
-    from protocols.grpc.options import GrpcOptions
+    from protocols.grpc.policy import GrpcOptions
     from protocols.http2.sending import StreamSender
     from protocols.http2.streams import Stream
 
@@ -39,8 +39,8 @@ FOLDED_HERE: Final = 64 * 1024
 # Bytes compressed on the loop before other tasks get a turn.
 _FOLDED_A_TURN: Final = 256 * 1024
 
-_HEAD: Final = answer_blocks.initial()
-_OK: Final = answer_blocks.trailers()
+_HEAD: Final = heads.initial()
+_OK: Final = heads.trailers()
 
 
 class Folded:
@@ -212,7 +212,7 @@ class UnaryAnswers:
             here = size
             folded = compress(buffers, coding, self._level)
             buffers, size = (folded,), len(folded)
-            head, prefix = answer_blocks.initial(coding), messages.prefix(size, compressed=True)
+            head, prefix = heads.initial(coding), messages.prefix(size, compressed=True)
         self._sender.answer(call.stream, head, (prefix, *buffers), size + messages.PREFIX_SIZE, _OK)
         self._room.answered(size)
         call.step(SEND)
@@ -241,7 +241,7 @@ class UnaryAnswers:
 
     def _send_folded(self, call: Call, folded: Folded) -> None:
         message = folded.message
-        head = answer_blocks.initial(call.head.answer_coding)
+        head = heads.initial(call.head.answer_coding)
         prefix = messages.prefix(len(message), compressed=True)
         self._sender.answer(call.stream, head, (prefix, message), len(message) + len(prefix), _OK)
         self._conclude(call, folded.response, len(message))
@@ -249,9 +249,9 @@ class UnaryAnswers:
 
     def _send_error(self, call: Call, error: TritiumError | GRPCError | Refusal) -> None:
         if isinstance(error, Refusal):
-            block = answer_blocks.refused(error)
+            block = heads.refused(error)
         else:
-            block = answer_blocks.trailers_only(*status_of(error), trailing_metadata(error))
+            block = heads.trailers_only(*status_of(error), trailing_metadata(error))
         self._sender.head(call.stream, block, end=True)
         self._conclude(call, error)
 
@@ -291,7 +291,7 @@ def trailing_metadata(error: TritiumError | GRPCError) -> Metadata | None:
     """Return the metadata that tells a client, beside the status UNAVAILABLE, when to try again."""
     if not isinstance(error, Unavailable):
         return None
-    return answer_blocks.try_again(retry_seconds(error), known=error.retry_after > 0)
+    return heads.try_again(retry_seconds(error), known=error.retry_after > 0)
 
 
 def release_outcome(outcome: Outcome) -> None:

@@ -21,14 +21,14 @@ from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse, ReplyPort, release
-from protocols.grpc.admission import LargestLately
 from protocols.grpc.call_states import ANSWER, RECEIVING, TRANSITIONS, Step, after
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
+from protocols.grpc.policy import LargestLately
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
+    from protocols.grpc.codec.heads import CallHead
     from protocols.grpc.codec.messages import Message, MessageReader
-    from protocols.grpc.codec.request_head import CallHead
     from protocols.http2.streams import Stream
 
 Request = TypeVar("Request")

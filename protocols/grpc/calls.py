@@ -1,6 +1,6 @@
 """The calls of one connection: what HTTP/2 reports becomes calls, and calls are given to methods.
 
-What a client may make the server hold is bounded in three ways (`protocols.grpc.admission`). Windows open
+What a client may make the server hold is bounded in three ways (`protocols.grpc.policy`). Windows open
 again only when a call is over or a method took its message. Grants let large messages in one after the other.
 And no more answers are begun than might find room. A request that is not begun waits in `_parked`, and its
 bytes count against the windows.
@@ -17,25 +17,24 @@ import trio
 from grpclib.exceptions import GRPCError
 
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
-from protocols.grpc.admission import AnswerRoom
 from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
 from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
-from protocols.grpc.codec.request_head import CallHead
+from protocols.grpc.codec.heads import CallHead
+from protocols.grpc.methods import TOO_LATE, CallTasks, cancel_tasks
+from protocols.grpc.policy import AnswerRoom
 from protocols.grpc.reader import RequestReader, more_than_one
-from protocols.grpc.tasks import TOO_LATE, CallTasks, cancel_tasks
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.streams import Handler, PingHandler, Stream
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
-    from protocols.grpc.keepalive import Keepalive
     from protocols.grpc.methods import HeadReader
-    from protocols.grpc.options import GrpcOptions
+    from protocols.grpc.policy import GrpcOptions, Keepalive
     from protocols.http2.frames import ErrorCode
-    from protocols.http2.limits import Http2Limits
+    from protocols.http2.streams import Http2Limits
     from protocols.transport.sockets import Transport
 
 _LEFT: Final = "the client left"

@@ -2,6 +2,8 @@
 
 Two small tasks serve all connections together. One cancels unary calls whose deadline has passed; the *sweep*
 sends keepalive pings, retires old connections, and shuts the sockets of those that are out of patience.
+
+Its metric families are those of all listeners together, that of the port and that of the Unix socket.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ import random
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from actors.seams import faults
+from actors.values.families import Block, Families, Family, MetricKind, once
 from protocols.grpc.call import Call
 from protocols.grpc.calls import Environment
 from protocols.grpc.connection import GrpcConnection
-from protocols.grpc.deadlines import DeadlineWheel
 from protocols.grpc.methods import HeadReader, Service
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import DeadlineWheel, GrpcOptions
 from protocols.http2.frames import DEFAULT_WINDOW, ErrorCode
-from protocols.http2.limits import Http2Limits
+from protocols.http2.streams import Http2Limits
 from protocols.transport.listening import Listener
 from protocols.transport.offenders import Offenders
 from protocols.transport.sockets import PlainTransport, TlsTransport
@@ -197,3 +199,45 @@ def sweep_period(options: GrpcOptions) -> float:
         options.stall_timeout,
     )
     return max(_SHORTEST_PERIOD, min(_SWEEP_PERIOD, min(patience) / _SWEEPS))
+
+
+def _sum(
+    name: str, kind: MetricKind, explanation: str, read: Callable[[GrpcStatistics], int]
+) -> Family[Sequence[GrpcStatistics]]:
+    return Family(name, kind, explanation, lambda listeners: sum(map(read, listeners)))
+
+
+FAMILIES: Final[Families[Sequence[GrpcStatistics]]] = (
+    _sum("tritium_grpc_connections", "gauge", "gRPC connections that are open", lambda s: s.connections),
+    _sum("tritium_grpc_streams", "gauge", "gRPC calls that are open", lambda s: s.streams),
+    _sum(
+        "tritium_grpc_pending_bytes",
+        "gauge",
+        "Answers that wait for gRPC clients to read, in bytes",
+        lambda s: s.pending,
+    ),
+    _sum(
+        "tritium_grpc_accepted_total",
+        "counter",
+        "gRPC connections that were accepted",
+        lambda s: s.accepted,
+    ),
+    _sum(
+        "tritium_grpc_violations_total",
+        "counter",
+        "gRPC connections that were ended because the client broke the rules of HTTP/2",
+        lambda s: s.violations,
+    ),
+    _sum(
+        "tritium_grpc_floods_total",
+        "counter",
+        "Those of them whose client asked too much",
+        lambda s: s.floods,
+    ),
+)
+
+
+def grpc_blocks(listeners: Sequence[GrpcStatistics]) -> Iterator[Block]:
+    """Yield what the listeners count; nothing if there are none."""
+    if listeners:
+        yield from once(FAMILIES, listeners)

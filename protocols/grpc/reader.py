@@ -17,16 +17,16 @@ from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Internal, TritiumError, Unsupported
-from protocols.grpc.admission import Grants
 from protocols.grpc.call import Call, CallReader, ServerStream
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.messages import Message, MessageReader
+from protocols.grpc.policy import Grants
 from protocols.kserve.compression import most_of
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
-    from protocols.grpc.options import GrpcOptions
-    from protocols.grpc.tasks import CallTasks
+    from protocols.grpc.methods import CallTasks
+    from protocols.grpc.policy import GrpcOptions
     from protocols.grpc.writer import AnswerWriter
     from protocols.http2.connection import Http2Connection
     from protocols.http2.streams import Stream

@@ -16,16 +16,14 @@ from actors.values.requests import InferResponse
 from protocols.grpc.answers import FOLDED_HERE, Departures, Outcome, UnaryAnswers, too_large
 from protocols.grpc.call import Call, CallWriter, Metadata
 from protocols.grpc.call_states import ANSWER, SPEAK, CallState
-from protocols.grpc.codec import answer_blocks, messages
+from protocols.grpc.codec import heads, messages
 from protocols.kserve.compression import compress
 from protocols.transport.sockets import ConnectionLost, Transport
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
-    from protocols.grpc.admission import AnswerRoom
-    from protocols.grpc.keepalive import Keepalive
-    from protocols.grpc.options import GrpcOptions
-    from protocols.grpc.tasks import CallTasks
+    from protocols.grpc.methods import CallTasks
+    from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
     from protocols.http2.connection import Http2Connection
 
 _AT_ONCE: Final = 256 * 1024  # bytes of one write; the rest of a stalled one is copied
@@ -132,7 +130,7 @@ class AnswerWriter(CallWriter):
         if call.state is CallState.SPEAKING:
             return
         coding = call.head.answer_coding
-        block = answer_blocks.initial_with(metadata, coding) if metadata else answer_blocks.initial(coding)
+        block = heads.initial_with(metadata, coding) if metadata else heads.initial(coding)
         call.step(SPEAK)
         self._sender.head(call.stream, block)
         self._keepalive.sent_data()
@@ -170,14 +168,14 @@ class AnswerWriter(CallWriter):
             return
         if call.state is CallState.SPEAKING or metadata:
             block = (
-                answer_blocks.trailers_with(metadata, status, message)
+                heads.trailers_with(metadata, status, message)
                 if metadata
-                else answer_blocks.trailers(status, message)
+                else heads.trailers(status, message)
             )
             self._send_head(call, None)
             self._sender.trailers(call.stream, block)
         else:
-            self._sender.head(call.stream, answer_blocks.trailers_only(status, message), end=True)
+            self._sender.head(call.stream, heads.trailers_only(status, message), end=True)
         call.step(ANSWER)
         self.leave(call)
 

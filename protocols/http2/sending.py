@@ -21,7 +21,6 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from protocols.http2 import frames
-from protocols.http2.floods import Floods
 from protocols.http2.frames import (
     DATA,
     DEFAULT_WINDOW,
@@ -33,7 +32,7 @@ from protocols.http2.frames import (
     SMALLEST_FRAME_LIMIT,
     ErrorCode,
 )
-from protocols.http2.streams import Backlog, Stream, StreamTable
+from protocols.http2.streams import Backlog, Floods, Stream, StreamTable
 from protocols.transport.buffers import copying
 
 if TYPE_CHECKING:

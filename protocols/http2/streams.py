@@ -1,10 +1,14 @@
-"""The streams of one HTTP/2 connection: those open, what is still known of closed ones, and the interface of
-the object that is told of them.
+"""What the parts of one HTTP/2 connection share: its limits, its streams, its budgets, and the interface of the
+object that is told of streams.
 
 Frames that the peer sent before it learned that we had ended a stream are legal and have to be ignored. The
 same frames on a stream that the peer ended itself cost the connection. Telling them apart takes memory, so
 the memory is bounded: once something had to be forgotten, everything as old as that gets the benefit of the
 doubt.
+
+Some kinds of frame make us work, or answer, without carrying a call. Each of them has a budget of tokens. It
+starts full and refills with time. Where a healthy peer's frames follow from the frames it is sent, those
+refill it too. `Http2Limits` says why the budgets are what they are.
 """
 
 from __future__ import annotations
@@ -12,13 +16,86 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from protocols.http2.frames import DEFAULT_WINDOW, LARGEST_STREAM, ConnectionViolation, ErrorCode
-from protocols.http2.limits import Http2Limits
+from protocols.http2.frames import (
+    DEFAULT_WINDOW,
+    LARGEST_FRAME_LIMIT,
+    LARGEST_STREAM,
+    LARGEST_WINDOW,
+    SMALLEST_FRAME_LIMIT,
+    ConnectionViolation,
+    ErrorCode,
+)
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Limits:
+    """Bounds of one connection. Sizes are bytes, rates are per second.
+
+    Raises ValueError for values that RFC 9113 (section 6.5.2) does not allow to be announced.
+    """
+
+    # Announced. nghttp2 and nginx allow 100 and 128 streams, gRPC's C++ server any number. A thousand
+    # inferences in flight fill the largest batches; `protocols.grpc.policy` lowers it where windows could
+    # exceed the memory.
+    max_streams: int = 1024
+    # A call that fits needs no WINDOW_UPDATE; larger ones are granted one by one.
+    stream_window: int = DEFAULT_WINDOW
+    connection_window: int = 64 * 1024 * 1024
+    # DATA is passed on as it arrives, so a large frame costs no memory.
+    max_frame_size: int = 1024 * 1024
+    max_header_list: int = 16 * 1024  # gRPC's C++ server refuses metadata over 16 KiB
+
+    # A block is in memory until it is complete. The header list of an honest block is longer than the block,
+    # up to Huffman codes for odd bytes. So the limit is twice that of the list. nghttp2 allows 64 KiB.
+    max_header_block: int = 32 * 1024
+    # CONTINUATION frames to one block (CVE-2024-27316 and its kin). nghttp2 chose 8, and a block fits three.
+    max_continuations: int = 8
+    # Different calls that a connection repeats. gRPC's clients have a table of 4 KiB for them.
+    cached_heads: int = 256
+
+    # Streams that the peer resets, or makes us reset (CVE-2023-44487, CVE-2025-8671). nghttp2 allows 1,000
+    # and 33 a second, Netty 200 in 30 seconds. gRPC's clients reset each call whose deadline passes, so here
+    # all calls that may be open can time out every second.
+    reset_burst: int = 1024
+    reset_rate: float = 1024.0
+
+    # PING, WINDOW_UPDATE, PRIORITY, frames of unknown types, empty DATA, frames for closed streams. A peer
+    # may send ten for each stream it opened, and for each message, PING and longer DATA frame it was sent.
+    # That is Envoy's ratio for WINDOW_UPDATE. The burst comes on top: it is as many as nghttp2 queues
+    # acknowledgements. gRPC's own clients answer each message, however small, by an update of each of the two
+    # windows, and often by a PING that measures the way. Together with a message of their own they send as
+    # much before its answer is there, because they open the stream's window when they begin to wait. A DATA
+    # frame of one byte, which is never refused, costs us what three of these do.
+    chatter_burst: int = 1000
+    chatter_rate: float = 100.0
+    chatter_per_frame: int = 10
+    chatter_per_received: int = 3
+
+    # SETTINGS walks through all open streams. gRPC's clients adjust their windows at most every 100 ms.
+    settings_burst: int = 50
+    settings_rate: float = 20.0
+
+    # Frames that wait for a peer that reads nothing while it makes us answer: as many as Go's server has.
+    max_queued: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuse values that could not be announced."""
+        _check("max_streams", self.max_streams, 1, 2**31 - 1)
+        _check("stream_window", self.stream_window, 0, LARGEST_WINDOW)
+        _check("connection_window", self.connection_window, DEFAULT_WINDOW, LARGEST_WINDOW)
+        _check("max_frame_size", self.max_frame_size, SMALLEST_FRAME_LIMIT, LARGEST_FRAME_LIMIT)
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}, but must be from {least} to {most}")
+
 
 T = TypeVar("T")
 
@@ -207,3 +284,96 @@ class ClosedStreams:
         raise ConnectionViolation(
             ErrorCode.STREAM_CLOSED, f"{what} on stream {stream_id}, which the peer ended"
         )
+
+
+class Budget:
+    """A token bucket that is told the time (seconds on the caller's clock, never going back).
+
+    Holds `burst` tokens at the most and gains `rate` a second.
+    """
+
+    __slots__ = ("_burst", "_rate", "_since", "_tokens")
+
+    def __init__(self, burst: int, rate: float) -> None:
+        self._burst = burst
+        self._rate = rate
+        self._tokens = float(burst)
+        self._since: float | None = None
+
+    def spend(self, now: float, *, earned: float = 0.0) -> bool:
+        """Take one token, after adding those `earned` otherwise.
+
+        False: none is left, and the peer floods us.
+        """
+        if self._since is not None:
+            earned += (now - self._since) * self._rate
+        self._since = now
+        self._tokens = min(self._burst, self._tokens + earned) - 1
+        return self._tokens >= 0
+
+
+class Floods:
+    """The budgets of one connection, and the traffic that refills them. `now` is the time of the last read.
+
+    Each method raises ConnectionViolation (ENHANCE_YOUR_CALM) once its budget is spent.
+    """
+
+    __slots__ = (
+        "_chatter",
+        "_excused",
+        "_limits",
+        "_queued",
+        "_resets",
+        "_settings",
+        "_streams",
+        "now",
+        "received",
+        "sent",
+    )
+
+    def __init__(self, limits: Http2Limits, streams: StreamTable) -> None:
+        self.now = 0.0
+        # What a healthy peer answers: messages, PINGs, and DATA frames that are not too small.
+        self.sent = 0
+        self.received = 0  # DATA frames that were not empty
+        self._limits = limits
+        self._streams = streams
+        self._chatter = Budget(limits.chatter_burst, limits.chatter_rate)
+        self._resets = Budget(limits.reset_burst, limits.reset_rate)
+        self._settings = Budget(limits.settings_burst, limits.settings_rate)
+        self._queued = 0
+        self._excused = 0.0
+
+    def chatter(self) -> None:
+        """Count a frame that carries nothing. The connection's traffic so far excuses a number of them."""
+        limits = self._limits
+        excused = (self._streams.opened + self.sent) * limits.chatter_per_frame
+        excused += self.received * limits.chatter_per_received
+        earned = excused - self._excused
+        self._excused = excused
+        if not self._chatter.spend(self.now, earned=earned):
+            raise _calm("too many frames that carry nothing")
+
+    def reset(self) -> None:
+        """Count a stream that was reset, by the peer or for its violation."""
+        if not self._resets.spend(self.now):
+            raise _calm("too many streams were reset")
+
+    def settings(self) -> None:
+        """Count a SETTINGS frame."""
+        if not self._settings.spend(self.now):
+            raise _calm("too many SETTINGS frames")
+
+    def reply(self) -> None:
+        """Count a frame that is queued as an answer, because the peer must read those, too."""
+        self._queued += 1
+        if self._queued > self._limits.max_queued:
+            raise _calm("too many frames to answer while no answer is read")
+
+    def replies_taken(self) -> None:
+        """Note that the queued frames were handed out."""
+        self._queued = 0
+
+
+def _calm(message: str) -> ConnectionViolation:
+    return ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, message)

@@ -1,6 +1,6 @@
 """Addresses that flooded the server lately: a new connection from such an address is read a while later.
 
-Every connection begins with budgets for frames that cost its client nothing (`protocols.http2.floods`). A
+Every connection begins with budgets for frames that cost its client nothing (`protocols.http2.streams`). A
 client that connects again each time it is sent away would get them as often as it likes. So each flood makes
 the next connections from its address wait for longer. Other clients at the address, behind the same proxy,
 wait too. So the wait is seconds at the most, and soon forgotten.

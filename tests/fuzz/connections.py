@@ -14,8 +14,7 @@ from hpack import Encoder
 
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
-from protocols.http2.limits import Http2Limits
-from protocols.http2.streams import Stream
+from protocols.http2.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.campaign import chance_of
 from tests.fuzz.mutation import damaged, reframed

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from protocols.http2.connection import Http2Connection
-from protocols.http2.limits import Http2Limits
-from protocols.http2.streams import Handler, PingHandler, Stream
+from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
 from tests.fuzz.h2wire import Field, Frame, split
 
 

@@ -7,8 +7,8 @@ import trio
 from actors.values.errors import TritiumError
 from actors.values.requests import InferResponse
 from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.codec.heads import CallHead
 from protocols.grpc.codec.messages import Message
-from protocols.grpc.codec.request_head import CallHead
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 

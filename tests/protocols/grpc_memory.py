@@ -28,7 +28,7 @@ from protocols.grpc.calls import Environment
 from protocols.grpc.connection import GrpcConnection
 from protocols.grpc.listener import CallDeadlines, http2_limits
 from protocols.grpc.methods import HeadReader
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.http2.frames import GOAWAY
 from protocols.transport.buffers import behind
 from protocols.transport.sockets import ConnectionLost, Transport

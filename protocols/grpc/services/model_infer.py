@@ -21,10 +21,10 @@ from actors.values.interfaces import Server
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.versions import parse_version
 from protocols.grpc.call import SHUTTING_DOWN, UnaryMethod
+from protocols.grpc.codec.heads import meant_by
 from protocols.grpc.codec.infer_meaning import AnswerPlan, Forwarded
 from protocols.grpc.codec.infer_request import READ_AT_ONCE, InferDecoder, Steps, Target
 from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
-from protocols.grpc.codec.request_head import meant_by
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from actors.values.requests import ReplyPort
     from actors.values.tensors import Buffer
     from protocols.grpc.call import Call
-    from protocols.grpc.codec.request_head import CallHead
-    from protocols.grpc.options import FinishedHook
+    from protocols.grpc.codec.heads import CallHead
+    from protocols.grpc.policy import FinishedHook
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]
 """The arguments of `MessageIntake.decode`."""

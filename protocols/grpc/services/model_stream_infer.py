@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from actors.values.requests import InferRequest, ServedModel
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
-    from protocols.grpc.options import FinishedHook
+    from protocols.grpc.policy import FinishedHook
     from protocols.grpc.services.model_infer import MessageIntake
     from protocols.kserve.proto import grpc_service_pb2 as pb
 

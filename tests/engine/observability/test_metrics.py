@@ -30,8 +30,7 @@ from engine.observability.models import ModelSample, model_blocks, new_statistic
 from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
-from protocols.grpc.families import grpc_blocks
-from protocols.grpc.listener import GrpcStatistics
+from protocols.grpc.listener import GrpcStatistics, grpc_blocks
 from protocols.transport.families import connection_blocks
 from protocols.transport.listening import ConnectionCounts
 from tests.support.examples import examples

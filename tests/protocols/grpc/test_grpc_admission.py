@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.admission import AnswerRoom, Grants
+from protocols.grpc.policy import AnswerRoom, Grants
 
 
 def test_what_fits_is_granted_at_once():

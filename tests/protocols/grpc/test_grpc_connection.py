@@ -16,7 +16,7 @@ from h2.errors import ErrorCodes
 from actors.values.errors import Internal, Unavailable
 from actors.values.requests import InferResponse
 from protocols.grpc.call import STREAM_LIMIT, Call
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from tests.protocols.grpc_memory import connect
 from tests.protocols.grpc_serving import STREAM, Raw, Service
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.deadlines import TICK, DeadlineWheel
+from protocols.grpc.policy import TICK, DeadlineWheel
 
 
 def test_deadlines_are_told_once_they_have_passed():

@@ -7,7 +7,7 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.codec.request_head import read_head
+from protocols.grpc.codec.heads import read_head
 
 METHODS = {"/a.Service/Do": "do", "/a.Service/Undo": "undo"}
 

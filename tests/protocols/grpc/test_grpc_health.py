@@ -4,7 +4,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from actors.values.errors import ErrorCode, TritiumError
-from protocols.grpc.services.health import HealthService
+from protocols.grpc.services.offered import HealthService
 from protocols.kserve.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tests.protocols.fakes import FakeHealth
 from tests.protocols.scripted_stream import ScriptedStream

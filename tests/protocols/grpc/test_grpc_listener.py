@@ -16,7 +16,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from protocols.grpc.listener import GrpcListener
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.kserve.categories import Category
 from tests.fuzz import h2wire as wire
 from tests.protocols.flaky_sockets import Flaky

@@ -10,7 +10,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, PingAckReceived, StreamEnded, TrailersReceived
 
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from tests.protocols.grpc_serving import INFER, serve
 
 SIZE = 1_000_000

@@ -7,8 +7,9 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.codec.answer_blocks import (
+from protocols.grpc.codec.heads import (
     MAX_MESSAGE,
+    Refusal,
     initial,
     initial_with,
     percent_encoded,
@@ -18,7 +19,6 @@ from protocols.grpc.codec.answer_blocks import (
     trailers_with,
     try_again,
 )
-from protocols.grpc.codec.request_head import Refusal
 
 
 def fields(block):

@@ -18,7 +18,7 @@ from protocols.grpc.call import ServerStream
 from protocols.grpc.codec.messages import Message
 from protocols.grpc.codec.protobuf import delimited
 from protocols.grpc.methods import CATEGORIES, method_table, restriction
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.inference import InferenceService
 from protocols.grpc.services.offered import services
 from protocols.kserve.categories import Category

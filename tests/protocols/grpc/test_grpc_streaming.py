@@ -19,7 +19,7 @@ from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor
 from protocols.grpc.call import FIRST_ANSWER, STREAM_LIMIT
 from protocols.grpc.codec.messages import Message
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.inference import InferenceService
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.grpc_calls import Client, infer_request

@@ -32,8 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocols.http2.frames import ErrorCode
 from protocols.http2.header_blocks import encode_headers
-from protocols.http2.limits import Http2Limits
-from protocols.http2.streams import Stream
+from protocols.http2.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.recorder import Rig
 from tests.support.examples import examples

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from protocols.grpc.keepalive import IDLE_PING_INTERVAL, Action, Keepalive
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import IDLE_PING_INTERVAL, Action, GrpcOptions, Keepalive
 
 
 def alive(now=0.0, jitter=0.0, **options):

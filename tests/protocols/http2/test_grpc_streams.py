@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from protocols.http2 import frames
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
-from protocols.http2.limits import Http2Limits
-from protocols.http2.streams import Stream
+from protocols.http2.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Frame
 from tests.fuzz.recorder import Rig

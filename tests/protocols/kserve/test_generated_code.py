@@ -29,7 +29,7 @@ THEIRS = [
 ]
 NEIGHBOURS = [
     "protocols.grpc.generated.grpc_service_base, protocols.grpc.generated.grpc_service_stub, "
-    "protocols.grpc.services.health, protocols.grpc.services.reflection",
+    "protocols.grpc.services.offered, protocols.grpc.services.offered",
     "tritonclient.grpc",
     "grpc_health.v1.health_pb2_grpc",
     "grpc_reflection.v1alpha.reflection_pb2_grpc",
@@ -199,7 +199,7 @@ def test_all_live_in_one_process_whoever_comes_first(order):
 def test_what_the_server_imports_brings_no_asyncio_and_no_client():
     from protocols.kserve.proto.generate import MESSAGES, ROOT, SERVICES
 
-    modules = ["protocols.grpc.services.health", "protocols.grpc.services.reflection"]
+    modules = ["protocols.grpc.services.offered", "protocols.grpc.services.offered"]
     for package, pattern in ((MESSAGES, "*_pb2.py"), (SERVICES, "*_base.py")):
         modules += [f"{package}.{path.stem}" for path in ROOT.joinpath(*package.split(".")).glob(pattern)]
     assert len(modules) == 2 + 5 + 4

@@ -8,7 +8,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.services.reflection import ReflectionAlphaService, ReflectionService, Reflector
+from protocols.grpc.services.offered import ReflectionAlphaService, ReflectionService, Reflector
 from protocols.kserve.proto import grpc_service_pb2, health_pb2, reflection_v1_pb2, reflection_v1alpha_pb2
 from tests.protocols.scripted_stream import ScriptedStream
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.patience import ConnectionLimits, Phase

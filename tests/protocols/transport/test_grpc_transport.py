@@ -10,7 +10,7 @@ import grpc
 import pytest
 import trio
 
-from protocols.grpc.options import GrpcOptions
+from protocols.grpc.policy import GrpcOptions
 from protocols.transport.buffers import behind
 from protocols.transport.sockets import ConnectionLost, PlainTransport, TlsTransport, server_context
 from tests.fuzz import h2wire as wire
