@@ -1,9 +1,8 @@
-"""The methods that a listener serves, by path: what a request's header block means to them, and how their code
-runs.
+"""The methods that a listener serves, by path: how header blocks find them, and how their code runs.
 
 The table is built once from grpclib's generated bases. A header block is read once for all calls that repeat
-it. An operator can put RPCs behind a secret metadata key (contract, grpc.md section 3). Whatever the code of a
-method does, it costs no other call.
+it. An operator can put RPCs behind a secret metadata key (contract, grpc.md section 3). Whatever the code of
+a method does, it costs no other call.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 - `DeadlineWheel`: when calls must be over. A deadline is added when a call begins and discarded when it is
   answered, nearly always long before. So both are a look-up; only ticks that hold deadlines are ordered, and
   deadlines that were discarded leave nothing behind.
-- `Keepalive`: pings, strikes and the age of a connection. The listener's sweep carries them out. The rules are
-  gRPC's: its documents on keepalive (`doc/keepalive.md`) and on the server's enforcement of it (proposals A8
-  and A9).
+- `Keepalive`: pings, strikes and the age of a connection. The listener's sweep carries them out. The rules
+  are gRPC's: its documents on keepalive (`doc/keepalive.md`) and on the server's enforcement of it (proposals
+  A8 and A9).
 """
 
 from __future__ import annotations

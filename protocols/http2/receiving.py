@@ -1,6 +1,4 @@
-"""What each frame of the peer means that carries no data: requests, settings, pings, windows, resets, goodbyes;
-and how much the peer may send.
-"""
+"""What frames of the peer mean that carry no data (requests, settings, pings, resets), and its windows."""
 
 from __future__ import annotations
 

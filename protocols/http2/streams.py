@@ -1,5 +1,4 @@
-"""What the parts of one HTTP/2 connection share: its limits, its streams, its budgets, and the interface of the
-object that is told of streams.
+"""What the parts of one HTTP/2 connection share: limits, streams, budgets, and the interfaces it reports to.
 
 Frames that the peer sent before it learned that we had ended a stream are legal and have to be ignored. The
 same frames on a stream that the peer ended itself cost the connection. Telling them apart takes memory, so

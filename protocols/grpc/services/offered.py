@@ -1,7 +1,7 @@
 """The services of the gRPC frontend put together, with health and reflection.
 
-grpc.health.v1 answers on the server's readiness (contract, grpc.md 5.7). Reflection is what a client without a
-service's `.proto` needs to call it (grpcurl, Postman, ...). Both its versions are offered, because older
+grpc.health.v1 answers on the server's readiness (contract, grpc.md 5.7). Reflection is what a client without
+a service's `.proto` needs to call it (grpcurl, Postman, ...). Both its versions are offered, because older
 clients ask for v1alpha alone. Their messages differ in nothing but the package, so there is one
 implementation, and v1alpha's messages pass through it as bytes.
 """
