@@ -13,9 +13,10 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError, Unavailable
 from actors.values.requests import InferResponse, release
 from actors.wire import frames
+from actors.wire.batch_frames import Answer, Part, Placed
 from actors.wire.call_frames import laid_out
 from actors.wire.call_segments import WORTH_A_SEGMENT, write_segment
-from actors.wire.frames import Answer, FrameError, Part, Placed
+from actors.wire.frames import FrameError
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer

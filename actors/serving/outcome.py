@@ -21,7 +21,7 @@ from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumEr
 from actors.values.requests import InferRequest, InferResponse, Parameter
 from actors.values.specs import DynamicBatching, Ensemble, ModelSpec
 from actors.values.tensors import Tensor
-from actors.wire.frames import Answer, Result
+from actors.wire.batch_frames import Answer, Result
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
 

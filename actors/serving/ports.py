@@ -13,7 +13,7 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.standing import InstanceState
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse, ServedModel
-from actors.wire.frames import Result
+from actors.wire.batch_frames import Result
 
 
 class Stage:

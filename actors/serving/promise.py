@@ -11,7 +11,7 @@ from actors.serving.ports import BatchObserver, Stage
 from actors.serving.standing import InstanceState
 from actors.serving.waiting import WaitingCallers
 from actors.values.requests import InferRequest
-from actors.wire.frames import Result
+from actors.wire.batch_frames import Result
 
 
 class PromiseStage(Stage):

@@ -21,7 +21,7 @@ from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import ModelSpec
-from actors.wire.frames import Result
+from actors.wire.batch_frames import Result
 
 NAMED_AT_MOST: Final = 64
 """Requests that one log line names.

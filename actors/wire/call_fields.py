@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.values.requests import Parameter
+from actors.wire.batch_frames import check_parameters
 from actors.wire.call_frames import LARGEST_BODY, Letter
-from actors.wire.frames import FrameError, check_parameters, parse_json
+from actors.wire.frames import FrameError, parse_json
 
 _SUBJECT_LIMIT: Final = 256  # characters
 

@@ -25,18 +25,8 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.wire.arena import align
-from actors.wire.frames import (
-    ASK,
-    CALL,
-    MAX_FRAME,
-    MORE,
-    TELL,
-    FrameError,
-    Placed,
-    decode_placed,
-    encode_placed,
-    parse_json,
-)
+from actors.wire.batch_frames import Placed, decode_placed, encode_placed
+from actors.wire.frames import ADDRESS, ASK, CALL, MAX_FRAME, MORE, TELL, FrameError, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +52,6 @@ then.
 """
 
 _HEAD: Final = struct.Struct("<BBHIQQ")  # kind, zero, inputs, length of the JSON, number, nbytes
-_MORE: Final = struct.Struct("<BBHIQ")  # kind, three zeros, number: as `frames.decode_more` reads it
 
 
 class Letter:
@@ -113,7 +102,7 @@ class Letter:
         view = memoryview(self.data)
         at = min(MAX_FRAME - len(head), self.nbytes)
         yield head, view[:at]
-        more = _MORE.pack(MORE, 0, 0, 0, self.number)
+        more = ADDRESS.pack(MORE, 0, 0, 0, self.number)
         step = MAX_FRAME - len(more)
         for start in range(at, self.nbytes, step):
             yield more, view[start : start + step]

@@ -19,7 +19,8 @@ from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import walk, walk_at_once
 from actors.values.tensors import Tensor, element_count, packed_row_bounds
 from actors.wire.arena import align
-from actors.wire.frames import Answer, FrameError, GatheredInput, Part, Placed, Result
+from actors.wire.batch_frames import Answer, GatheredInput, Part, Placed, Result
+from actors.wire.frames import FrameError
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer

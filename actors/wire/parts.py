@@ -20,7 +20,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part
+from actors.wire.batch_frames import Answer, Part
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 
 if TYPE_CHECKING:
     from actors.values.errors import TritiumError

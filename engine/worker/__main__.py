@@ -21,6 +21,7 @@ CLOSURE = (
     "actors.values.errors",
     "actors.values.tensors",
     "actors.wire.frames",
+    "actors.wire.batch_frames",
     "actors.wire.call_frames",
     "actors.wire.call_segments",
     "actors.wire.arena",

@@ -20,9 +20,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from actors.wire import frames
+from actors.wire.batch_frames import Part
 from actors.wire.call_frames import Letter
 from actors.wire.call_segments import WORTH_A_SEGMENT, map_segment, write_segment
-from actors.wire.frames import Part
 from engine.worker.feeds import receive
 
 if TYPE_CHECKING:

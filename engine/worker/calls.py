@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.errors import ErrorCode
 from actors.values.tensors import Tensor
-from actors.wire import frames
+from actors.wire import batch_frames, frames
+from actors.wire.batch_frames import Part
 from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Part
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from engine.worker.call_line import Exchange, Line, branch
 from engine.worker.forking import when_forked
 
@@ -219,7 +220,7 @@ class Calls:
 
         Raises ValueError if an array does not fit its datatype, or a parameter can't travel.
         """
-        frames.check_parameters(call.parameters or {})
+        batch_frames.check_parameters(call.parameters or {})
         placed, pieces, nbytes = laid_out(
             Tensor.from_numpy(name, array, datatype) for name, datatype, array in call.inputs
         )

@@ -11,9 +11,9 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import Tensor, element_count, pack_bytes
-from actors.wire import frames
+from actors.wire import batch_frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage
-from actors.wire.frames import Answer, Placed, Result
+from actors.wire.batch_frames import Answer, Placed, Result
 from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
 from engine.worker.parts import WorkerSender
 
@@ -102,7 +102,7 @@ class WorkerRequest(BatchRequest):
     def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer this request. See `BatchRequest.respond`."""
         wanted = self.requested_outputs
-        frames.check_parameters(parameters or {})
+        batch_frames.check_parameters(parameters or {})
         placed = [
             self._batch.put(name, datatype, array) for name, datatype, array in outputs if name in wanted
         ]
@@ -132,7 +132,7 @@ class WorkerBatch(Batch):
 
     def __init__(
         self,
-        job: frames.Execute,
+        job: batch_frames.Execute,
         slot: Slot,
         model: ModelInfo,
         control: ControlPage,

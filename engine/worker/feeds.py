@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from typing import TYPE_CHECKING
 
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, Segment
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Incoming:
         self._on_probe = on_probe
         self._on_parts = on_parts or {}
 
-    def read(self) -> tuple[bool, frames.Execute | None]:
+    def read(self) -> tuple[bool, batch_frames.Execute | None]:
         """Handle one packet: whether there will be more, and the batch that it was, if it was one."""
         packet, descriptors = receive(self._sock)
         if not packet:
@@ -78,7 +78,7 @@ class Incoming:
             packet = bytes(self._slots[slot].segments[side].view[offset : offset + nbytes])
             kind = packet[0]
         if kind == frames.EXECUTE:
-            return True, frames.Execute.decode(packet)
+            return True, batch_frames.Execute.decode(packet)
         if kind == frames.SEGMENT:
             slot, side, size = frames.decode_segment(packet)
             segment = Segment(descriptors[0], size)
@@ -100,7 +100,7 @@ class Feed(ABC):
     """Batches for the lanes, in the order in which the server sent them."""
 
     @abstractmethod
-    def next(self) -> frames.Execute | None:
+    def next(self) -> batch_frames.Execute | None:
         """Wait for a batch; None when the server said stop, or went away."""
 
     @abstractmethod
@@ -113,10 +113,10 @@ class DirectFeed(Feed):
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
-        self._early: deque[frames.Execute] = deque()  # read while waiting for a segment
+        self._early: deque[batch_frames.Execute] = deque()  # read while waiting for a segment
         self._more = True
 
-    def next(self) -> frames.Execute | None:
+    def next(self) -> batch_frames.Execute | None:
         """Return the next batch. See `Feed`."""
         while not self._early:
             if not self._more:
@@ -143,7 +143,7 @@ class ThreadedFeed(Feed):
         self._incoming = incoming
         self._lanes = lanes
         self._on_end = on_end
-        self._jobs: queue.SimpleQueue[frames.Execute | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[batch_frames.Execute | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._more = True
         threading.Thread(target=self._pump, name="frames", daemon=True).start()
@@ -169,7 +169,7 @@ class ThreadedFeed(Feed):
             for _ in range(self._lanes):
                 self._jobs.put(None)
 
-    def next(self) -> frames.Execute | None:
+    def next(self) -> batch_frames.Execute | None:
         """Return the next batch. See `Feed`."""
         return self._jobs.get()
 

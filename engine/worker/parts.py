@@ -18,9 +18,10 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import pack_bytes
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import align
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, Part, Placed
+from actors.wire.batch_frames import Answer, Part, Placed
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from engine.worker.backends.base import ResponseSender, SenderClosed
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class WorkerSender(ResponseSender):
         final: bool = False,
     ) -> None:
         """Send a response. See `ResponseSender.send`."""
-        frames.check_parameters(parameters or {})
+        batch_frames.check_parameters(parameters or {})
         placed, data = _laid_out([output for output in outputs if output[0] in self._wanted])
         self._send(Answer(placed, parameters), data, final=final)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import BY_PROTOCOL_NAME
 from actors.values.errors import ErrorCode, TritiumError
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, ControlPage, Segment
-from actors.wire.frames import Answer
+from actors.wire.batch_frames import Answer
 from engine.worker.backends.base import Backend, LoadError, ModelInfo, TensorInfo
 from engine.worker.calls import Calls
 from engine.worker.execution import WorkerBatch
@@ -236,7 +236,7 @@ class Serving:
             # What the model keeps of it is the model's. The rest must not wait for the next batch.
             del batch
 
-    def _send_result(self, result: frames.Result) -> None:
+    def _send_result(self, result: batch_frames.Result) -> None:
         packet = _encoded(result)
         if len(packet) > frames.MAX_FRAME:
             slot = self._slots[result.slot]
@@ -276,7 +276,7 @@ def _end_of_child() -> None:
     os._exit(0)
 
 
-def _encoded(result: frames.Result) -> bytes:
+def _encoded(result: batch_frames.Result) -> bytes:
     """Return the frame of a result; one of errors instead if the model gave more than a frame can say."""
     try:
         packet = result.encode()

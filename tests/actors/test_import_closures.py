@@ -22,6 +22,7 @@ PURE = [
     "actors.values.specs",
     "actors.values.interfaces",
     "actors.wire.frames",
+    "actors.wire.batch_frames",
     "actors.wire.arena",
     "actors.wire.call_fields",
     "actors.wire.call_frames",
@@ -126,14 +127,14 @@ root = {str(ROOT)!r}
 sys.path.insert(0, root)
 entry = runpy.run_path(root + "/engine/worker/__main__.py")
 import numpy as np
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.values.tensors import Tensor
 from engine.worker.execution import WorkerBatch
 entry["free_names"](root)
 assert not [name for name in sys.modules if name.partition(".")[0] in entry["OUR_NAMES"]]
 assert root not in sys.path
 assert Tensor.from_numpy("x", np.zeros(3, "f4")).as_numpy().shape == (3,)
-frames.Result.decode(frames.Result(1, 0, 0, (0, 0, 0), []).encode())
+batch_frames.Result.decode(batch_frames.Result(1, 0, 0, (0, 0, 0), []).encode())
 print("fine")
 """
     assert fresh(code) == ["fine"]

@@ -12,8 +12,8 @@ from random import Random
 
 from actors.values.datatypes import DataType
 from actors.wire import frames
+from actors.wire.batch_frames import Placed
 from actors.wire.call_frames import Letter
-from actors.wire.frames import Placed
 from tests.fuzz.descriptor_sorts import SORTS
 from tests.fuzz.mutation import damaged
 from tests.fuzz.played_host import MODELS, SUBJECTS

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 from actors.values.requests import InferRequest
 from actors.wire import frames
+from actors.wire.batch_frames import Part
 from actors.wire.call_frames import Letter
 from actors.wire.call_segments import map_segment
-from actors.wire.frames import FrameError, Part
+from actors.wire.frames import FrameError
 from tests.support.ports import Port
 
 _BATCHES = ((4, 2), (5, 1))  # numbers, and of how many requests

@@ -24,7 +24,8 @@ from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, Outp
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import OUTPUT
-from actors.wire.frames import Answer, FrameError, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
 from tests.fuzz.campaign import chance_of

@@ -19,7 +19,7 @@ from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
-from actors.wire.frames import Result
+from actors.wire.batch_frames import Result
 from tests.support.doubles import Double
 from tests.support.ports import Port
 

@@ -13,7 +13,7 @@ from actors.values.errors import Internal
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelKey
 from actors.values.tensors import Tensor
-from actors.wire.frames import Result
+from actors.wire.batch_frames import Result
 from tests.support.logged import Logged
 from tests.support.model_doubles import FakeSlot, make_spec
 from tests.support.ports import Port

@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import Segment
 from engine.worker.backends.base import Backend, LoadError
 
@@ -149,9 +149,11 @@ class Hostile(Doubling):
             raise AssertionError("an arena segment could be truncated")
 
     def forge(self, sock, batch, *, offset, batch_id=None):
-        placed = frames.Placed("OUTPUT", DataType.FP32, (batch.rows, 4), offset, batch.rows * 16)
+        placed = batch_frames.Placed("OUTPUT", DataType.FP32, (batch.rows, 4), offset, batch.rows * 16)
         job = batch._job
-        result = frames.Result(batch_id or job.batch_id, job.slot, len(job.rows), (0, 0, 0), stacked=[placed])
+        result = batch_frames.Result(
+            batch_id or job.batch_id, job.slot, len(job.rows), (0, 0, 0), stacked=[placed]
+        )
         sock.send(result.encode())
         time.sleep(3600)
 
@@ -164,14 +166,14 @@ class DiesAfterSending(Doubling):
     def execute(self, batch):
         super().execute(batch)
         if 1.0 in batch.stacked("INPUT"):
-            original = frames.Result.encode
+            original = batch_frames.Result.encode
             sock = socket.socket(fileno=os.dup(_own_socket()))
 
             def encode_send_and_die(result):
                 sock.send(original(result))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            frames.Result.encode = encode_send_and_die  # type: ignore[method-assign]  # its own process
+            batch_frames.Result.encode = encode_send_and_die  # type: ignore[method-assign]  # its own process
 
 
 class Impure(Doubling):

@@ -24,7 +24,8 @@ from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import ProtocolError
 from actors.values.events import Event
-from actors.wire.frames import FrameError, Result
+from actors.wire.batch_frames import Result
+from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
 

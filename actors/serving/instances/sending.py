@@ -31,7 +31,7 @@ from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.streams import OpenStreams
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import INPUT
 from actors.wire.gathering import Gather, default_metadata
 
@@ -125,7 +125,7 @@ class BatchSender:
         used = gather.nbytes
         told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
         rows = [request.rows for request in requests]
-        packet = frames.Execute(
+        packet = batch_frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
         ).encode()
         spilled = len(packet) if len(packet) > frames.MAX_FRAME else 0

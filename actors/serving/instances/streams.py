@@ -18,7 +18,7 @@ from actors.serving.instances.pipe import Pipe
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Tensor
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut, outputs_of
 from actors.wire.parts import Arrived, PartStream
@@ -106,7 +106,7 @@ class OpenStreams:
 
     def on_part(self, packet: bytes) -> Slow | None:
         """Handle a part, or its beginning. See `LiveWorker.on_packet`."""
-        part = frames.Part.decode(packet)
+        part = batch_frames.Part.decode(packet)
         stream = self._stream(part.batch_id, part.index)
         return None if stream is None else self._take(stream, stream.receive(part))
 
@@ -125,7 +125,7 @@ class OpenStreams:
             raise FrameError(f"a part of request {index} of batch {batch_id}, which is not open")
         return stream
 
-    def _take(self, stream: PartStream, part: frames.Part | None) -> Slow | None:
+    def _take(self, stream: PartStream, part: batch_frames.Part | None) -> Slow | None:
         if part is None:
             return None
         outputs, checking = outputs_of(part, stream.request, self._spec)
@@ -137,7 +137,7 @@ class OpenStreams:
     def _deliver_slowly(
         self,
         stream: PartStream,
-        part: frames.Part,
+        part: batch_frames.Part,
         outputs: list[Tensor],
         checking: Callable[[], Iterator[None]],
     ) -> Steps[None]:
@@ -146,7 +146,7 @@ class OpenStreams:
         if self._streams.get((stream.batch_id, stream.index)) is stream:  # the answer is still needed
             self._deliver(stream, part, outputs)
 
-    def _deliver(self, stream: PartStream, part: frames.Part, outputs: list[Tensor]) -> None:
+    def _deliver(self, stream: PartStream, part: batch_frames.Part, outputs: list[Tensor]) -> None:
         batch = self._held.outstanding.get(stream.batch_id) or self._held.open[stream.batch_id]
         arrived = Arrived(stream, part, outputs)
         if part.final:

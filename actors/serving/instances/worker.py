@@ -29,7 +29,7 @@ from actors.serving.instances.sending import BatchSender
 from actors.serving.instances.streams import OpenStreams, Slow
 from actors.values.requests import InferRequest
 from actors.values.specs import InstanceSpec, ModelSpec
-from actors.wire import frames
+from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, Segment
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut, Scatter
@@ -42,7 +42,7 @@ class WorkerEvents(ReportEvents, Protocol):
     """What a live worker tells its owner. The calls are synchronous."""
 
     def finished(
-        self, batch: InFlight, result: frames.Result, answers: Sequence[Cut], *, borrowed: bool
+        self, batch: InFlight, result: batch_frames.Result, answers: Sequence[Cut], *, borrowed: bool
     ) -> None:
         """A batch is done.
 
@@ -327,7 +327,7 @@ class LiveWorker:
         return handler(packet)
 
     def _on_result(self, packet: bytes) -> Slow | None:
-        result = frames.Result.decode(packet, decoupled=self._spec.decoupled)
+        result = batch_frames.Result.decode(packet, decoupled=self._spec.decoupled)
         batch = self.outstanding.get(result.batch_id)
         if batch is None and self._disowned:
             return None
@@ -348,7 +348,7 @@ class LiveWorker:
         return None
 
     def _finish_slowly(
-        self, batch: InFlight, result: frames.Result, scatter: Scatter, answers: Sequence[Cut]
+        self, batch: InFlight, result: batch_frames.Result, scatter: Scatter, answers: Sequence[Cut]
     ) -> Steps[None]:
         for _ in scatter.checking():
             yield None
@@ -356,7 +356,7 @@ class LiveWorker:
             self._finish(batch, result, scatter, answers)
 
     def _finish(
-        self, batch: InFlight, result: frames.Result, scatter: Scatter, answers: Sequence[Cut]
+        self, batch: InFlight, result: batch_frames.Result, scatter: Scatter, answers: Sequence[Cut]
     ) -> None:
         if self._streams is not None:
             self._streams.close_answered(batch, answers)

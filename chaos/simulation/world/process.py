@@ -25,7 +25,7 @@ from actors.values.errors import ErrorCode
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from actors.wire import frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, align
-from actors.wire.frames import Answer, Execute, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, Part, Placed, Result
 from chaos.simulation.world.models import MODELS, VERSION_STEP, Model, parts_of, width_of
 from chaos.simulation.world.workers import POISON, RAISE, SimulatedWorker, Workers, World
 

@@ -25,7 +25,7 @@ from actors.values.specs import (
     TimeoutAction,
 )
 from actors.values.tensors import Tensor
-from actors.wire.frames import Answer
+from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Context, Stage, make_spec
 from tests.support.ports import Port
 

@@ -13,7 +13,7 @@ from actors.serving.statistics import ModelStatistics
 from actors.values.errors import ErrorCode, NotFound, Unavailable
 from actors.values.events import Event
 from actors.values.specs import InstanceSpec, Probe
-from actors.wire.frames import Answer
+from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Context, FakeWorker, make_request, make_spec
 
 ERROR = Answer(code=ErrorCode.INTERNAL, message="no zeros, please")

@@ -32,7 +32,7 @@ from actors.values.specs import (
     StateSpec,
 )
 from actors.values.tensors import Tensor
-from actors.wire.frames import Answer
+from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Stage
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END

@@ -10,7 +10,8 @@ from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.streams import OPEN_LIMIT
 from actors.values.datatypes import DataType
 from actors.wire import frames
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 from tests.actors.serving.test_live_worker import Connection
 
 

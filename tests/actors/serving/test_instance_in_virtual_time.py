@@ -19,7 +19,7 @@ from actors.values.specs import InstanceSpec, WarmupSample
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import ControlPage, Segment
-from actors.wire.frames import Answer, Execute, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, Placed, Result
 from tests.support.model_doubles import make_request, make_spec
 from tests.support.shortage import SAID, no_memory
 

@@ -21,7 +21,8 @@ from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment
-from actors.wire.frames import Answer, Execute, FrameError, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, Placed, Result
+from actors.wire.frames import FrameError
 from actors.wire.gathering import COPY_LIMIT
 from actors.wire.slots import IDLE_KEEP, Slot
 from chaos.record.descriptors import left_open, open_descriptors

@@ -13,7 +13,7 @@ from actors.serving.statistics import FailureReason
 from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
 from actors.values.tensors import Tensor
-from actors.wire.frames import Answer, Result
+from actors.wire.batch_frames import Answer, Result
 from tests.support.model_doubles import Context, Stage
 
 DELAY = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)

@@ -28,7 +28,8 @@ from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment
-from actors.wire.frames import Execute, FrameError, Placed, Result
+from actors.wire.batch_frames import Execute, Placed, Result
+from actors.wire.frames import FrameError
 from actors.wire.gathering import COPY_LIMIT
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec

@@ -29,9 +29,10 @@ from actors.values.errors import Cancelled, ErrorCode, NotFound, Unavailable
 from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor
 from actors.wire import frames
+from actors.wire.batch_frames import Part, Placed
 from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter
 from actors.wire.call_segments import map_segment, write_segment
-from actors.wire.frames import WINDOW_PARTS, FrameError, Part, Placed
+from actors.wire.frames import WINDOW_PARTS, FrameError
 from chaos.record.descriptors import left_open, open_descriptors
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec

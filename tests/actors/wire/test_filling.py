@@ -16,7 +16,8 @@ from actors.values.specs import InputSpec
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import INPUT
-from actors.wire.frames import Execute, FrameError, Placed, Result
+from actors.wire.batch_frames import Execute, Placed, Result
+from actors.wire.frames import FrameError
 from tests.actors.serving.test_instance_in_virtual_time import Life
 from tests.actors.serving.test_live_worker import Connection
 from tests.support.model_doubles import make_request

@@ -15,7 +15,8 @@ from actors.values.shapes import reshaped
 from actors.values.specs import InputSpec, OutputSpec
 from actors.values.tensors import Tensor, pack_bytes
 from actors.wire.arena import Segment, align, segment_size
-from actors.wire.frames import Answer, FrameError, Placed, Result
+from actors.wire.batch_frames import Answer, Placed, Result
+from actors.wire.frames import FrameError
 from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata
 from tests.support.model_doubles import make_spec
 

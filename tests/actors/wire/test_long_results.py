@@ -9,7 +9,8 @@ from actors.serving.policy.retries import Signal
 from actors.values.datatypes import DataType
 from actors.values.specs import OutputSpec
 from actors.wire.arena import OUTPUT
-from actors.wire.frames import Answer, FrameError, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.frames import FrameError
 from tests.actors.serving.test_instance_in_virtual_time import Life
 from tests.actors.serving.test_live_worker import Connection
 

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, Answer, FrameError, Part, Placed
+from actors.wire.batch_frames import Answer, Part, Placed
+from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 from actors.wire.parts import Arrived, PartStream
 from engine.worker.parts import OpenRequests
 from tests.support.examples import examples

@@ -11,7 +11,8 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import element_count
 from actors.wire import frames
-from actors.wire.frames import MAX_FRAME, Answer, FrameError, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.frames import MAX_FRAME, FrameError
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 

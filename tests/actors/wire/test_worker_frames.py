@@ -12,7 +12,8 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import element_count
 from actors.wire import frames
-from actors.wire.frames import Answer, Execute, FrameError, GatheredInput, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, GatheredInput, Placed, Result
+from actors.wire.frames import FrameError
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 

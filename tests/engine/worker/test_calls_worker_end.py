@@ -13,8 +13,9 @@ import pytest
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.wire import frames
+from actors.wire.batch_frames import Answer, Part, Placed
 from actors.wire.call_frames import GIVE_UP, STOP_SENDING, Letter
-from actors.wire.frames import WINDOW_PARTS, Answer, Part, Placed
+from actors.wire.frames import WINDOW_PARTS
 from engine.worker.calls import CallFailed, CallRequest, Calls
 
 FP32 = DataType.FP32

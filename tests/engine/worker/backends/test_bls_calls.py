@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.wire import frames
+from actors.wire.batch_frames import Part
 from actors.wire.call_fields import read_call
 from actors.wire.call_frames import Letter
-from actors.wire.frames import Part
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.python import triton_python_backend_utils as pb_utils
 from engine.worker.backends.python.host import WHOLE_BATCH, Host, attach

@@ -1,0 +1,457 @@
+"""Frames of batches: what a worker is to execute, and what it answers.
+
+    Execute   slot, batch id, [input: declared index, dims, offset, nbytes, per-request parts if ragged],
+              rows per request, and, where any request differs from the default, JSON metadata per request
+    Result    slot, batch id, three durations, then either stacked outputs (one run of bytes per output, cut
+              by rows or by given sizes) or one answer per request
+    Part      batch id, request, flags, the number of tensor bytes, then one answer whose offsets are within
+              those bytes, then the first of the bytes; the rest come in `More` frames. Only from decoupled
+              models
+
+The parts of a decoupled model have no slot: there may be any number of them, for any request, and they may
+come long after the batch's slot was given to another batch. So their tensors travel in the frames themselves.
+For each request a worker may have as much on its way as `WINDOW_PARTS` and `WINDOW_BYTES` say; `Credit`
+frames say how much has been taken.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.values.datatypes import BY_NUMBER, DataType
+from actors.values.errors import ErrorCode
+from actors.wire.frames import ADDRESS, EXECUTE, MAX_FRAME, MORE, PART, RESULT, FrameError, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from actors.wire.frames import Buffer, Parameter
+
+MAX_DIMS: Final = 64
+
+_EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, metadata length, batch id
+_INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
+# Kind, layout, slot, requests, outputs, batch id, three durations in ns.
+_RESULT = struct.Struct("<BBHHHQQQQ")
+_OUTPUT = struct.Struct("<HBBQQ")  # name length, datatype, dims (high bit: sizes follow), offset, nbytes
+_ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outputs, text length
+_PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
+
+# Elements. Times the size of one, they still fit numpy's 63 bits.
+_LARGEST_ARRAY: Final = 2**60
+
+_STACKED: Final = 0
+_EACH: Final = 1
+_RAGGED: Final = 1
+_SIZES: Final = 0x80
+_OPEN: Final = 0xFF  # the status of an answer that comes in parts
+# The status where there is no answer yet: the request is to run again.
+_RESCHEDULED: Final = 0xFE
+_FINAL: Final = 1
+_EMPTY: Final = 2
+
+_ERROR_NUMBER: Final = {code: number for number, code in enumerate(ErrorCode, start=1)}
+_ERROR_OF: Final = dict(enumerate(ErrorCode, start=1))
+
+
+class Placed:
+    """A tensor in a segment: its place, its type and its shape.
+
+    `sizes`, if given, are the bytes of each request's part, in order; else the bytes divide evenly by rows.
+    """
+
+    __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: DataType,
+        shape: Sequence[int],
+        offset: int,
+        nbytes: int,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.offset = offset
+        self.nbytes = nbytes
+        self.sizes = sizes
+
+    def __repr__(self) -> str:
+        return f"<Placed {self.name!r} {self.datatype}{list(self.shape)} at {self.offset}+{self.nbytes}>"
+
+
+class GatheredInput:
+    """One input of a whole batch in the input segment.
+
+    `shape` is that of all rows together, or None where requests differ. Then `parts` has each request's
+    (shape, nbytes).
+    """
+
+    __slots__ = ("index", "nbytes", "offset", "parts", "shape")
+
+    def __init__(
+        self,
+        index: int,
+        shape: Sequence[int] | None,
+        offset: int,
+        nbytes: int,
+        parts: Sequence[tuple[Sequence[int], int]] | None = None,
+    ) -> None:
+        self.index = index  # position among the model's declared inputs
+        self.shape = shape
+        self.offset = offset
+        self.nbytes = nbytes
+        self.parts = parts
+
+
+class Execute:
+    """Run this batch.
+
+    `metadata` is None, or a list with one mapping per request of its differences from the default.
+    """
+
+    __slots__ = ("batch_id", "inputs", "metadata", "rows", "slot")
+
+    def __init__(
+        self,
+        batch_id: int,
+        slot: int,
+        rows: Sequence[int],
+        inputs: Sequence[GatheredInput],
+        metadata: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.slot = slot
+        self.rows = rows
+        self.inputs = inputs
+        self.metadata = metadata
+
+    def encode(self) -> bytes:
+        """Return the frame; it may be longer than `MAX_FRAME`."""
+        requests = len(self.rows)
+        metadata = b"" if self.metadata is None else json.dumps(self.metadata, separators=(",", ":")).encode()
+        parts = [
+            _EXECUTE.pack(EXECUTE, 0, self.slot, requests, len(self.inputs), len(metadata), self.batch_id),
+            struct.pack(f"<{requests}I", *self.rows),
+        ]
+        for placed in self.inputs:
+            if placed.parts is None:
+                shape = placed.shape or ()
+                parts.append(_INPUT.pack(placed.index, len(shape), 0, placed.offset, placed.nbytes))
+                parts.append(struct.pack(f"<{len(shape)}q", *shape))
+            else:
+                parts.append(_INPUT.pack(placed.index, 0, _RAGGED, placed.offset, placed.nbytes))
+                for shape, nbytes in placed.parts:
+                    parts.append(struct.pack(f"<QB{len(shape)}q", nbytes, len(shape), *shape))
+        parts.append(metadata)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> Execute:
+        """Return what `encode` packed. Raises FrameError."""
+        try:
+            _, _, slot, requests, inputs, metadata_length, batch_id = _EXECUTE.unpack_from(frame)
+            at = _EXECUTE.size
+            rows = struct.unpack_from(f"<{requests}I", frame, at)
+            at += 4 * requests
+            gathered = []
+            for _ in range(inputs):
+                index, dims, flags, offset, nbytes = _INPUT.unpack_from(frame, at)
+                at += _INPUT.size
+                if flags & _RAGGED:
+                    parts = []
+                    for _ in range(requests):
+                        part_nbytes, part_dims = struct.unpack_from("<QB", frame, at)
+                        parts.append((struct.unpack_from(f"<{part_dims}q", frame, at + 9), part_nbytes))
+                        at += 9 + 8 * part_dims
+                    gathered.append(GatheredInput(index, None, offset, nbytes, parts))
+                else:
+                    gathered.append(
+                        GatheredInput(index, struct.unpack_from(f"<{dims}q", frame, at), offset, nbytes)
+                    )
+                    at += 8 * dims
+            metadata = parse_json(frame[at : at + metadata_length]) if metadata_length else None
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"bad execute frame: {error}") from error
+        return cls(batch_id, slot, rows, gathered, metadata)
+
+
+class Answer:
+    """One request's answer: outputs and parameters, or an error.
+
+    In a result, an `open` answer stands for a request of a decoupled model whose answer comes in parts,
+    before or after the result. A `rescheduled` one stands for a request that is to run once more, and has no
+    answer yet.
+    """
+
+    __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled")
+
+    def __init__(
+        self,
+        outputs: Sequence[Placed] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        code: ErrorCode | None = None,
+        message: str = "",
+        *,
+        open: bool = False,  # noqa: A002  # what it is called everywhere else, too
+        rescheduled: bool = False,
+    ) -> None:
+        self.outputs = outputs
+        self.parameters = parameters
+        self.code = code
+        self.message = message
+        self.open = open
+        self.rescheduled = rescheduled
+
+
+class Result:
+    """A batch is done.
+
+    Either `stacked` holds the outputs of all requests, or `answers` has one entry each.
+    """
+
+    __slots__ = ("answers", "batch_id", "infer_ns", "input_ns", "output_ns", "requests", "slot", "stacked")
+
+    def __init__(
+        self,
+        batch_id: int,
+        slot: int,
+        requests: int,
+        times: tuple[int, int, int],
+        stacked: Sequence[Placed] | None = None,
+        answers: Sequence[Answer] | None = None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.slot = slot
+        self.requests = requests
+        self.input_ns, self.infer_ns, self.output_ns = times
+        self.stacked = stacked
+        self.answers = answers
+
+    def encode(self) -> bytes:
+        """Return the frame; it may be longer than `MAX_FRAME`."""
+        layout = _EACH if self.stacked is None else _STACKED
+        parts = [
+            _RESULT.pack(
+                RESULT,
+                layout,
+                self.slot,
+                self.requests,
+                len(self.stacked or ()),
+                self.batch_id,
+                self.input_ns,
+                self.infer_ns,
+                self.output_ns,
+            )
+        ]
+        if self.stacked is not None:
+            parts += map(encode_placed, self.stacked)
+        parts += map(_encode_answer, self.answers or ())
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, frame: Buffer, *, decoupled: bool = False) -> Result:
+        """Return what `encode` packed, checked; only a `decoupled` model's may have open answers.
+
+        Raises FrameError.
+        """
+        try:
+            _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
+            at = _RESULT.size
+            if layout == _STACKED:
+                stacked, at = decode_placed(frame, at, outputs, requests)
+                result = cls(batch_id, slot, requests, tuple(times), stacked)
+            elif layout == _EACH:
+                answers = []
+                for _ in range(requests):
+                    answer, at = _decode_answer(frame, at, decoupled=decoupled)
+                    answers.append(answer)
+                result = cls(batch_id, slot, requests, tuple(times), None, answers)
+            else:
+                raise FrameError(f"result of unknown layout {layout}")
+        except (
+            struct.error,
+            ValueError,
+        ) as error:  # json.JSONDecodeError and UnicodeDecodeError are ValueErrors
+            raise FrameError(f"bad result frame: {error}") from error
+        if at != len(frame):
+            raise FrameError(f"result frame of {len(frame)} bytes says it has {at}")
+        return result
+
+
+def _encode_answer(answer: Answer) -> bytes:
+    if answer.open or answer.rescheduled:
+        return _ANSWER.pack(_RESCHEDULED if answer.rescheduled else _OPEN, 0, 0, 0)
+    if answer.code is not None:
+        text = answer.message.encode(errors="replace")
+        return _ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)) + text
+    text = json.dumps(answer.parameters, separators=(",", ":")).encode() if answer.parameters else b""
+    head = _ANSWER.pack(0, 0, len(answer.outputs), len(text))
+    return b"".join((head, *map(encode_placed, answer.outputs), text))
+
+
+def encode_placed(output: Placed) -> bytes:
+    """Return a tensor's description in frames."""
+    name = output.name.encode()
+    dims = len(output.shape)
+    flag = 0 if output.sizes is None else _SIZES
+    head = _OUTPUT.pack(len(name), output.datatype.number, dims | flag, output.offset, output.nbytes)
+    tail = struct.pack(f"<{dims}q", *output.shape)
+    if output.sizes is None:
+        return head + name + tail
+    return head + name + tail + struct.pack(f"<{len(output.sizes)}Q", *output.sizes)
+
+
+def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
+    """Return `count` tensors that begin at `at`, and where they end.
+
+    Raises FrameError, struct.error and ValueError.
+    """
+    outputs = []
+    for _ in range(count):
+        name_length, number, dims, offset, nbytes = _OUTPUT.unpack_from(frame, at)
+        at += _OUTPUT.size
+        name = str(frame[at : at + name_length], "utf-8")
+        at += name_length
+        has_sizes, dims = dims & _SIZES, dims & ~_SIZES
+        datatype = BY_NUMBER.get(number)
+        if datatype is None or dims > MAX_DIMS:
+            raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
+        shape = struct.unpack_from(f"<{dims}q", frame, at)
+        at += 8 * dims
+        if not _is_array_shape(shape):
+            raise FrameError(f"output {name!r} has shape {list(shape)}")
+        sizes = None
+        if has_sizes:
+            sizes = struct.unpack_from(f"<{requests}Q", frame, at)
+            at += 8 * requests
+            if sum(sizes) != nbytes:
+                raise FrameError(f"the parts of output {name!r} have {sum(sizes)} bytes, the whole {nbytes}")
+        if datatype.size:
+            expected = datatype.size
+            for dim in shape:
+                expected *= dim
+            if expected != nbytes:
+                raise FrameError(
+                    f"output {name!r} of {datatype}{list(shape)} takes {expected} bytes, not {nbytes}"
+                )
+        outputs.append(Placed(name, datatype, shape, offset, nbytes, sizes))
+    return outputs, at
+
+
+def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[Answer, int]:
+    status, _, outputs, text_length = _ANSWER.unpack_from(frame, at)
+    at += _ANSWER.size
+    placed, at = decode_placed(frame, at, outputs, 0)
+    text = bytes(frame[at : at + text_length])
+    if len(text) != text_length:
+        raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")
+    at += text_length
+    if status:
+        if status == _OPEN and decoupled and not (outputs or text):
+            return Answer(open=True), at
+        if status == _RESCHEDULED and not (outputs or text):
+            return Answer(rescheduled=True), at
+        code = _ERROR_OF.get(status)
+        if code is None:
+            raise FrameError(f"an answer has the unknown status {status}")
+        return Answer(code=code, message=text.decode(errors="replace")), at
+    parameters = parse_json(text) if text else None
+    if parameters is not None and not isinstance(parameters, dict):
+        raise FrameError("response parameters are not an object")
+    check_parameters(parameters or {})
+    return Answer(placed, parameters), at
+
+
+class Part:
+    """One part of a decoupled model's answer to request `index` of a batch.
+
+    `answer` is None where only the end is told.
+
+    `data` is `nbytes` of tensors, or as much of their beginning as the frame held. The offsets of the
+    answer's outputs are within them.
+    """
+
+    __slots__ = ("answer", "batch_id", "data", "final", "index", "nbytes")
+
+    def __init__(
+        self, batch_id: int, index: int, answer: Answer | None, data: Buffer, nbytes: int, *, final: bool
+    ) -> None:
+        self.batch_id = batch_id
+        self.index = index
+        self.answer = answer
+        self.data = data
+        self.nbytes = nbytes
+        self.final = final
+
+    def packets(self) -> Iterator[bytes]:
+        """Return the frames that carry it, in order.
+
+        Raises ValueError where the answer without tensors is too large.
+        """
+        flags = _FINAL * self.final | _EMPTY * (self.answer is None)
+        head = _PART.pack(PART, flags, 0, self.index, self.batch_id, self.nbytes)
+        if self.answer is not None:
+            head += _encode_answer(self.answer)
+        if len(head) > MAX_FRAME:
+            raise ValueError(
+                f"a response's names, shapes, parameters and error text take {len(head)} bytes, more than {MAX_FRAME}"
+            )
+        return self._packets(head)
+
+    def _packets(self, head: bytes) -> Iterator[bytes]:
+        at = min(MAX_FRAME - len(head), self.nbytes)
+        yield head + self.data[:at]
+        more = ADDRESS.pack(MORE, 0, 0, self.index, self.batch_id)
+        step = MAX_FRAME - len(more)
+        for start in range(at, self.nbytes, step):
+            yield more + self.data[start : start + step]
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> Part:
+        """Return what the first of `packets` holds, checked. Raises FrameError."""
+        try:
+            _, flags, _, index, batch_id, nbytes = _PART.unpack_from(frame)
+            at = _PART.size
+            answer = None
+            if not flags & _EMPTY:
+                answer, at = _decode_answer(frame, at)
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"bad part frame: {error}") from error
+        if flags not in (0, _FINAL, _FINAL | _EMPTY) or (nbytes and (answer is None or not answer.outputs)):
+            raise FrameError(f"a part with flags {flags} and {nbytes} bytes of nothing")
+        high = max((output.offset + output.nbytes for output in answer.outputs), default=0) if answer else 0
+        if high > nbytes or len(frame) - at > nbytes:
+            raise FrameError(
+                f"a part of {nbytes} bytes has outputs up to byte {high} and {len(frame) - at} bytes"
+            )
+        return cls(batch_id, index, answer, frame[at:], nbytes, final=bool(flags & _FINAL))
+
+
+def _is_array_shape(shape: Sequence[int]) -> bool:
+    """Whether an array can have this shape; its elements are counted without the zeros, as numpy does."""
+    count = 1
+    for dim in shape:
+        if dim < 0:
+            return False
+        count *= dim or 1
+    return count < _LARGEST_ARRAY
+
+
+def check_parameters(parameters: Mapping[str, Parameter]) -> None:
+    """Raise ValueError if response parameters have values that no frontend can write: only scalars travel."""
+    for key, value in parameters.items():
+        key.encode()
+        if isinstance(value, str):
+            value.encode()  # a lone surrogate is a UnicodeEncodeError, and so a ValueError
+        elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise ValueError(f"response parameter {key!r} does not fit into 64 bits")
+        elif not isinstance(value, float):
+            raise ValueError(  # noqa: TRY004  # a ValueError is what makes a frame a bad frame
+                f"response parameter {key!r} is of type {type(value).__name__}"
+            )
