@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from engine.processes.devices import gpu_count
+from engine.processes.placement import gpu_count
 
 HERE: Final = Path(__file__).parent
 EXAMPLES: Final = HERE.parent / "examples" / "models"

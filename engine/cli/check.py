@@ -8,29 +8,37 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from actors.values.events import Event
 from actors.values.interfaces import DUPLICATE_REASON
-from actors.values.specs import Runtime
-from engine.cli.compositions import held_against_models
+from actors.values.specs import Ensemble, ModelSpec, Runtime
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
 from engine.config.load import load_model_config
 from engine.config.loaded import LoadedConfig
+from engine.config.outline import outline
+from engine.config.rules.composition import (
+    Dependency,
+    circular_dependency,
+    composing_model,
+    composition_problems,
+    dependency_problems,
+)
 from engine.environments.cache import EnvironmentCache, Standing
 from engine.environments.declared import Environment, Kind
 from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import ModelDirectory, scan
-from engine.models.problems import did_you_mean
+from engine.models.problems import Problem, did_you_mean
 from engine.processes.backends import discover
-from engine.processes.devices import gpu_count
 from engine.processes.inheritance import for_workers
+from engine.processes.placement import gpu_count
 from engine.repository.advice import is_model, no_models
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
+from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 _DESCRIPTION: Final = """\
 Read models as a server would, and say what would become of them: what is wrong, where it
@@ -305,3 +313,86 @@ def _prepared(
 
     builder = EnvironmentBuilder(cache, environ=os.environ, log=log)
     return trio.run(builder.prepare, environments, report)
+
+
+# -- ensembles among what `tritium check` has found, held against the models that they are made of
+
+
+def held_against_models(findings: Sequence[Finding], *, complete: bool) -> list[Finding]:
+    """Return the findings with what keeps ensembles from being made up of their models.
+
+    `complete` says that a model which is not among them is nowhere. Otherwise ensembles that need other
+    models are left as they are.
+    """
+    by_name = {finding.name: finding for finding in findings}
+    parts = {
+        name: spec.depends_on for name, finding in by_name.items() if (spec := _ensemble(finding)) is not None
+    }
+    return [_held(finding, by_name, parts, complete=complete) for finding in findings]
+
+
+def _ensemble(finding: Finding) -> ModelSpec | None:
+    specs = () if finding.config is None else finding.config.specs
+    return next((spec for spec in specs if isinstance(spec.scheduling, Ensemble)), None)
+
+
+def _held(
+    finding: Finding,
+    by_name: Mapping[str, Finding],
+    parts: Mapping[str, Sequence[str]],
+    *,
+    complete: bool,
+) -> Finding:
+    config = finding.config
+    if config is None or finding.name not in parts:
+        return finding
+    if not complete and any(part not in by_name for part in parts[finding.name]):
+        return finding
+    problems = [*_placed(_problems(config.configs[-1].config, by_name, parts), config)]
+    if not problems:
+        return finding
+    held = dataclasses.replace(config, specs=(), problems=(*problems, *config.problems))
+    return dataclasses.replace(finding, config=held)
+
+
+def _problems(
+    config: ModelConfig, by_name: Mapping[str, Finding], parts: Mapping[str, Sequence[str]]
+) -> list[Problem]:
+    circle = circular_dependency(config.name, parts)
+    if circle is not None:
+        return [circle]
+    found = {name: _dependency(by_name.get(name)) for name in parts[config.name]}
+    problems = list(dependency_problems(config, found))
+    if problems:
+        return problems
+    models = [
+        composing_model(_version(by_name[step.model_name], step.model_version))
+        for step in config.ensemble_scheduling.step
+    ]
+    return composition_problems(config, models)
+
+
+def _dependency(finding: Finding | None) -> Dependency | None:
+    if finding is None or finding.config is None:  # it is nowhere, or in two places
+        return None
+    if not finding.config.ok:
+        return Dependency(invalid=finding.config.reason)
+    return Dependency(versions=frozenset(finding.config.versions))
+
+
+def _version(finding: Finding, number: int) -> ModelSpec:
+    assert finding.config is not None
+    specs = finding.config.specs
+    return next((spec for spec in specs if spec.version == number), specs[-1])
+
+
+def _placed(problems: Sequence[Problem], config: LoadedConfig) -> Iterator[Problem]:
+    """Yield the problems with their places in the configuration's file."""
+    try:
+        found = outline(config.path.read_text())
+    except (OSError, UnicodeError):  # it was there a moment ago
+        yield from problems
+        return
+    for problem in problems:
+        line, column = found.find(problem.key) or (0, 0)
+        yield dataclasses.replace(problem, path=config.path, line=line, column=column)

@@ -27,7 +27,7 @@ from engine.cli.logs_text import (
 )
 from engine.observability.reading.counting import rates, summary
 from engine.observability.reading.following import PAUSE, follow
-from engine.observability.reading.lines import Line
+from engine.observability.reading.formats import Line
 from engine.observability.reading.reading import STDIN, Census, LogUnreadable, is_archive, read
 from engine.observability.reading.requests import slowest
 from engine.observability.reading.selecting import LEVELS, NoTime, Selection, moment, span

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.observability.reading.counting import Interval, Summary
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 from engine.observability.reading.requests import Ended
 from engine.observability.reading.timeline import Timeline
 from engine.observability.reading.tracing import Trace

@@ -18,7 +18,7 @@ from actors.values.datatypes import BY_NUMBER, DataType
 from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.specs import WarmupSample
 from actors.values.tensors import Tensor, element_count, unpack_bytes
-from engine.config.rules.warmup import WARMUP_PREFIX, sample_problems
+from engine.config.rules.instances import WARMUP_PREFIX, sample_problems
 from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching, ModelWarmup
 

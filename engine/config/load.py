@@ -22,9 +22,8 @@ from engine.config.inspection.verify import verify
 from engine.config.loaded import LoadedConfig, VersionConfig
 from engine.config.outline import outline
 from engine.config.override import parse_override
-from engine.config.partial import certain
 from engine.config.provenance import Source
-from engine.config.refusals import ignored_hints, is_ensemble, refusals
+from engine.config.refusals import certain, ignored_hints, is_ensemble, refusals
 from engine.config.runtimes import Chosen, choose, not_built_yet
 from engine.config.settings import read_settings
 from engine.config.translate import artifact, translate

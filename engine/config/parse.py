@@ -46,7 +46,7 @@ class Parsed:
     """A configuration as written; `config` is None if it can't be read. `text` serves to find positions.
 
     If only some fields can't be read, `partial` is the configuration without them: its rules can be checked
-    as well (see `engine.config.partial`). `blanked` is then the text with those fields blanked, every
+    as well (see `engine.config.refusals`). `blanked` is then the text with those fields blanked, every
     position unmoved. `spoilt` are the keys of the fields that were left out, or that their authors may have
     meant.
     """

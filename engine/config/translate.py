@@ -35,7 +35,7 @@ from actors.values.specs import (
 )
 from actors.values.tensors import Tensor, element_count
 from engine.config.jsonform import config_json
-from engine.config.rules.metrics import FIRST_RESPONSE_HISTOGRAM
+from engine.config.rules.instances import FIRST_RESPONSE_HISTOGRAM
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings
 from protocols.kserve.proto.model_config_pb2 import (

@@ -12,13 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from engine.config.complete import ENSEMBLE
-from engine.config.rules.batching import dynamic_batching
 from engine.config.rules.ensembles import ensemble
-from engine.config.rules.instances import instance_groups
-from engine.config.rules.metrics import model_metrics
-from engine.config.rules.sequences import sequence_batching
+from engine.config.rules.instances import instance_groups, model_metrics, warmup
+from engine.config.rules.scheduling import dynamic_batching, sequence_batching
 from engine.config.rules.tensors import tensors
-from engine.config.rules.warmup import warmup
 from engine.config.wording import enum_hint, is_map
 from engine.models.problems import Problem, did_you_mean
 from engine.processes.backends import BackendTraits

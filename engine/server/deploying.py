@@ -20,8 +20,8 @@ from actors.values.events import Log
 from actors.values.specs import ModelKey, ModelSpec
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
-from engine.processes.devices import gpu_count
 from engine.processes.inheritance import for_workers
+from engine.processes.placement import gpu_count
 from engine.processes.placement import resolve as resolve_policies
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests

@@ -14,10 +14,10 @@ from actors.residency.families import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
-from engine.observability import loop_lag, system
-from engine.observability.loop_lag import LoopLag
+from engine.observability import system
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
+from engine.observability.system import LoopLag
 from engine.processes import spares
 from engine.server.models import ModelParts
 from engine.settings.reporting import MetricsSettings
@@ -60,6 +60,6 @@ def exposition(
     return Exposition(
         *features,
         lambda: once(system.POOLS, None),
-        lambda: once(loop_lag.FAMILIES, lag),
+        lambda: once(system.LAG, lag),
         lambda: once(system.PROCESS, system.sample_process()),
     )

@@ -23,8 +23,7 @@ from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
-from engine.processes.process import allow_many_files, leaves, settle_garbage_collection
-from engine.processes.surroundings import in_the_way
+from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
 from engine.repository.advice import advice_on_repositories
 from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import AddressInUse

@@ -18,10 +18,10 @@ from engine.observability.logs import LogSink, configure_logging, json_line, ope
 from engine.processes.process import (
     allow_many_files,
     end_where_threads_are_stuck,
+    in_the_way,
     leaves,
     settle_garbage_collection,
 )
-from engine.processes.surroundings import in_the_way
 from engine.repository.advice import advice_on_repositories
 from engine.server.machine import Machine
 from engine.server.running import RunningServer, ServerFailed

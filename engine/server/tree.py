@@ -30,10 +30,9 @@ from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server, ServerIdentity
-from engine.observability.events import EventLog
-from engine.observability.loop_lag import LoopLag, measure_loop_lag
-from engine.observability.supervision import supervision_observer
-from engine.processes.trimming import trim_memory
+from engine.observability.events import EventLog, supervision_observer
+from engine.observability.system import LoopLag, measure_loop_lag
+from engine.processes.process import trim_memory
 from engine.repository.advice import single_model
 from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
@@ -42,8 +41,7 @@ from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
 from engine.server.running import RunningServer, ServerFailed
-from engine.server.sockets import Sockets, open_sockets
-from engine.server.tls import TlsUnusable, server_context
+from engine.server.sockets import Sockets, TlsUnusable, open_sockets, server_context
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
 

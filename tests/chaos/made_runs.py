@@ -32,7 +32,7 @@ from chaos.record.records import (
     line_of,
     write_manifest,
 )
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 
 BEGAN = 1000.0
 WALL = 1_700_000_000.0

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from actors.values.datatypes import BY_NUMBER
 from actors.values.errors import ErrorCode
-from engine.config.inspection.ports import Port, Ports
+from engine.config.inspection.wire import Port, Ports
 from engine.models.problems import Problem, Severity, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf import json_format
 
-from engine.config.inspection.ports import Port, Ports
+from engine.config.inspection.wire import Port, Ports
 from engine.config.provenance import DEFAULT, Provenance
 from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig

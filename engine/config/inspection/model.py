@@ -27,8 +27,8 @@ from engine.config.inspection.autofill import (
     snippet,
 )
 from engine.config.inspection.onnx_file import read_onnx
-from engine.config.inspection.ports import Pointer, Unloadable, Unreadable
 from engine.config.inspection.torch_file import Sketch, read_torch
+from engine.config.inspection.wire import Pointer, Unloadable, Unreadable
 from engine.config.jsonform import json_value
 from engine.config.provenance import Provenance
 from engine.config.settings import CONFINING, read_settings

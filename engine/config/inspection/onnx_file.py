@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.values.datatypes import DataType
-from engine.config.inspection.ports import Port, Ports, Unloadable, Unreadable, opened
-from engine.config.inspection.wire import Kind, Reader, signed
+from engine.config.inspection.wire import Kind, Port, Ports, Reader, Unloadable, Unreadable, opened, signed
 
 _MOST_PORTS: Final = 10_000
 _HIGHEST_RANK: Final = 256

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.values.datatypes import DataType
-from engine.config.inspection.archive import Archive, opened_archive
-from engine.config.inspection.ports import Port, Ports, Unloadable, Unreadable
-from engine.config.inspection.torch_pickles import Example, main_class, traced_inputs
+from engine.config.inspection.torch_pickles import Archive, Example, main_class, opened_archive, traced_inputs
+from engine.config.inspection.wire import Port, Ports, Unloadable, Unreadable
 
 _LARGEST_DOCUMENT: Final = 32 * 1024 * 1024  # of a graph as JSON, or of generated code
 _LARGEST_CODE: Final = 16 * 1024 * 1024

@@ -16,8 +16,8 @@ from actors.values.errors import ErrorCode
 from engine.config.inspection.agreement import disagreements, warmup_misfits
 from engine.config.inspection.model import leads_out, missing, onnx_path, torch_path
 from engine.config.inspection.onnx_file import read_onnx
-from engine.config.inspection.ports import Ports, Unloadable, Unreadable
 from engine.config.inspection.torch_file import read_torch
+from engine.config.inspection.wire import Ports, Unloadable, Unreadable
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity

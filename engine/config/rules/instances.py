@@ -1,4 +1,4 @@
-"""Instance groups and their rate limiters.
+"""Instance groups and their rate limiters, metrics and warmup samples.
 
 Contract: model_config.md section 4.9, scheduling.md section 5.
 """
@@ -6,12 +6,14 @@ Contract: model_config.md section 4.9, scheduling.md section 5.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from math import isfinite
 from typing import Final
 
 from actors.values.errors import ErrorCode
 from engine.config.complete import ENSEMBLE
-from engine.models.problems import Problem
-from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from engine.models.problems import Problem, Severity
+from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup, ModelWarmup
 
 _KINDS: Final = frozenset(ModelInstanceGroup.Kind.values())
 _TENSORRT: Final = "tensorrt_plan"
@@ -119,3 +121,101 @@ def _resources(config: ModelConfig) -> Iterator[Problem]:
                     key=f"instance_group[{at}].rate_limiter.resources[{number}]",
                     hint="write 'global' everywhere or nowhere, or give it another name",
                 )
+
+
+# -- the metrics of a model that can be customised (contract, model_config.md section 4.11)
+
+FIRST_RESPONSE_HISTOGRAM: Final = "nv_inference_first_response_histogram_ms"
+
+
+def model_metrics(config: ModelConfig) -> Iterator[Problem]:
+    """Check `model_metrics`."""
+    for at, control in enumerate(config.model_metrics.metric_control):
+        key = f"model_metrics.metric_control[{at}]"
+        if not control.HasField("metric_identifier"):
+            yield Problem(
+                message="metric control must specify 'metric_identifier'",
+                key=key,
+                hint=f'add: metric_identifier {{ family: "{FIRST_RESPONSE_HISTOGRAM}" }}',
+            )
+        elif not control.metric_identifier.family:
+            yield Problem(
+                message="metric identifier must specify non-empty 'family'",
+                key=key,
+                hint=f'add: family: "{FIRST_RESPONSE_HISTOGRAM}"',
+            )
+        elif control.metric_identifier.family != FIRST_RESPONSE_HISTOGRAM:
+            yield Problem(
+                severity=Severity.WARNING,
+                message=f"metric family '{control.metric_identifier.family}' can not be customised",
+                key=key,
+                hint=f"only {FIRST_RESPONSE_HISTOGRAM} can",
+            )
+        if not control.HasField("histogram_options"):
+            yield Problem(
+                message="metric control must specify 'histogram_options'",
+                key=key,
+                hint="add: histogram_options { buckets: [ 10, 100, 1000 ] }",
+            )
+        elif not control.histogram_options.buckets:
+            yield Problem(
+                message="histogram options must specify non-empty 'buckets'",
+                key=key,
+                hint="such as buckets: [ 10, 100, 1000 ]",
+            )
+        elif control.metric_identifier.family == FIRST_RESPONSE_HISTOGRAM:
+            buckets = control.histogram_options.buckets
+            if not all(map(isfinite, buckets)) or any(low >= high for low, high in pairwise(buckets)):
+                yield Problem(
+                    message=f"histogram options must specify finite, ascending 'buckets' for {config.name}",
+                    key=f"{key}.histogram_options.buckets",
+                    hint="upper bounds in milliseconds; the one of +Inf is added",
+                )
+
+
+# -- warmup samples, as far as their data files don't matter (contract, scheduling.md section 10)
+
+# Triton prepares warmup inputs as a request without an id, and its prefix shows.
+WARMUP_PREFIX: Final = "[request id: <id_unknown>] "
+_LARGEST_BATCH: Final = 65_536  # each is a request in memory
+
+
+def warmup(config: ModelConfig) -> Iterator[Problem]:
+    """Check `model_warmup`; samples of batch size 0 are skipped."""
+    for at, sample in enumerate(config.model_warmup):
+        yield from sample_problems(config, sample, f"model_warmup[{at}]")
+
+
+def sample_problems(config: ModelConfig, sample: ModelWarmup, where: str) -> Iterator[Problem]:
+    """Check one sample, whose key is `where`."""
+    if not sample.batch_size:
+        return
+    if sample.batch_size > _LARGEST_BATCH:
+        yield Problem(
+            message=(
+                f"warmup sample '{sample.name}' for {config.name} has batch size {sample.batch_size},"
+                f" more than {_LARGEST_BATCH}"
+            ),
+            key=f"{where}.batch_size",
+            hint="use 'count' to run a sample more often",
+        )
+    for name, tensor in sorted(sample.inputs.items()):
+        key = f'{where}.inputs["{name}"]'
+        if tensor.data_type == DataType.TYPE_INVALID or tensor.data_type not in DataType.values():
+            yield Problem(
+                message=f"warmup setting expects input '{name}' to have 'data_type' set",
+                key=key,
+                hint="such as data_type: TYPE_FP32",
+            )
+        if any(dim < 0 for dim in tensor.dims):
+            yield Problem(
+                message=f"warmup setting expects all variable-size dimensions are specified for input '{name}'",
+                key=f"{key}.dims",
+                hint="write the sizes, without the batch dimension",
+            )
+        if tensor.WhichOneof("input_data_type") is None:
+            yield Problem(
+                message=f"{WARMUP_PREFIX}warmup setting expects input '{name}' to have input_data_type set",
+                key=key,
+                hint="add: random_data: true",
+            )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 from engine.observability.reading.requests import Ended, ended
 from engine.observability.reading.selecting import model_of
 from engine.observability.reading.timeline import DEATH_LEVELS, Outage, Outages

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Final
 
-from engine.observability.reading.lines import Line, parse
+from engine.observability.reading.formats import Line, parse
 from engine.observability.reading.reading import LONGEST, Census, LogUnreadable
 
 PAUSE: Final = 0.1

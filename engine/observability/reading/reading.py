@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, cast
 
-from engine.observability.reading.lines import Line, parse
+from engine.observability.reading.formats import Line, parse
 
 LONGEST: Final = 4 * 1024 * 1024
 """Bytes of a line beyond which it is taken for broken: a stray binary file must not fill the memory."""

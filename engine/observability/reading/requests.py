@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 from engine.observability.reading.selecting import model_of, version_of
 
 ENDS: Final = frozenset(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Final
 
-from engine.observability.reading.lines import Line
+from engine.observability.reading.formats import Line
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 

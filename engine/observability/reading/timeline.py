@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 from engine.observability.reading.selecting import actor_of, model_of
 
 _FAMILIES: Final = (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.observability.reading.lines import Line, stamp
+from engine.observability.reading.formats import Line, stamp
 from engine.observability.reading.requests import Ended, ended
 from engine.observability.reading.selecting import concerns
 

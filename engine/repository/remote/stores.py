@@ -22,9 +22,9 @@ from engine.repository.remote.credentials import (
     AzureCredentials,
     Credentials,
     GcsCredentials,
+    MetadataToken,
     S3Credentials,
 )
-from engine.repository.remote.metadata import MetadataToken
 from engine.repository.remote.objects import RemoteObject
 from engine.repository.source import FetchFailed, SourceUnavailable
 from engine.settings.extras import how_to_install

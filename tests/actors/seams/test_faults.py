@@ -10,7 +10,7 @@ import trio
 
 from actors.seams import faults
 from actors.seams.faults import NAMES, Points
-from engine.observability.loop_lag import LoopLag
+from engine.observability.system import LoopLag
 from protocols.grpc.listener import GrpcListener
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener

@@ -15,7 +15,7 @@ import pytest
 from actors.values.interfaces import IndexEntry
 from engine.__main__ import main
 from engine.cli.serve import help_text
-from engine.observability.startup import startup_text
+from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS

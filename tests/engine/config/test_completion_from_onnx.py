@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from actors.values.datatypes import DataType
 from engine.config.inspection.onnx_file import read_onnx
-from engine.config.inspection.ports import Unreadable
+from engine.config.inspection.wire import Unreadable
 from engine.config.load import load_model_config
 from tests.support.examples import examples
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import engine.worker.backends.testing as local
 from actors.values.datatypes import BY_NUMBER, DataType
-from engine.config.inspection.ports import Ports, Unreadable
 from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.inspection.torch_pickles import main_class, traced_inputs
+from engine.config.inspection.wire import Ports, Unreadable
 from engine.config.load import load_model_config
 from engine.worker.backends.base import TensorInfo
 from protocols.kserve.proto.model_config_pb2 import ModelConfig

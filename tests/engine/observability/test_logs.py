@@ -26,8 +26,8 @@ from actors.supervision.restart import Crashed, FailedToStart, Normal, Stopped
 from actors.supervision.spec import ChildSpec
 from actors.values.events import Event
 from actors.values.requests import InferRequest
+from engine.observability.events import supervision_observer
 from engine.observability.logs import LogSink, RequestLog, configure_logging, open_sink, sentence
-from engine.observability.supervision import supervision_observer
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
 

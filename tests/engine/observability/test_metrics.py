@@ -23,11 +23,17 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.families import Labels, once
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, Ensemble, ModelSpec
-from engine.observability import loop_lag, system
-from engine.observability.loop_lag import LoopLag, measure_loop_lag
+from engine.observability import system
 from engine.observability.metrics import Exposition, MetricsApp, number
 from engine.observability.models import ModelSample, model_blocks, new_statistics
-from engine.observability.system import MachineSampler, ProcessSample, cpu_utilization, sample_process
+from engine.observability.system import (
+    LoopLag,
+    MachineSampler,
+    ProcessSample,
+    cpu_utilization,
+    measure_loop_lag,
+    sample_process,
+)
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics, grpc_blocks
@@ -354,7 +360,7 @@ def test_loop_lag_has_two_series():
     lag = LoopLag()
     lag.record(0.5, 100.0)
     lag.record(0.25, 101.0)
-    text = told(once(loop_lag.FAMILIES, lag))
+    text = told(once(system.LAG, lag))
     assert value(text, "tritium_loop_lag_seconds", stat="last") == 0.25
     assert value(text, "tritium_loop_lag_seconds", stat="max") == 0.5
 

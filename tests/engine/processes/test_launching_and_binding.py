@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from engine.processes.devices import gpu_count
 from engine.processes.inheritance import scrubbed
+from engine.processes.placement import gpu_count
 from engine.server.sockets import AddressInUse, bind
 
 

@@ -5,7 +5,7 @@ import ssl
 
 import pytest
 
-from engine.server.tls import TlsUnusable, server_context
+from engine.server.sockets import TlsUnusable, server_context
 from engine.settings.listening import TlsFiles
 from tests.support.certificates import Authority
 

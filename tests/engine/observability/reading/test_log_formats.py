@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from actors.values.events import Event
 from engine.observability.logs import LogSink, configure_logging
-from engine.observability.reading.formats import parse_text
-from engine.observability.reading.lines import parse
+from engine.observability.reading.formats import parse, parse_text
 from engine.settings.reporting import LogSettings
 
 SAID_AT = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z

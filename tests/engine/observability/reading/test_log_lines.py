@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from actors.values.events import Event
 from engine.observability.logs import LogSink, configure_logging
 from engine.observability.reading.following import Tail, follow
-from engine.observability.reading.lines import Line, parse
+from engine.observability.reading.formats import Line, parse
 from engine.observability.reading.reading import LONGEST, Census, LogUnreadable, read
 from engine.observability.reading.selecting import (
     NoTime,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from engine.observability.reading.lines import Line, parse, stamp
+from engine.observability.reading.formats import Line, parse, stamp
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 

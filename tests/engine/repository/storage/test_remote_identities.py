@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.values.errors import Internal, NotFound
-from engine.repository.remote.metadata import MetadataToken
+from engine.repository.remote.credentials import MetadataToken
 from engine.repository.remote.stores import CloudBucket
 from engine.repository.source import SourceUnavailable
 from engine.settings.extras import how_to_install
