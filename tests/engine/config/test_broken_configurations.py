@@ -311,3 +311,310 @@ def test_a_hint_at_what_does_not_exist_is_a_warning(load, optimization):
     assert len(loaded.warnings) == 1
     assert "has no effect" in loaded.warnings[0].message
     assert loaded.warnings[0].line == 6
+
+
+# -- if some fields of a file are unreadable, the same pass checks the rest
+#
+# It reports only errors that are certain.
+
+
+def test_unknown_fields_wrong_types_and_broken_rules_are_told_in_one_pass(load):
+    text = (
+        'name: "m"\nbackend: "onnxruntime"\nmax_batch_size: 8\n'
+        'input [ { name: "A" data_type: FP32 dims: [ 4 ] } ]\n'
+        'output [ { name: "S" data_type: TYPE_FP32 dims: [ 0 ] } ]\n'
+        "instance_group { kind: KIND_GPU }\n"
+        "dynamic_batch { }\n"
+        'parameters { key: "tritium.probe" value { string_value: "no" } }\n'
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "A" value { data_type: TYPE_FP32 dims: 4 input_data_file: "absent" } } }\n'
+        "sequence_batching { control_input { } }\n"
+    )
+    loaded = load(text)
+    assert not loaded.readable
+    assert [(error.line, error.column, error.key) for error in loaded.errors] == [
+        (4, 32, "input[0].data_type"),
+        (7, 1, "dynamic_batch"),
+        (10, 21, "sequence_batching.control_input[0]"),
+        (5, 43, "output[0].dims"),
+        (6, 18, "instance_group[0].kind"),
+        (9, 40, 'model_warmup[0].inputs["A"]'),
+        (8, 1, 'parameters["tritium.probe"]'),
+    ]
+    assert all(error.path == loaded.path for error in loaded.errors)
+    assert loaded.errors[0].message.startswith("failed to read text proto from ")
+    assert loaded.errors[2].message == "sequence batching control tensor must have a name for m"
+
+
+def test_places_are_those_of_the_file_where_fields_before_them_were_left_out(load):
+    loaded = load(HEAD + "zzz { a: 1 }  zzz: [ 1, 2\n] instance_group { kind: KIND_GPU }" + INPUT + OUTPUT)
+    assert [(error.line, error.column, error.key) for error in loaded.errors] == [
+        (4, 1, "zzz"),
+        (4, 15, "zzz"),
+        (5, 20, "instance_group[0].kind"),
+    ]
+
+
+# Each: an id, and a text with one mistake. If the wrong text were taken at its word, another mistake would
+# follow.
+ALONE = [
+    ("a misspelt backend", 'bakend: "python"\n'),
+    ("a backend without quotes", "backend: onnxruntime\n" + INPUT + OUTPUT),
+    ("a misspelt name", 'nmae: "n"\nbackend: "onnxruntime"\n' + INPUT + OUTPUT),
+    ("misspelt dims", HEAD + 'input [ { name: "A" data_type: TYPE_FP32 dim: [ 4 ] } ]\n' + OUTPUT),
+    ("a datatype that is none", HEAD + INPUT.replace("TYPE_FP32", "FP33") + OUTPUT),
+    ("a batch size in quotes", HEAD.replace("8", '"8"') + INPUT + OUTPUT + "dynamic_batching { preferred_batch_size: 4 }\n"),
+    ("an input that is no message", HEAD + 'input: "A"\n' + OUTPUT
+     + 'batch_input { target_name: "N" data_type: TYPE_FP32 source_input: "A" }\n'),
+    ("one of two inputs", HEAD + 'input [ "A", { name: "B" data_type: TYPE_FP32 dims: 0 } ]\n' + OUTPUT),
+    ("misspelt inputs", HEAD + INPUT.replace("input", "inputs") + OUTPUT),
+    ("a parameter without string_value", HEAD + INPUT + OUTPUT + 'parameters { key: "tritium.probe" value: "off" }\n'),
+    ("a misspelt step of an ensemble", 'platform: "ensemble"\nensemble_scheduling { steps { } }\n'),
+    ("a misspelt schedule", 'platform: "ensemble"\nensemble_schedulin { }\n'),
+    ("two schedulers", HEAD + INPUT + OUTPUT + "dynamic_batching { } sequence_batching { }\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [pytest.param(row[1], id=row[0]) for row in ALONE])
+def test_what_follows_from_a_mistake_only_is_not_told(load, text):
+    loaded = load(text)
+    assert len(loaded.errors) == 1
+    assert loaded.errors[0].message.startswith("failed to read text proto from ")
+
+
+def test_an_override_is_checked_in_the_same_way(load):
+    document = '{"backend": "onnxruntime", "max_batchsize": 4, "instance_group": [{"kind": "KIND_GPU"}]}'
+    loaded = load(HEAD + INPUT + OUTPUT, override=document)
+    assert [error.key for error in loaded.errors] == ["max_batchsize", "instance_group[0].kind"]
+    assert loaded.errors[0].message.startswith("Invalid config override: ")
+
+
+SEQUENCE_HEAD = 'name: "m"\nbackend: "python"\nmax_batch_size: 4\n'
+
+
+# -- mistakes in `sequence_batching`: each with its exact text, its place, its field and a hint
+#
+# The texts are those of the contract, model_config.md section 4.7.
+
+
+def sequence(text):
+    return f"{SEQUENCE_HEAD}sequence_batching {{\n  {text}\n}}\n"
+
+
+def control(text):
+    return sequence(f'control_input {{ name: "C" control {{ {text} }} }}')
+
+
+def state(text, more=""):
+    return sequence(
+        f'state {{ input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 2, -1 ] {text} }}{more}'
+    )
+
+
+def initial(text):
+    return state(f"initial_state {{ {text} }}")
+
+
+# Each: an id, the text, and every error: its place, key, message and hint. The strategy begins on line 5.
+BROKEN_SEQUENCES = [
+    ('a cache of a sequence model', SEQUENCE_HEAD + "sequence_batching { }\nresponse_cache { enable: true }",
+     [((5, 18), 'response_cache.enable', 'Response Cache does not currently support model m with sequence batching scheduler. Please disable the response cache.', "leave 'response_cache' out")]),
+    ('a control without a name', sequence("control_input { control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }"),
+     [((5, 3), 'sequence_batching.control_input[0]', 'sequence batching control tensor must have a name for m', "it is the name of the model's own input")]),
+    ('a tensor of two controls', sequence('control_input { name: "C" } control_input { name: "C" }'),
+     [((5, 47), 'sequence_batching.control_input[1].name', "sequence batching control tensor 'C' is specified for multiple control kinds for m", "give each control a tensor of its own")]),
+    ('two controls of one tensor', sequence('control_input { name: "C" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }, { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] }'),
+     [((5, 100), 'sequence_batching.control_input[0].control[1]', "sequence batching control tensor 'C' is specified for multiple control kinds for m", "give each control a tensor of its own")]),
+    ('a control with the name of an input', 'input { name: "C" data_type: TYPE_FP32 dims: 1 }\n' + sequence('control_input { name: "C" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'),
+     [((6, 19), 'sequence_batching.control_input[0].name', "sequence batching tensor 'C' has the name of an input of the configuration", "the scheduler gives it to the model, so it is not listed under 'input'")]),
+    ('a state with the name of a control', sequence('control_input { name: "C" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n  state { input_name: "C" output_name: "T" data_type: TYPE_FP32 dims: 1 }'),
+     [((6, 11), 'sequence_batching.state[0].input_name', "sequence batching tensor 'C' has the name of a control tensor", "the scheduler gives it to the model, so it is not listed under 'input'")]),
+    ('a checkpoint of nothing', sequence('oldest { }') + 'parameters { key: "tritium.checkpoint" value { string_value: "true" } }',
+     [((7, 1), 'parameters["tritium.checkpoint"]', "'tritium.checkpoint' is 'true', but model 'm' has no implicit state that could be kept where an instance dies", "declare what the model remembers by sequence_batching { state [ ... ] }, or leave it out")]),
+    ('two tensors of one kind', sequence("\n".join(f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_END fp32_false_true: [ 0, 1 ] }} }}' for name in "AB")),
+     [((6, 37), 'sequence_batching.control_input[1].control[0].kind', 'sequence batching specifies multiple CONTROL_SEQUENCE_END tensors for m', 'keep one of them')]),
+    ('a boolean control without values', control("kind: CONTROL_SEQUENCE_READY"),
+     [((5, 29), 'sequence_batching.control_input[0].control[0]', "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for CONTROL_SEQUENCE_READY for m", 'such as int32_false_true: [ 0, 1 ]')]),
+    ('a control with values of two types', control("int32_false_true: [ 0, 1 ] bool_false_true: [ false, true ]"),
+     [((5, 66), 'sequence_batching.control_input[0].control[0].bool_false_true', "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' for CONTROL_SEQUENCE_START for m", "keep the one of the tensor's datatype")]),
+    ('a control with one int32', control("kind: CONTROL_SEQUENCE_END int32_false_true: 1"),
+     [((5, 66), 'sequence_batching.control_input[0].control[0].int32_false_true', "sequence batching control 'int32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_END for m", 'the values of false and of true')]),
+    ('a control with three floats', control("kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1, 2 ]"),
+     [((5, 68), 'sequence_batching.control_input[0].control[0].fp32_false_true', "sequence batching control 'fp32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_READY for m", 'the values of false and of true')]),
+    ('a control with one bool', control("bool_false_true: true"),
+     [((5, 39), 'sequence_batching.control_input[0].control[0].bool_false_true', "sequence batching control 'bool_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for m", 'the values of false and of true')]),
+    ('values for a correlation id', control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 int32_false_true: [ 0, 1 ]"),
+     [((5, 91), 'sequence_batching.control_input[0].control[0].int32_false_true', "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for CONTROL_SEQUENCE_CORRID for m", "the correlation id itself is the value: give it a 'data_type'")]),
+    ('a correlation id of floats', control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32"),
+     [((5, 69), 'sequence_batching.control_input[0].control[0].data_type', 'unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING', 'TYPE_UINT64 takes every number that a client may send')]),
+    ('a correlation id of no type', control("kind: CONTROL_SEQUENCE_CORRID"),
+     [((5, 29), 'sequence_batching.control_input[0].control[0].data_type', 'unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING', 'TYPE_UINT64 takes every number that a client may send')]),
+    ('a control of no kind', control("kind: 9"),
+     [((5, 39), 'sequence_batching.control_input[0].control[0].kind', "'kind' has no value 9", 'one of CONTROL_SEQUENCE_START, CONTROL_SEQUENCE_READY, CONTROL_SEQUENCE_END, CONTROL_SEQUENCE_CORRID')]),
+    ('a preferred size of zero', sequence("oldest { preferred_batch_size: [ 0, 4 ] }"),
+     [((5, 12), 'sequence_batching.oldest.preferred_batch_size', 'sequence batching preferred batch size must be positive for m', 'leave it out to prefer the largest batch')]),
+    ('a preferred size beyond the batch', sequence("oldest { preferred_batch_size: 5 }"),
+     [((5, 12), 'sequence_batching.oldest.preferred_batch_size', 'sequence batching preferred batch size must be <= max batch size for m', "'max_batch_size' is 4")]),
+    ('more than all slots', sequence("direct { minimum_slot_utilization: 1.5 }"),
+     [((5, 12), 'sequence_batching.direct.minimum_slot_utilization', 'sequence batching minimum slot utilization must be in range (0.0, 1.0] for m', 'it is a share of the slots, such as 0.5')]),
+    ('fewer slots than none', sequence("direct { minimum_slot_utilization: -0.5 }"),
+     [((5, 12), 'sequence_batching.direct.minimum_slot_utilization', 'sequence batching minimum slot utilization must be in range (0.0, 1.0] for m', 'it is a share of the slots, such as 0.5')]),
+    ('slots that are no number', sequence("direct { minimum_slot_utilization: nan }"),
+     [((5, 12), 'sequence_batching.direct.minimum_slot_utilization', 'sequence batching minimum slot utilization must be in range (0.0, 1.0] for m', 'it is a share of the slots, such as 0.5')]),
+    ('two initial states', state('initial_state [ { name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true }, { name: "J" } ]'),
+     [((5, 164), 'sequence_batching.state[0].initial_state[1]', "initial_state field for state input 'S' must contain exactly one or zero element. Found '2' elements.", 'keep one of them')]),
+    ('an initial state of another type', initial('name: "I" data_type: TYPE_INT32 dims: [ 2, 3 ] zero_data: true'),
+     [((5, 107), 'sequence_batching.state[0].initial_state[0].data_type', "The data type used for 'initial_state' field of state 'S' does not match the state data type.", "the state's is TYPE_FP32")]),
+    ('an initial state without a name', initial("data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true"),
+     [((5, 81), 'sequence_batching.state[0].initial_state[0]', "Field 'name' must be set when using initial_state for state input 'S'.", 'any name will do: add name: "zeros"')]),
+    ('a state twice', state("", '\n  state { input_name: "S" output_name: "U" data_type: TYPE_FP32 dims: 1 }'),
+     [((6, 11), 'sequence_batching.state[1].input_name', "State input name 'S' specified more than once.", 'each state has an input of its own')]),
+    ('an initial state of another rank', initial('name: "I" data_type: TYPE_FP32 dims: 2 zero_data: true'),
+     [((5, 128), 'sequence_batching.state[0].initial_state[0].dims', "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input 'S'. 1 != 2", 'the state has dims [2, -1]')]),
+    ('an initial state of any size', initial('name: "I" data_type: TYPE_FP32 dims: [ 2, -1 ] zero_data: true'),
+     [((5, 128), 'sequence_batching.state[0].initial_state[0].dims', "'initial_state' field for state input name 'S' contains variable dimensions.", 'a value has sizes: write them')]),
+    ('an initial state of another size', initial('name: "I" data_type: TYPE_FP32 dims: [ 3, 3 ] zero_data: true'),
+     [((5, 128), 'sequence_batching.state[0].initial_state[0].dims', "'initial_state' dim for input name 'S' doesn't match 'state' dim description. 3 != 2", 'the state has dims [2, -1]')]),
+    ('an initial state without data', initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ]'),
+     [((5, 81), 'sequence_batching.state[0].initial_state[0]', "initial_state setting expects state'S' to have state_data set", 'add: zero_data: true')]),
+    ('a file that is too small', initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "short"'),
+     [((5, 143), 'sequence_batching.state[0].initial_state[0].data_file', 'initial_state setting expects 24 bytes, but the data provided from shortonly has 3 bytes.', "data files are named relative to the model's directory initial_state/")]),
+    ('a file that is not there', initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "absent"'),
+     [((5, 143), 'sequence_batching.state[0].initial_state[0].data_file', "failed to read initial state data file 'absent' for state 'S': No such file or directory", "data files are named relative to the model's directory initial_state/")]),
+    ('a growable state in two buffers', state("use_growable_memory: true") + "instance_group { kind: KIND_GPU gpus: 0 }",
+     [((5, 81), 'sequence_batching.state[0].use_growable_memory', "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input name 'S'.", "the field is 'use_same_buffer_for_input_output'")]),
+    ('a growable state on the CPU', state("use_growable_memory: true use_same_buffer_for_input_output: true") + "instance_group { kind: KIND_CPU }",
+     [((5, 81), 'sequence_batching.state[0].use_growable_memory', "'use_growable_memory' can only work with KIND_GPU model instances right now. Please either change the instance type to KIND_GPU or set 'use_growable_memory' to false for state input 'S'.", 'add: instance_group { kind: KIND_GPU }')]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "errors"), [pytest.param(*row[1:], id=row[0]) for row in BROKEN_SEQUENCES])
+def test_a_mistake_is_told_with_its_place_and_a_hint(load, errors_of, text, errors):
+    loaded = load(
+        text, files={"1/model.py": b"", "initial_state/short": b"123"}, gpus=1, run_model_code=False
+    )
+    assert errors_of(loaded) == errors
+    assert loaded.reason == f"Invalid argument: {errors[0][2]}"
+
+
+@pytest.mark.parametrize("size", [24, 100])
+def test_a_file_that_is_large_enough_is_no_mistake(load, size):
+    text = initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "enough"')
+    loaded = load(text, files={"1/model.py": b"", "initial_state/enough": bytes(size)}, run_model_code=False)
+    assert loaded.errors == ()
+    [spec] = loaded.specs
+    assert spec.scheduling.states[0].initial.data == bytes(24)
+
+
+def test_strings_in_a_file_are_checked(load):
+    text = sequence(
+        'state { input_name: "S" output_name: "T" data_type: TYPE_STRING dims: 1'
+        ' initial_state { name: "I" data_type: TYPE_STRING dims: 1 data_file: "text" } }'
+    )
+    files = {"1/model.py": b"", "initial_state/text": b"\x09\0\0\0short"}
+    (error,) = load(text, files=files, run_model_code=False).errors
+    assert error.message.startswith("initial state data file 'text': ")
+    assert error.key == "sequence_batching.state[0].initial_state[0].data_file"
+
+
+def test_a_file_outside_of_the_directory_is_not_read(load):
+    text = initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "../config.pbtxt"')
+    (error,) = load(text, files={"1/model.py": b""}, run_model_code=False).errors
+    assert error.message == (
+        "initial state data file '../config.pbtxt' for state 'S' is outside the model's initial_state directory"
+    )
+
+
+FROM = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 }\n'
+INTO = 'output { name: "OUT" data_type: TYPE_FP32 dims: 4 }\n'
+ENSEMBLE_HEAD = 'name: "m"\nplatform: "ensemble"\n'
+
+
+# -- mistakes in ensembles: each with its exact text, its place, its field and a hint
+#
+# The texts are those of the contract, model_config.md section 4.8.
+
+
+def step(inputs, outputs, model="x"):
+    maps = [
+        f'{side}_map {{ key: "{key}" value: "{value}" }}'
+        for side, pairs in (("input", inputs), ("output", outputs))
+        for key, value in pairs
+    ]
+    return f'  step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}\n'
+
+
+ONLY = step([("i", "IN")], [("o", "OUT")])
+
+
+def ensemble(*steps, head=ENSEMBLE_HEAD + FROM + INTO, more=""):
+    return f"{head}ensemble_scheduling {{\n{''.join(steps)}}}\n{more}"
+
+
+# Each: an id, the text, and every error: its place, key, message and hint.
+BROKEN_ENSEMBLES = [
+    ('a backend', ensemble(ONLY, head=ENSEMBLE_HEAD + 'backend: "python"\n' + FROM + INTO),
+     [((3, 1), 'backend', "Ensemble model 'm' must have platform type 'ensemble' and empty backend type", "leave 'backend' out")]),
+    ('steps of a model of another platform', ensemble(ONLY, head='backend: "python"\n' + FROM + INTO),
+     [((4, 1), 'ensemble_scheduling', "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble", 'write platform: "ensemble", and no backend')]),
+    ('no schedule', ENSEMBLE_HEAD + FROM + INTO,
+     [((2, 1), 'platform', 'ensemble scheduling must be set for ensemble m whose platform is ensemble', 'add: ensemble_scheduling { step [ … ] }')]),
+    ('instances', ensemble(ONLY, more="instance_group { count: 2 }"),
+     [((8, 1), 'instance_group', "instance group should not be specified for ensemble 'm'", 'leave it out: the models of its steps have instances')]),
+    ('an optimization', ensemble(ONLY, more="optimization { }"),
+     [((8, 1), 'optimization', "optimization should not be specified for ensemble 'm'", 'leave it out: it belongs to the models of the steps')]),
+    ('a warmup', ensemble(ONLY, more='model_warmup { name: "w" }'),
+     [((8, 1), 'model_warmup', "model_warmup can not be specified for ensemble 'm'", 'leave it out: warm up the models of the steps')]),
+    ('no steps', ensemble(),
+     [((5, 1), 'ensemble_scheduling', "must specify 'step' for ensemble 'm'", 'add: step { model_name: "…" model_version: -1 input_map { … } output_map { … } }')]),
+    ('a step without a model', ensemble(step([("i", "IN")], [("o", "OUT")], model="")),
+     [((6, 3), 'ensemble_scheduling.step[0]', "must specify 'model_name' in step 0 of ensemble 'm'", 'add: model_name: "…"')]),
+    ('a step without inputs', ensemble(ONLY, step([], [("o", "EXTRA")])),
+     [((7, 3), 'ensemble_scheduling.step[1]', "must specify 'input_map' in step 1 of ensemble 'm'", 'add: input_map { key: "<the model\'s tensor>" value: "<the ensemble\'s>" }')]),
+    ('a step without outputs', ensemble(ONLY, step([("i", "IN")], [])),
+     [((7, 3), 'ensemble_scheduling.step[1]', "must specify 'output_map' in step 1 of ensemble 'm'", 'add: output_map { key: "<the model\'s tensor>" value: "<the ensemble\'s>" }')]),
+    ('a tensor of two steps', ensemble(ONLY, ONLY),
+     [((7, 79), 'ensemble_scheduling.step[1].output_map["o"]', "ensemble tensor 'OUT' can appear in an output map only once for ensemble 'm' step 1", 'give it another name here')]),
+    ('a tensor of two outputs', ensemble(step([("i", "IN")], [("o", "OUT"), ("p", "OUT")])),
+     [((6, 116), 'ensemble_scheduling.step[0].output_map["p"]', "ensemble tensor 'OUT' can appear in an output map only once for ensemble 'm' step 0", 'give it another name here')]),
+    ('an input of two tensors', ensemble(step([("i", "IN"), ("i", "IN")], [("o", "OUT")])),
+     [((6, 79), 'ensemble_scheduling.step[0].input_map["i"]', "input 'i' in model 'x' is mapped to multiple ensemble tensors for ensemble 'm' step 0", 'keep one of the entries')]),
+    ('an input that nothing takes', ensemble(ONLY, head=ENSEMBLE_HEAD + FROM + FROM.replace("IN", "MORE") + INTO),
+     [((4, 9), 'input[1].name', "ensemble input 'MORE' for ensemble m' is not used", "no step's 'input_map' has it as value")]),
+    ('an output that nothing gives', ensemble(ONLY, head=ENSEMBLE_HEAD + FROM + INTO + INTO.replace("OUT", "MORE")),
+     [((5, 10), 'output[1].name', "ensemble output 'MORE' for ensemble m' is not used", "no step's 'output_map' has it as value")]),
+    ('an output that is not written', ensemble(step([("i", "IN")], [("o", "mid")]), step([("i", "OUT")], [("o", "end")])),
+     [((4, 10), 'output[0].name', "output 'OUT' for ensemble 'm' is not written", "follow it back: each tensor is an input of the ensemble, or in one step's 'output_map'"), ((7, 80), 'ensemble_scheduling.step[1].output_map["o"]', "ensemble tensor 'end' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value'), ((6, 79), 'ensemble_scheduling.step[0].output_map["o"]', "ensemble tensor 'mid' is unused in ensemble 'm'", "no step and no output takes it: leave it out of the 'output_map'")]),
+    ('an output that hangs on nothing', ensemble(step([("i", "IN"), ("j", "lost")], [("o", "OUT")])),
+     [((4, 10), 'output[0].name', "output 'OUT' for ensemble 'm' is not written: at least one of its depending tensors, 'lost', is not connected", "follow it back: each tensor is an input of the ensemble, or in one step's 'output_map'"), ((6, 79), 'ensemble_scheduling.step[0].input_map["j"]', "ensemble tensor 'lost' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value')]),
+    ('a cycle of two steps', ensemble(step([("i", "IN"), ("j", "b")], [("o", "a")]), step([("i", "a")], [("o", "b"), ("p", "OUT")])),
+     [((4, 10), 'output[0].name', "output 'OUT' for ensemble 'm' is not written: at least one of its depending tensors, 'a', is not connected", "follow it back: each tensor is an input of the ensemble, or in one step's 'output_map'"), ((6, 113), 'ensemble_scheduling.step[0].output_map["o"]', "ensemble tensor 'a' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value'), ((6, 79), 'ensemble_scheduling.step[0].input_map["j"]', "ensemble tensor 'b' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value')]),
+    ('a tensor that nothing takes', ensemble(step([("i", "IN")], [("o", "OUT"), ("p", "spare")])),
+     [((6, 116), 'ensemble_scheduling.step[0].output_map["p"]', "ensemble tensor 'spare' is unused in ensemble 'm'", "no step and no output takes it: leave it out of the 'output_map'")]),
+    ('a tensor that nothing gives', ensemble(ONLY, step([("i", "none")], [("o", "spare")])),
+     [((7, 44), 'ensemble_scheduling.step[1].input_map["i"]', "ensemble tensor 'none' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value'), ((7, 81), 'ensemble_scheduling.step[1].output_map["o"]', "ensemble tensor 'spare' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value')]),
+    ('an input without a type', ensemble(ONLY, head=ENSEMBLE_HEAD + 'input { name: "IN" dims: 4 }\n' + INTO),
+     [((3, 1), 'input[0].data_type', "model input 'IN' must specify 'data_type' for m", 'such as data_type: TYPE_FP32')]),
+    ('a cache of a decoupled one', ensemble(ONLY, more="model_transaction_policy { decoupled: true }\nresponse_cache { enable: true }"),
+     [((9, 18), 'response_cache.enable', "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response cache.", "leave 'response_cache' out")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "errors"), [pytest.param(*row[1:], id=row[0]) for row in BROKEN_ENSEMBLES])
+def test_a_mistake_is_told_with_its_text_and_place(load, errors_of, text, errors):
+    loaded = load(text, files={"1/.keep": b""})
+    assert errors_of(loaded) == errors
+    assert loaded.reason == f"Invalid argument: {errors[0][2]}"
+
+
+def test_an_ensemble_without_a_mistake_can_be_served(load):
+    loaded = load(ensemble(ONLY), files={"1/.keep": b""})
+    assert loaded.ok
+    (spec,) = loaded.specs
+    assert (spec.platform, spec.backend, spec.instances, spec.depends_on) == ("ensemble", "", (), ("x",))
+
+
+def test_an_ensemble_needs_a_version_directory_too(load):
+    loaded = load(ensemble(ONLY), files={"labels.txt": b""})
+    (problem,) = loaded.errors
+    assert problem.message == "at least one version must be available under the version policy of model 'm'"
+    assert problem.hint == "an ensemble needs a numbered directory too, such as 1/, which may be empty"

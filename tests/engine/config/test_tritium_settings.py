@@ -1,19 +1,34 @@
 """The `tritium.*` parameters of a model."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from actors.values.specs import (
+    Confinement,
     Fairness,
     Probe,
     QueueBounds,
+    Recycle,
     Residency,
     Retry,
+    Sandbox,
     Slo,
 )
 from actors.values.traffic import Mirror, Rollback, TrafficPlan
+from engine.config.load import load_model_config
 from engine.config.settings import read_settings
-from engine.processes.backends import BackendTraits
-from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from engine.config.translate import instances
+from engine.processes.backends import BackendTraits, discover
+from engine.processes.confining import confining_environ
+from engine.processes.placement import place
+from engine.settings.forms import SettingsError
+from engine.settings.parameters import TritiumSettings
+from engine.settings.settings import Settings
+from engine.worker.limits import VARIABLE
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelVersionPolicy
+from tests.support.model_doubles import make_spec
 
 PURE = BackendTraits(name="onnxruntime")
 PYTORCH = BackendTraits(name="pytorch")
@@ -254,3 +269,302 @@ def test_ageing_needs_levels_to_rise_in():
     assert problem.message == "'tritium.fairness': 'age' raises requests by a level, and there is one only"
     levels = ModelConfig(dynamic_batching={"priority_levels": 2, "default_priority_level": 1})
     assert read_settings(ageing, PURE, None, levels)[1] == ()
+
+
+# -- `tritium.recycle` and `tritium.cores`: what they may say, and which instances get which cores
+
+
+def grouped(*counts):
+    groups = [
+        ModelInstanceGroup(name=f"g{number}", kind=ModelInstanceGroup.KIND_CPU, count=count)
+        for number, count in enumerate(counts)
+    ]
+    return ModelConfig(name="model", instance_group=groups)
+
+
+def cores_of(text, config):
+    settings, problems = read_settings({"tritium.cores": text}, PURE)
+    assert problems == ()
+    return [each.cores for each in instances(config, PURE, settings, frozenset())]
+
+
+def test_ceilings_are_read():
+    settings, problems = read_settings({"tritium.recycle": '{"requests": 5, "seconds": 60}'}, PURE)
+    assert problems == ()
+    assert settings.recycle == Recycle(requests=5, seconds=60.0)
+    assert read_settings({}, PURE)[0].recycle is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("5", "'the value' is no JSON object"),
+        ("{}", "'the value' has no ceiling"),
+        ('{"request": 5}', "'request' is unknown"),
+        ('{"seconds": 0}', "'seconds' is 0"),
+    ],
+)
+def test_ceilings_that_make_no_sense_are_told_with_their_place(text, told):
+    _, (problem,) = read_settings({"tritium.recycle": text}, PURE)
+    assert problem.key == 'parameters["tritium.recycle"]'
+    assert told in problem.message
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"sequence_batching": {}}, "a model of sequences"),
+        ({"ensemble_scheduling": {}}, "an ensemble"),
+    ],
+)
+def test_what_lives_in_a_worker_or_has_none_is_not_recycled(config, what):
+    _, (problem,) = read_settings({"tritium.recycle": '{"requests": 5}'}, PURE, None, ModelConfig(**config))
+    assert what in problem.message
+
+
+def test_threads_of_the_server_are_not_recycled():
+    given = {"tritium.recycle": '{"requests": 5}', "tritium.isolation": "thread"}
+    _, (problem,) = read_settings(given, PURE, None, ModelConfig())
+    assert "on a thread of the server" in problem.message
+
+
+@pytest.mark.parametrize(("limit", "refused"), [("100", True), ("101", False)])
+def test_a_ceiling_of_memory_is_below_the_limit_that_kills(limit, refused):
+    given = {"tritium.recycle": '{"memory_mb": 100}', "tritium.memory_limit_mb": limit}
+    _, problems = read_settings(given, PURE, None, ModelConfig())
+    assert bool(problems) is refused
+
+
+def test_all_instances_of_a_model_are_bound_to_its_cores():
+    assert cores_of("0-2,5", grouped(2)) == [(0, 1, 2, 5)] * 2
+
+
+def test_several_sets_of_cores_go_to_the_instances_of_all_groups_in_turn():
+    assert cores_of("0-1;2-3", grouped(2, 1)) == [(0, 1), (2, 3), (0, 1)]
+
+
+def test_without_the_setting_no_instance_is_bound():
+    assert [each.cores for each in instances(grouped(1), PURE, TritiumSettings(), frozenset())] == [()]
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0;", "-1", "0-99999"])
+def test_what_are_no_cores_is_refused_with_an_example(text):
+    _, (problem,) = read_settings({"tritium.cores": text}, PURE)
+    assert "'0-1;2-3'" in problem.hint
+
+
+def test_a_models_own_cores_go_before_those_of_its_host_policy():
+    settings, _ = read_settings({"tritium.cores": "1"}, PURE)
+    own = make_spec(instances=instances(grouped(1), PURE, settings, frozenset()))
+    bare = make_spec(
+        instances=instances(grouped(1), PURE, TritiumSettings(), frozenset()), version_directory=Path("/2")
+    )
+    assert [place(spec, {"cpu": (7,)}).instances[0].cores for spec in (own, bare)] == [(1,), (7,)]
+
+
+# -- settings that only Python models have: how many batches at once, and backends written in Python
+
+
+MODEL = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "A", "data_type": "TYPE_FP32", "dims": [2]})
+        return config
+"""
+
+
+def concurrency(value):
+    return f'parameters {{ key: "tritium.concurrency" value {{ string_value: "{value}" }} }}'
+
+
+@pytest.mark.parametrize(
+    ("group", "workers"), [("", 1), ("instance_group [ { count: 3 kind: KIND_CPU } ]", 3)]
+)
+def test_every_instance_may_have_so_many_batches_under_way(load, group, workers):
+    found = load(f'backend: "python" {group} {concurrency(8)}', files={"1/model.py": MODEL})
+    assert [instance.lanes for instance in found.specs[0].instances] == [8] * workers
+
+
+def test_without_the_setting_it_is_one(load):
+    found = load('backend: "python"', files={"1/model.py": MODEL})
+    assert [instance.lanes for instance in found.specs[0].instances] == [1]
+
+
+@pytest.mark.parametrize("value", ["0", "65", "-1", "many", "1.5", ""])
+def test_a_wrong_number_is_told_what_is_right(load, value):
+    found = load(f'backend: "python" {concurrency(value)}', files={"1/model.py": MODEL})
+    [problem] = [problem for problem in found.problems if problem.is_error]
+    assert problem.message == f"'tritium.concurrency' is '{value}', which is no valid value"
+    assert problem.hint == "use a whole number from 1 to 64"
+
+
+def test_it_is_a_setting_of_python_models(load):
+    found = load(f'backend: "mine" {concurrency(2)}', files={"1/model.mine": ""})
+    [problem] = [problem for problem in found.problems if problem.is_error]
+    assert problem.message == "'tritium.concurrency' is a setting of Python models, not of 'mine'"
+
+
+@pytest.fixture
+def backend_directory(tmp_path):
+    """A directory with a backend called `mine_in_python`, and something that is no backend."""
+    for name in ("mine_in_python", "onnxruntime"):
+        (tmp_path / "backends" / name).mkdir(parents=True)
+        (tmp_path / "backends" / name / "model.py").write_text(MODEL)
+    (tmp_path / "backends" / "compiled").mkdir()
+    (tmp_path / "backends" / "compiled" / "libtriton_compiled.so").write_bytes(b"")
+    return tmp_path / "backends"
+
+
+def test_a_folder_with_a_model_file_is_a_backend(backend_directory):
+    found = discover(backend_directory)
+    traits = found["mine_in_python"]
+    assert traits.implementation == str(backend_directory / "mine_in_python" / "model.py")
+    assert (traits.target, traits.runs_python, traits.completes) == (found["python"].target, True, True)
+    assert "compiled" not in found
+    assert found["onnxruntime"] == discover()["onnxruntime"]  # those that are installed go first
+
+
+@pytest.mark.system
+def test_its_models_need_no_file_and_are_completed_by_it(write_model, backend_directory):
+    directory = write_model("m", 'backend: "mine_in_python"', {"1/weights": "1"})
+    found = load_model_config(directory, backends=discover(backend_directory))
+    assert found.ok
+    [spec] = found.specs
+    assert spec.artifact == str(backend_directory / "mine_in_python" / "model.py")
+    assert [tensor.name for tensor in spec.inputs] == ["A"]
+
+
+def test_a_backend_directory_that_can_not_be_listed_ends_the_start(tmp_path):
+    words = ["--model-repository=/models", f"--backend-directory={tmp_path / 'absent'}"]
+    with pytest.raises(SettingsError, match="can't be listed: No such file or directory"):
+        Settings.from_argv(words)
+    assert Settings.from_argv(words[:1]).backend_directory is None
+    assert Settings.from_argv([words[0], f"--backend-directory={tmp_path}"]).backend_directory == tmp_path
+
+
+TRAITS = BackendTraits(name="python", target="module:Class")
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "confinement"),
+    [
+        ({}, Confinement()),
+        ({"memory_limit_mb": "512"}, Confinement(memory=512 * MEBIBYTE)),
+        ({"max_processes": "1"}, Confinement(processes=1)),
+        ({"sandbox": "off"}, Confinement()),
+        ({"sandbox": "basic"}, Confinement(sandbox=Sandbox.BASIC)),
+        (
+            {"sandbox": "strict", "sandbox_read": "/data:/srv/a", "sandbox_write": "/tmp"},
+            Confinement(sandbox=Sandbox.STRICT, read=("/data", "/srv/a"), write=("/tmp",)),
+        ),
+    ],
+)
+def test_limits_are_read(given, confinement):
+    settings, problems = read_settings({f"tritium.{key}": text for key, text in given.items()}, TRAITS)
+    assert problems == ()
+    assert settings.confinement == confinement
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "hint"),
+    [
+        ("memory_limit_mb", "0", "use a whole number, at least 1"),
+        ("memory_limit_mb", "1.5", "use a whole number, at least 1"),
+        ("max_processes", "-1", "use a whole number, at least 1"),
+        ("sandbox", "loose", "use 'off' or 'basic' or 'strict'"),
+        ("sandbox_read", "data", "use absolute paths, with ':' between them"),
+        ("sandbox_write", "/a:", "use absolute paths, with ':' between them"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(key, text, hint):
+    _, problems = read_settings(
+        {f"tritium.{key}": text, "tritium.sandbox": "strict"} | {f"tritium.{key}": text}, TRAITS
+    )
+    assert [problem.hint for problem in problems] == [hint]
+
+
+@pytest.mark.parametrize(
+    "given", [{"memory_limit_mb": "5"}, {"max_processes": "5"}, {"sandbox": "basic"}], ids=str
+)
+def test_a_model_in_the_servers_process_can_t_be_limited(given):
+    settings = {f"tritium.{key}": text for key, text in given.items()}
+    _, (problem,) = read_settings({**settings, "tritium.isolation": "thread"}, TRAITS)
+    assert problem.hint == "use isolation 'process'"
+    assert read_settings({"tritium.sandbox": "off", "tritium.isolation": "thread"}, TRAITS)[1] == ()
+
+
+@pytest.mark.parametrize("level", ["off", "basic"])
+def test_files_are_named_for_a_strict_sandbox_only(level):
+    _, (problem,) = read_settings({"tritium.sandbox": level, "tritium.sandbox_write": "/tmp"}, TRAITS)
+    assert problem.key == 'parameters["tritium.sandbox_write"]'
+    assert problem.hint == "set 'tritium.sandbox' to 'strict', or leave it out"
+
+
+def told(confinement, **options):
+    environ = confining_environ(confinement, [Path("/models"), Path("/models/1")], **options)
+    return json.loads(environ[VARIABLE]) if environ else None
+
+
+def test_a_worker_is_told_what_to_impose_on_itself():
+    assert told(Confinement()) is None
+    assert told(Confinement(processes=1)) == {
+        "sandbox": "off",
+        "watched": True,
+        "childless": True,
+        "ceiling": 0,
+    }
+    assert told(Confinement(memory=100))["ceiling"] == 200 + 1024 * MEBIBYTE
+    strict = told(Confinement(sandbox=Sandbox.STRICT, read=("/data",), write=("/tmp",)))
+    assert strict["read"] == ["/models", "/models/1", "/data"]
+    assert strict["write"] == ["/tmp"]
+    assert not strict["watched"]
+
+
+def test_a_device_driver_may_ask_for_more_memory_than_anybody_uses():
+    assert told(Confinement(memory=100), kind="GPU")["ceiling"] == 0
+
+
+@pytest.fixture
+def backends():
+    return discover()
+
+
+COMPLETING = """
+import socket
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        try:
+            socket.socket().close()
+        except PermissionError:
+            config.set_max_batch_size(3)
+        config.add_input({"name": "A", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "B", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+"""
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "batch"), [("off", 0), ("basic", 3), ("strict", 3)])
+def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(load, level, batch):
+    setting = f'parameters {{ key: "tritium.sandbox" value {{ string_value: "{level}" }} }}'
+    loaded = load(f'backend: "python"\n{setting}', files={"1/model.py": COMPLETING})
+    assert loaded.ok, loaded.problems
+    assert loaded.specs[0].inputs
+    assert loaded.specs[0].max_batch_size == batch
+
+
+def test_a_model_whose_sandbox_is_misspelt_is_not_run(load, tmp_path):
+    seen = tmp_path / "seen"
+    setting = 'parameters { key: "tritium.sandbox" value { string_value: "strickt" } }'
+    code = f"open({str(seen)!r}, 'w').close()\n{COMPLETING}"
+    loaded = load(f'backend: "python"\n{setting}', files={"1/model.py": code})
+    assert not loaded.ok
+    assert any("strickt" in problem.message for problem in loaded.problems)
+    assert not seen.exists()

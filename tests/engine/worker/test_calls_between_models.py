@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +14,14 @@ import trio
 
 from actors.calls.account import CallLimits
 from actors.calls.subjects import Subjects
+from actors.serving.records import Recorder, record_of
 from actors.serving.standing import Status
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
-from actors.values.requests import InferResponse
-from actors.values.specs import DynamicBatching, InputSpec, QueuePolicy
+from actors.values.events import Log
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.specs import DynamicBatching, Ensemble, EnsembleStep, InputSpec, OutputSpec, QueuePolicy
+from chaos.record.descriptors import left_open, open_descriptors
 from tests.engine.worker.conftest import until
 from tests.support.many_models import Models, calling, model, open_models
 from tests.support.ports import Port
@@ -351,3 +356,212 @@ async def test_a_question_that_nobody_answers_is_refused():
             ErrorCode.NOT_FOUND,
             "this server does not answer questions on 'nothing'",
         )
+
+
+# -- calls of models and answers in parts, recorded, with real workers
+
+
+async def test_a_call_is_recorded_with_the_request_on_whose_behalf_it_was_made():
+    ended: list[InferRequest] = []
+
+    def recorder(log: Log) -> Recorder:
+        return Recorder(log, on_internal=lambda request, outcome, peer: ended.append(request), stages=True)
+
+    async with open_models(calling(), model("callee", "doubling"), recorder=recorder) as models:
+        request = models.request("caller", 3.0, id="r1")
+        await models.router.resolve("caller").submit(request)
+        assert (await models.answer(request)).tolist() == [[7.0] * 4]
+    whole = record_of(request)
+    [call] = [record_of(each) for each in ended]
+    assert whole is not None
+    assert call is not None
+    assert (call.relation, call.parent, call.parent_id, call.instance) == (
+        *("call", whole.serial, "r1"),
+        "callee_0_0",
+    )
+    assert call.pid not in (0, whole.pid)
+
+
+async def test_the_parts_of_a_decoupled_answer_are_counted():
+    ended: list[InferRequest] = []
+
+    def recorder(log: Log) -> Recorder:
+        return Recorder(log, on_internal=lambda request, outcome, peer: ended.append(request), stages=True)
+
+    streaming = model("callee", "streaming", decoupled=True, parameters={"mode": "in_threads"})
+    async with open_models(calling(mode="streaming"), streaming, recorder=recorder) as models:
+        assert (await models.infer("caller", 30.0))[0][0] == 31
+    [call] = [record_of(each) for each in ended]
+    assert call is not None
+    assert call.responses == 30
+    assert call.first_response is not None
+
+
+# -- calls that would wait for themselves are refused; those that only look like it are not
+
+
+def recursive(name="caller", callee="caller", **changes):
+    """Calls `callee` with its input less one, until that is 0; OUTPUT is how deep it went."""
+    return calling(name, "recursive", callee=callee, **changes)
+
+
+async def refused(models, name, value):
+    with pytest.raises(TritiumError) as caught:
+        await models.infer(name, value)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert "this call would wait for itself for ever" in caught.value.message
+    return caught.value.message
+
+
+async def test_a_model_that_calls_its_only_instance_is_refused():
+    async with open_models(recursive()) as models:
+        message = await refused(models, "caller", 1.0)
+        assert "Instance 'caller_0_0' waits for" in message
+        assert "more instances" in message
+        assert (await models.infer("caller", 0.0)).tolist() == [[0] * 4]
+
+
+async def test_a_model_may_call_itself_as_deep_as_it_has_instances():
+    async with open_models(recursive(instances=3)) as models:
+        assert (await models.infer("caller", 2.0)).tolist() == [[2] * 4]
+        await refused(models, "caller", 3.0)
+        assert (await models.infer("caller", 2.0)).tolist() == [[2] * 4]
+
+
+async def test_two_models_that_call_each_other_are_refused_where_the_circle_closes():
+    async with open_models(recursive("first", "second"), recursive("second", "first")) as models:
+        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
+        message = await refused(models, "first", 2.0)
+        assert "'first_0_0'" in message
+        assert "'second_0_0'" in message
+
+
+async def test_callers_that_hold_all_instances_and_wait_for_each_other_are_refused(tmp_path):
+    """Neither execution waits for itself alone: each needs the other's instance."""
+    gated = recursive(instances=2, parameters={"directory": str(tmp_path), "meet": "2"})
+    async with open_models(gated) as models:
+        requests = [await models.send("caller", 1.0) for _ in range(2)]
+        outcomes = [await models.outcome(request) for request in requests]
+        (error,) = [each for each in outcomes if isinstance(each, TritiumError)]
+        (output,) = [each for each in outcomes if not isinstance(each, TritiumError)]
+        assert "wait for itself" in error.message
+        assert output.tolist() == [[1] * 4]
+
+
+async def test_a_call_that_nothing_waits_for_is_no_deadlock():
+    async with open_models(calling(mode="detached_to_itself", callee="caller")) as models:
+        await models.infer("caller", 1.0)
+        await until(lambda: not models.states["caller"].in_flight)
+        assert models.states["caller"].statistics.as_model_stats("caller", 1)["inference_count"] == 2
+
+
+def ensemble(*steps, name="whole", **changes):
+    return model(name, "", platform="ensemble", scheduling=Ensemble(steps=steps), instances=0, **changes)
+
+
+def step(name, output="OUTPUT"):
+    return EnsembleStep(model_name=name, input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": output})
+
+
+async def test_an_ensemble_that_the_caller_is_a_step_of_is_refused():
+    async with open_models(recursive(callee="whole"), ensemble(step("caller"))) as models:
+        assert (await models.infer("whole", 0.0)).tolist() == [[0] * 4]
+        await refused(models, "caller", 1.0)
+        await refused(models, "whole", 1.0)
+
+
+async def test_a_circle_through_an_ensemble_that_runs_is_refused():
+    """The caller waits for the ensemble, whose step waits for the caller; nested ensembles do likewise."""
+    first, second = recursive("first", "outer"), recursive("second", "first")
+    outer = ensemble(step("whole"), name="outer")
+    async with open_models(first, second, ensemble(step("second")), outer) as models:
+        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
+        message = await refused(models, "first", 2.0)
+        assert "a step that model 'second' runs" in message
+        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
+
+
+async def test_so_it_is_where_the_step_is_still_in_a_queue(tmp_path):
+    """The step's only instance serves another client, and calls the very model that waits for the step."""
+    first = recursive("first", "whole")
+    second = calling("second", "recursive_told", callee="first", parameters={"directory": str(tmp_path)})
+    async with open_models(first, second, ensemble(step("second"))) as models:
+        (tmp_path / "go").touch()
+        await models.infer("second", 1.0)  # a worker that has waited for a call has nothing prefetched
+        for each in ("go", "waiting"):
+            (tmp_path / each).unlink()
+        holding = await models.send("second", 1.0)
+        await until((tmp_path / "waiting").exists)
+        waiting = await models.send("first", 1.0)
+        await until(lambda: len(models.states["second"].queue) == 1)
+        (tmp_path / "go").touch()
+        outcomes = [await models.outcome(request) for request in (holding, waiting)]
+        assert isinstance(outcomes[0], TritiumError)
+        assert "wait for itself" in outcomes[0].message
+        assert outcomes[1].tolist() == [[1] * 4]
+
+
+async def test_steps_that_the_wanted_outputs_do_not_need_are_not_waited_for():
+    outputs = [OutputSpec(name=name, datatype=DataType.FP32, dims=(-1,)) for name in ("OUTPUT", "OTHER")]
+    whole = ensemble(step("callee"), step("caller", "OTHER"), outputs=tuple(outputs))
+    caller = calling(mode="wanting", callee="whole")
+    async with open_models(caller, model("callee", "doubling"), whole) as models:
+        assert (await models.infer("caller", 1.0)).tolist() == [[3] * 4]
+
+
+async def test_nothing_waits_in_a_worker_behind_what_waits_for_a_call(tmp_path):
+    """Otherwise a call could go to the very instance that makes it, while another one is free."""
+    async with open_models(recursive(instances=2)) as models:
+        outputs = [await models.infer("caller", 1.0) for _ in range(20)]
+        assert np.array_equal(outputs, np.ones((20, 1, 4)))
+
+
+# -- workers on both ends of calls are killed during calls: every call is answered, and nothing stays behind
+
+
+ROUNDS = 12
+LARGE = 100_000  # elements: inputs and outputs go in segments
+
+
+async def test_callers_and_callees_may_die_at_any_time():
+    chance = random.Random(11)
+    outcomes = []
+    async with open_models(
+        calling(instances=2), model("callee", "doubling", instances=2), within=120.0
+    ) as models:
+        states = models.states
+
+        async def client(number):
+            rows = np.full((1, LARGE if number % 2 else 4), float(number), np.float32)
+            for _ in range(10 * ROUNDS):
+                outcome = await models.outcome(await models.send("caller", rows))
+                outcomes.append(outcome)
+                if isinstance(outcome, TritiumError):
+                    assert outcome.code is ErrorCode.UNAVAILABLE, outcome.message
+                    await trio.sleep(0.02)
+                else:
+                    assert np.array_equal(outcome, rows * 2 + 1)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(client, number)
+            for _ in range(ROUNDS):
+                state = states[chance.choice(("caller", "callee"))]
+                each = chance.choice(state.instances)
+                await until(lambda each=each: each.worker is not None)
+                await trio.sleep(chance.random() * 0.05)
+                if each.pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(each.pid, signal.SIGKILL)
+        await until(lambda: not any(state.in_flight for state in states.values()))
+        answered = sum(not isinstance(outcome, TritiumError) for outcome in outcomes)
+        assert answered > len(outcomes) // 4
+        for state in states.values():
+            await until(lambda state=state: all(each.worker is not None for each in state.instances))
+            for each in state.instances:
+                assert each.worker.asks is not None
+                assert not each.worker.asks.book.blocking
+        before = open_descriptors()
+        for _ in range(20):
+            await models.infer("caller", np.ones((1, LARGE), np.float32))
+        assert len(left_open(before)) <= 2

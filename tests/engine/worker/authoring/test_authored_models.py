@@ -1,5 +1,7 @@
 """The outcome of requests to a model under `tritium.model`, on the backend that runs it."""
 
+import re
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,13 +14,14 @@ from engine.worker.backends.python.exchange import InferenceRequest
 from engine.worker.backends.python.tensors import Tensor
 from tritium.testing import Fault, InferenceFailed, ModelNotLoaded, Request, open_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytestmark = [pytest.mark.system]
 
 
 def floats(*values):
     return np.array(values, np.float32)
 
 
+@pytest.mark.slow
 def test_a_function_gets_the_tensors_of_a_request_and_what_it_returns_is_the_answer(model_file):
     file = model_file("""
         class Answer(NamedTuple):
@@ -49,6 +52,7 @@ JOINED = """
 """
 
 
+@pytest.mark.slow
 def test_requests_of_a_batch_are_joined_where_their_inputs_are_alike(model_file):
     with open_model(model_file(JOINED)) as model:
         one, three = np.zeros((1, 4), "f4"), np.zeros((3, 4), "f4")
@@ -56,6 +60,7 @@ def test_requests_of_a_batch_are_joined_where_their_inputs_are_alike(model_file)
         assert [answer["output"].tolist() for [answer] in answers] == [[[4, 0]], [[4, 0]] * 3]
 
 
+@pytest.mark.slow
 def test_requests_of_other_dims_are_given_to_a_call_of_their_own():
     @tritium.model(max_batch_size=8)
     def double(x: tritium.FP32[tritium.Array, -1]) -> tritium.FP32[tritium.Array, -1]: ...
@@ -76,6 +81,7 @@ def test_requests_of_other_dims_are_given_to_a_call_of_their_own():
     ]
 
 
+@pytest.mark.slow
 def test_an_optional_input_that_is_left_out_has_the_functions_default(model_file):
     with open_model(model_file(JOINED)) as model:
         x = np.zeros((1, 4), "f4")
@@ -83,6 +89,7 @@ def test_an_optional_input_that_is_left_out_has_the_functions_default(model_file
         assert model.infer({"x": x, "y": [[7]]})["output"].tolist() == [[1, 7]]
 
 
+@pytest.mark.slow
 def test_a_function_that_asks_for_the_request_is_called_for_each(model_file):
     file = model_file("""
         @tritium.model(max_batch_size=8)
@@ -109,6 +116,7 @@ def test_a_function_that_asks_for_the_request_is_called_for_each(model_file):
         assert (second.error.code, second.error.message) == ("NOT_FOUND", "no such user")
 
 
+@pytest.mark.slow
 def test_what_a_call_for_several_requests_raises_answers_all_of_them(model_file):
     file = model_file("""
         @tritium.model(max_batch_size=8)
@@ -125,6 +133,7 @@ def test_what_a_call_for_several_requests_raises_answers_all_of_them(model_file)
         assert model.infer({"x": [[1.0]]})["output"].tolist() == [[1]]
 
 
+@pytest.mark.slow
 def test_an_exception_answers_its_request_in_the_contracts_words(model_file):
     file = model_file("""
         @tritium.model
@@ -143,6 +152,7 @@ def test_an_exception_answers_its_request_in_the_contracts_words(model_file):
         assert model.infer({"x": [1]})["output"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_coroutine_are_under_way_together(model_file):
     file = model_file("""
         there, both = 0, asyncio.Event()
@@ -161,6 +171,7 @@ def test_the_calls_of_a_coroutine_are_under_way_together(model_file):
         assert [answer["output"].tolist() for [answer] in answers] == [[[1]], [[2]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_what_a_generator_yields_are_the_responses(model_file, kind):
     file = model_file(f"""
@@ -180,6 +191,7 @@ def test_what_a_generator_yields_are_the_responses(model_file, kind):
         assert last.error.message == "three is too much"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "async "])
 @pytest.mark.parametrize("fault", [Fault(cancelled_after=2), Fault(cut_off_after=2)], ids=["left", "gone"])
 def test_a_generator_is_closed_where_nobody_listens_any_more(model_file, kind, fault):
@@ -197,6 +209,7 @@ def test_a_generator_is_closed_where_nobody_listens_any_more(model_file, kind, f
         assert model.wait_logged("closed").level == "info"
 
 
+@pytest.mark.slow
 def test_a_class_is_made_for_each_instance_and_closed_with_it(model_file):
     file = model_file("""
         @tritium.model(output="scaled")
@@ -236,6 +249,7 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.slow
 def test_controls_and_states_of_sequences_are_parameters_and_fields_like_others(model_file):
     file = model_file("""
         class Sum(NamedTuple):
@@ -258,6 +272,7 @@ def test_controls_and_states_of_sequences_are_parameters_and_fields_like_others(
 # -- what a function gives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -278,6 +293,7 @@ def test_what_is_not_as_declared_is_refused_with_what_would_be(model_file, body,
         model.infer({"x": [[1, 2]]})
 
 
+@pytest.mark.slow
 def test_numbers_text_and_lists_become_arrays_and_none_is_left_out(model_file):
     file = model_file("""
         from typing import TypedDict
@@ -307,6 +323,7 @@ def test_numbers_text_and_lists_become_arrays_and_none_is_left_out(model_file):
 # -- loading
 
 
+@pytest.mark.slow
 def test_a_configuration_written_by_hand_must_say_what_the_hints_say(model_file):
     source = """
         @tritium.model
@@ -327,7 +344,53 @@ def test_a_configuration_written_by_hand_must_say_what_the_hints_say(model_file)
             pass
 
 
+@pytest.mark.slow
 def test_a_file_that_raises_where_it_is_imported_says_why_it_does_not_load(model_file):
     with pytest.raises(ModelNotLoaded, match="ZeroDivisionError: division by zero"):
         with open_model(model_file("1 / 0")):
             pass
+
+
+# -- what is printed in `docs/authoring.md`, `docs/testing_models.md` and the README does what they say
+
+
+ROOT = Path(__file__).parents[4]
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def blocks(document):
+    return PYTHON.findall((ROOT / "docs" / document).read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source", blocks("authoring.md"), ids=lambda source: re.findall(r"(?:def|class) (\w+)", source)[-1]
+)
+def test_each_printed_model_loads(source, tmp_path):
+    (tmp_path / "printed.py").write_text(source)
+    with open_model(tmp_path / "printed.py") as model:
+        assert model.ready()
+
+
+def printed_tests():
+    for at, source in enumerate(blocks("testing_models.md")):
+        for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE):
+            yield pytest.param(at, name, id=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "name"), list(printed_tests()))
+def test_each_printed_test_passes(at, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    module = ModuleType("printed")
+    exec(blocks("testing_models.md")[at], module.__dict__)
+    test = vars(module)[name]
+    test(*([tmp_path] if test.__code__.co_argcount else []))
+
+
+def test_the_first_model_is_the_example():
+    example = (ROOT / "examples" / "softmax.py").read_text()
+    assert example.endswith("\n\n" + blocks("authoring.md")[0])
+    module = ModuleType("example")
+    exec(example, module.__dict__)
+    assert declared_in(module) is not None

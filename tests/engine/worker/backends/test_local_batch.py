@@ -1,5 +1,10 @@
 """The in-memory batch keeps the worker's rules."""
 
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -130,3 +135,19 @@ def test_a_model_without_batching_takes_one_request_at_a_time():
         LocalBatch(single, [rows(1), rows(2)])
     with pytest.raises(ValueError, match="same inputs"):
         LocalBatch(MODEL, [rows(1), LocalRequest({})])
+
+
+# -- the backend in `docs/backends.md` passes the test that is printed beside it
+
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "backends.md"
+
+
+def test_the_printed_backend_passes_the_printed_test(monkeypatch, tmp_path):
+    backend, test = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    for name in ("polynomial", "polynomial.backend"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    exec(backend, sys.modules["polynomial.backend"].__dict__)
+    namespace = {}
+    exec(test, namespace)
+    namespace["test_a_polynomial_is_evaluated"](tmp_path)

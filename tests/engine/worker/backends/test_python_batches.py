@@ -1,5 +1,9 @@
 """How the answers of a Python model's batch reach their requests: joined if alike, else one by one."""
 
+import os
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
+from engine.worker.backends.python.source import Source
 from engine.worker.backends.testing import LocalRequest, run
 from tests.support.examples import examples
 
@@ -178,3 +183,42 @@ class TritonPythonModel:
     )
     answers = run(backend, info, [make("", 1, number) for number in (3, 4, 5)])
     assert [answer.outputs["Z"].tolist() for answer in answers] == [[[3]], [[4]], [[5]]]
+
+
+# -- a Python model's file: what is imported is what lies there now, and its folder is left as it is
+
+
+CODE = "class TritonPythonModel:\n    answer = {}\n"
+
+
+@pytest.fixture
+def version(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = tmp_path / "model" / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def loaded(folder):
+    info = SimpleNamespace(
+        artifact="", version=1, version_directory=str(folder), model_directory=str(folder.parent)
+    )
+    source = Source(info)
+    try:
+        return source.load().answer
+    finally:
+        source.forget()
+
+
+def test_a_file_that_is_written_twice_within_a_second_is_read_twice(version):
+    for answer in (1, 2):
+        (version / "model.py").write_text(CODE.format(answer))
+        os.utime(version / "model.py", (1_700_000_000, 1_700_000_000))
+        assert loaded(version) == answer
+
+
+def test_a_models_folder_is_not_written_to(version):
+    (version / "model.py").write_text(CODE.format(1))
+    (version / "beside.py").write_text("")
+    loaded(version)
+    assert sorted(each.name for each in version.iterdir()) == ["beside.py", "model.py"]

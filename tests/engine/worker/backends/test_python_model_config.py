@@ -1,6 +1,7 @@
 """The argument of `auto_complete_config`: every rule of the contract, with its text."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,25 @@ def test_a_policy_of_nothing_says_nothing():
     made = config()
     made.set_model_transaction_policy({})
     assert made.as_dict()["model_transaction_policy"] == {}
+
+
+# -- each rule in `docs/python_backend.md` names tests that there are
+
+
+ROOT = Path(__file__).parents[4]
+DOCUMENT = (ROOT / "docs" / "python_backend.md").read_text()
+TABLES = DOCUMENT.partition("## What proves it")[2]
+ROWS = [line for line in TABLES.splitlines() if line.startswith("| ") and not line.startswith("| rule ")]
+MODULES = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split(" | ")[0].strip("| ")[:60])
+def test_a_rule_is_proven_by_tests_that_there_are(row):
+    named = re.findall(r"`(test_\w+)::(test_\w+)`", row)
+    assert named
+    for module, test in named:
+        assert re.search(rf"^(async )?def {test}\(", MODULES[module].read_text(), re.MULTILINE), test
+
+
+def test_no_row_was_overlooked():
+    assert len(ROWS) > 80
