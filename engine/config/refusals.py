@@ -186,9 +186,9 @@ _HINTS: Final = (
 
 # -- which rules a configuration breaks for certain, if some of its fields can't be read
 #
-# `engine.config.parse` leaves out what it can't read, and the rules are checked on the rest, so that an author
-# learns of everything at once. What is missing because it was left out is no mistake of its own. A comparison
-# with what was left out says nothing.
+# `engine.config.parse` leaves out what it can't read, and the rules are checked on the rest, so that an
+# author learns of everything at once. What is missing because it was left out is no mistake of its own.
+# A comparison with what was left out says nothing.
 
 # Fields that the rules about others look at. While such a field can't be read, what the rule says of the
 # others is open.

@@ -53,15 +53,17 @@ def unpack(
     *,
     most_bytes: int = MOST_BYTES,
     most_members: int = MOST_MEMBERS,
+    unfolded: Callable[[int], int] = unfolded_bytes,
 ) -> None:
     """Unpack a tar file (gzip, bzip2, xz or none) into `directory`, which exists and is empty.
 
     `progress` is called with the number of members so far. Raises EnvironmentFailed, also for an archive of
-    more than `most_bytes` (unpacked) or `most_members`.
+    more than `most_bytes` (unpacked) or `most_members`, or
+    one that unfolds to more than `unfolded` of its size.
     """
     try:
         with _opened(archive) as file:
-            meter = _Meter(file, unfolded_bytes(archive.stat().st_size), archive)
+            meter = _Meter(file, unfolded(archive.stat().st_size), archive)
             with tarfile.open(fileobj=cast("IO[bytes]", meter), mode="r:") as tar:
                 unpacking = _Unpacking(tar, meter, archive, directory, progress)
                 unpacking.run(most_bytes=most_bytes, most_members=most_members)

@@ -526,7 +526,7 @@ def test_a_file_outside_of_the_directory_is_not_read(load):
 
 FROM = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 }\n'
 INTO = 'output { name: "OUT" data_type: TYPE_FP32 dims: 4 }\n'
-ENSEMBLE_HEAD = 'name: "m"\nplatform: "ensemble"\n'
+WHOLE = 'name: "m"\nplatform: "ensemble"\n'
 
 
 # -- mistakes in ensembles: each with its exact text, its place, its field and a hint
@@ -546,17 +546,17 @@ def step(inputs, outputs, model="x"):
 ONLY = step([("i", "IN")], [("o", "OUT")])
 
 
-def ensemble(*steps, head=ENSEMBLE_HEAD + FROM + INTO, more=""):
+def ensemble(*steps, head=WHOLE + FROM + INTO, more=""):
     return f"{head}ensemble_scheduling {{\n{''.join(steps)}}}\n{more}"
 
 
 # Each: an id, the text, and every error: its place, key, message and hint.
 BROKEN_ENSEMBLES = [
-    ('a backend', ensemble(ONLY, head=ENSEMBLE_HEAD + 'backend: "python"\n' + FROM + INTO),
+    ('a backend', ensemble(ONLY, head=WHOLE + 'backend: "python"\n' + FROM + INTO),
      [((3, 1), 'backend', "Ensemble model 'm' must have platform type 'ensemble' and empty backend type", "leave 'backend' out")]),
     ('steps of a model of another platform', ensemble(ONLY, head='backend: "python"\n' + FROM + INTO),
      [((4, 1), 'ensemble_scheduling', "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble", 'write platform: "ensemble", and no backend')]),
-    ('no schedule', ENSEMBLE_HEAD + FROM + INTO,
+    ('no schedule', WHOLE + FROM + INTO,
      [((2, 1), 'platform', 'ensemble scheduling must be set for ensemble m whose platform is ensemble', 'add: ensemble_scheduling { step [ … ] }')]),
     ('instances', ensemble(ONLY, more="instance_group { count: 2 }"),
      [((8, 1), 'instance_group', "instance group should not be specified for ensemble 'm'", 'leave it out: the models of its steps have instances')]),
@@ -578,9 +578,9 @@ BROKEN_ENSEMBLES = [
      [((6, 116), 'ensemble_scheduling.step[0].output_map["p"]', "ensemble tensor 'OUT' can appear in an output map only once for ensemble 'm' step 0", 'give it another name here')]),
     ('an input of two tensors', ensemble(step([("i", "IN"), ("i", "IN")], [("o", "OUT")])),
      [((6, 79), 'ensemble_scheduling.step[0].input_map["i"]', "input 'i' in model 'x' is mapped to multiple ensemble tensors for ensemble 'm' step 0", 'keep one of the entries')]),
-    ('an input that nothing takes', ensemble(ONLY, head=ENSEMBLE_HEAD + FROM + FROM.replace("IN", "MORE") + INTO),
+    ('an input that nothing takes', ensemble(ONLY, head=WHOLE + FROM + FROM.replace("IN", "MORE") + INTO),
      [((4, 9), 'input[1].name', "ensemble input 'MORE' for ensemble m' is not used", "no step's 'input_map' has it as value")]),
-    ('an output that nothing gives', ensemble(ONLY, head=ENSEMBLE_HEAD + FROM + INTO + INTO.replace("OUT", "MORE")),
+    ('an output that nothing gives', ensemble(ONLY, head=WHOLE + FROM + INTO + INTO.replace("OUT", "MORE")),
      [((5, 10), 'output[1].name', "ensemble output 'MORE' for ensemble m' is not used", "no step's 'output_map' has it as value")]),
     ('an output that is not written', ensemble(step([("i", "IN")], [("o", "mid")]), step([("i", "OUT")], [("o", "end")])),
      [((4, 10), 'output[0].name', "output 'OUT' for ensemble 'm' is not written", "follow it back: each tensor is an input of the ensemble, or in one step's 'output_map'"), ((7, 80), 'ensemble_scheduling.step[1].output_map["o"]', "ensemble tensor 'end' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value'), ((6, 79), 'ensemble_scheduling.step[0].output_map["o"]', "ensemble tensor 'mid' is unused in ensemble 'm'", "no step and no output takes it: leave it out of the 'output_map'")]),
@@ -592,7 +592,7 @@ BROKEN_ENSEMBLES = [
      [((6, 116), 'ensemble_scheduling.step[0].output_map["p"]', "ensemble tensor 'spare' is unused in ensemble 'm'", "no step and no output takes it: leave it out of the 'output_map'")]),
     ('a tensor that nothing gives', ensemble(ONLY, step([("i", "none")], [("o", "spare")])),
      [((7, 44), 'ensemble_scheduling.step[1].input_map["i"]', "ensemble tensor 'none' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value'), ((7, 81), 'ensemble_scheduling.step[1].output_map["o"]', "ensemble tensor 'spare' is unused in ensemble 'm'", 'nothing that comes from the inputs gives it a value')]),
-    ('an input without a type', ensemble(ONLY, head=ENSEMBLE_HEAD + 'input { name: "IN" dims: 4 }\n' + INTO),
+    ('an input without a type', ensemble(ONLY, head=WHOLE + 'input { name: "IN" dims: 4 }\n' + INTO),
      [((3, 1), 'input[0].data_type', "model input 'IN' must specify 'data_type' for m", 'such as data_type: TYPE_FP32')]),
     ('a cache of a decoupled one', ensemble(ONLY, more="model_transaction_policy { decoupled: true }\nresponse_cache { enable: true }"),
      [((9, 18), 'response_cache.enable', "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response cache.", "leave 'response_cache' out")]),

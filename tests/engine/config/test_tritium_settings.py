@@ -527,8 +527,9 @@ def test_a_device_driver_may_ask_for_more_memory_than_anybody_uses():
 
 
 @pytest.fixture
-def backends():
-    return discover()
+def load_installed(write_model):
+    """Load a model `m` with the backends that are installed."""
+    return lambda config, files: load_model_config(write_model("m", config, files), backends=discover())
 
 
 COMPLETING = """
@@ -552,19 +553,19 @@ class TritonPythonModel:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "batch"), [("off", 0), ("basic", 3), ("strict", 3)])
-def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(load, level, batch):
+def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(load_installed, level, batch):
     setting = f'parameters {{ key: "tritium.sandbox" value {{ string_value: "{level}" }} }}'
-    loaded = load(f'backend: "python"\n{setting}', files={"1/model.py": COMPLETING})
+    loaded = load_installed(f'backend: "python"\n{setting}', {"1/model.py": COMPLETING})
     assert loaded.ok, loaded.problems
     assert loaded.specs[0].inputs
     assert loaded.specs[0].max_batch_size == batch
 
 
-def test_a_model_whose_sandbox_is_misspelt_is_not_run(load, tmp_path):
+def test_a_model_whose_sandbox_is_misspelt_is_not_run(load_installed, tmp_path):
     seen = tmp_path / "seen"
     setting = 'parameters { key: "tritium.sandbox" value { string_value: "strickt" } }'
     code = f"open({str(seen)!r}, 'w').close()\n{COMPLETING}"
-    loaded = load(f'backend: "python"\n{setting}', files={"1/model.py": code})
+    loaded = load_installed(f'backend: "python"\n{setting}', {"1/model.py": code})
     assert not loaded.ok
     assert any("strickt" in problem.message for problem in loaded.problems)
     assert not seen.exists()

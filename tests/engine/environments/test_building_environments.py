@@ -62,6 +62,14 @@ def builds(tmp_path):
     return Builds(tmp_path)
 
 
+@pytest.fixture
+def packed(builds, tmp_path):
+    """What a model with a packed environment asks for, whose Python is this one."""
+    return builds.asks(
+        EXECUTION_ENV_PATH=str(pack(make_environment(tmp_path / "env"), tmp_path / "env.tar.gz"))
+    )
+
+
 def run(runtime, code):
     """What `code` prints on a runtime."""
     done = subprocess.run(
@@ -136,27 +144,22 @@ async def test_several_servers_that_need_the_same_build_it_once(builds):
     assert steps.count("waiting for another process that builds it") == 2
 
 
-async def test_what_an_interrupted_build_has_left_is_not_used(builds):
-    make_wheel(builds.wheels, "tiny", "1.0")
-    environment = builds.asks("tiny")
-    left = builds.cache.path(environment)
+async def test_what_an_interrupted_build_has_left_is_not_used(builds, packed):
+    left = builds.cache.path(packed)
     (left / "bin").mkdir(parents=True)
     (left / "bin" / "python").symlink_to(sys.executable)
     with pytest.raises(NotBuilt):
-        builds.cache.runtime(environment)
-    runtime = await builds.build(environment)
-    assert run(runtime, "import tiny; print(tiny.VERSION)") == "1.0"
+        builds.cache.runtime(packed)
+    assert run(await builds.build(packed), "print(1)") == "1"
 
 
-async def test_one_whose_python_has_gone_is_built_again(builds):
-    make_wheel(builds.wheels, "tiny", "1.0")
-    environment = builds.asks("tiny")
-    runtime = await builds.build(environment)
+async def test_one_whose_python_has_gone_is_built_again(builds, packed):
+    runtime = await builds.build(packed)
     os.unlink(runtime.interpreter)
     with pytest.raises(NotBuilt):
-        builds.cache.runtime(environment)
-    assert await builds.build(environment) == runtime
-    assert run(runtime, "import tiny; print(tiny.VERSION)") == "1.0"
+        builds.cache.runtime(packed)
+    assert await builds.build(packed) == runtime
+    assert run(runtime, "print(1)") == "1"
 
 
 async def test_a_build_that_nobody_waits_for_any_more_ends_with_all_it_has_started(builds, tmp_path):
@@ -170,26 +173,9 @@ async def test_a_build_that_nobody_waits_for_any_more_ends_with_all_it_has_start
         builds.cache.runtime(environment)
 
 
-async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
-    environment = builds.asks(EXECUTION_ENV_PATH=str(hanging(tmp_path)))
-    target = builds.cache.path(environment)
-    order = {
-        "kind": "archive",
-        "source": str(environment.source),
-        "target": str(target),
-        "digest": environment.digest,
-    }
-    program = [sys.executable, str(PROGRAM), json.dumps(order)]
-    process = await trio.lowlevel.open_process(program, stdin=subprocess.PIPE, start_new_session=True)
-    started = await processes_of(tmp_path)
-    await process.stdin.aclose()  # as the kernel does for a server that has died
-    assert await process.wait() == -signal.SIGKILL
-    await wait_ended(started)
-
-
-async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(builds, tmp_path):
-    """It resembles a build in a long call into C: it is stopped here, and can do nothing at all."""
-    environment = builds.asks(EXECUTION_ENV_PATH=str(hanging(tmp_path)))
+async def build_process(builds, directory):
+    """Start a build that hangs, as a server does; return its process and those that it has started."""
+    environment = builds.asks(EXECUTION_ENV_PATH=str(hanging(directory)))
     order = {
         "kind": "archive",
         "source": str(environment.source),
@@ -198,7 +184,19 @@ async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(bu
     }
     program = [sys.executable, str(PROGRAM), json.dumps(order)]
     process = await trio.lowlevel.open_process(program, stdin=subprocess.PIPE, start_new_session=True)
-    started = await processes_of(tmp_path)
+    return process, await processes_of(directory)
+
+
+async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
+    process, started = await build_process(builds, tmp_path)
+    await process.stdin.aclose()  # as the kernel does for a server that has died
+    assert await process.wait() == -signal.SIGKILL
+    await wait_ended(started)
+
+
+async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(builds, tmp_path):
+    """It resembles a build in a long call into C: it is stopped here, and can do nothing at all."""
+    process, started = await build_process(builds, tmp_path)
     builder = started[-1].parent()
     builder.suspend()
     try:
@@ -286,14 +284,12 @@ async def test_what_only_the_servers_python_path_has_is_installed_all_the_same(b
     assert run(runtime, "import tiny; print(tiny.__file__)").startswith(str(builds.cache_directory))
 
 
-async def test_one_that_was_moved_is_not_taken_for_what_it_was(builds):
-    make_wheel(builds.wheels, "tiny", "1.0")
-    environment = builds.asks("tiny")
-    await builds.build(environment)
+async def test_one_that_was_moved_is_not_taken_for_what_it_was(builds, packed):
+    await builds.build(packed)
     builds.cache_directory.rename(builds.path / "elsewhere")
     builds.cache_directory = builds.path / "elsewhere"
     with pytest.raises(NotBuilt):
-        builds.cache.runtime(environment)
+        builds.cache.runtime(packed)
 
 
 def test_a_server_without_pip_has_the_environment_bring_its_own(tmp_path, monkeypatch):

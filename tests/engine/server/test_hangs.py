@@ -90,28 +90,28 @@ def wait_queued(server, count):
     raise AssertionError(f"there were never {count} in the queue")
 
 
-REFUSED = {"http": 503, "grpc": "StatusCode.UNAVAILABLE"}
+def check_refused(asked, why):
+    """Two protocols in turn are told that the server is unavailable, and why."""
+    answers = [each.wait() for each in asked]
+    assert [status for status, _ in answers] == [503, "StatusCode.UNAVAILABLE"] * (len(asked) // 2)
+    assert all(why in text for _, text in answers)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_at_the_end_of_the_exit_timeout_whoever_waits_is_told(tmp_path, protocol):
+def test_at_the_end_of_the_exit_timeout_whoever_waits_is_told(tmp_path):
     write_sleeper(tmp_path / "models")
     repository = f"--model-repository={tmp_path / 'models'}"
     with serving(tmp_path, repository, "--exit-timeout-secs=1") as server:
         server.wait_ready()
-        asked = [Asking(server, protocol, 600) for _ in range(3)]  # one runs, and the others are queued
-        wait_queued(server, 2)
+        # One runs, and the others are queued.
+        asked = [Asking(server, protocol, 600) for protocol in ("http", "grpc", "http", "grpc")]
+        wait_queued(server, 3)
         server.signal()
-        for each in asked:
-            status, text = each.wait()
-            assert status == REFUSED[protocol]
-            assert "not answered within 1 s of its being told to stop (--exit-timeout-secs)" in text
+        check_refused(asked, "not answered within 1 s of its being told to stop (--exit-timeout-secs)")
         assert server.wait(20) == 1
         assert "Exit timeout expired" in server.said
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_what_hangs_makes_the_server_not_ready_and_is_not_waited_for(tmp_path, protocol):
+def test_what_hangs_makes_the_server_not_ready_and_is_not_waited_for(tmp_path):
     write_sleeper(tmp_path / "models")
     write_model(tmp_path / "models")
     repository = f"--model-repository={tmp_path / 'models'}"
@@ -119,17 +119,14 @@ def test_what_hangs_makes_the_server_not_ready_and_is_not_waited_for(tmp_path, p
     with serving(tmp_path, repository, *flags) as server:
         server.wait_ready()
         assert server.get("/v2/health/ready")[0] == 200
-        asked = [Asking(server, protocol, 600) for _ in range(2)]
-        wait_queued(server, 1)
+        asked = [Asking(server, protocol, 600) for protocol in ("http", "grpc", "http", "grpc")]
+        wait_queued(server, 3)
         said = server.wait_said('its only instance has been busy with one execution for more than 1 s[^"]*')
         assert "tritium.execution_timeout would end such a one" in said[0]
         assert server.get("/v2/health/ready")[0] == 400
         assert server.get("/v2/models/double/ready")[0] == 200
         server.signal()
-        for each in asked:
-            status, text = each.wait()
-            assert status == REFUSED[protocol]
-            assert "has been executing for more than 1 s (--unready-after-hang-secs)" in text
+        check_refused(asked, "has been executing for more than 1 s (--unready-after-hang-secs)")
         assert server.wait(30) == 0
 
 

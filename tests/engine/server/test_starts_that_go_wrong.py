@@ -1,6 +1,7 @@
 """What an operator reads about a faulty model or repository: the fault and its remedy, once."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -57,47 +58,74 @@ def write_file(repository, name, file, content, config=""):
         (repository / name / "config.pbtxt").write_text(config)
 
 
-@pytest.mark.parametrize(("code", "reason"), [(FAILING, "no weights here"), (NEEDY, "nosuchmodule")])
-def test_why_a_model_fails_is_logged_once_and_without_the_frames_of_imports(tmp_path, code, reason):
-    write_model(tmp_path / "models", code=code)
-    said = said_by(tmp_path, str(tmp_path / "models"))
-    lines = [line for line in said.splitlines() if "Error: " in line and reason in line]
-    logged = [line for line in lines if "] " in line]
+FAULTY = {
+    "bare_failing": ("model.py", FAILING.encode(), DOUBLE_CONFIG),
+    "bare_needy": ("model.py", NEEDY.encode(), DOUBLE_CONFIG),
+    "pointer_onnx": ("model.onnx", POINTER.encode(), ""),
+    "pointer_onnx_told": ("model.onnx", POINTER.encode(), 'backend: "onnxruntime"\n' + TENSORS),
+    "pointer_pt2": ("model.pt2", POINTER.encode(), ""),
+    "pointer_pt2_told": ("model.pt2", POINTER.encode(), 'backend: "pytorch"\n' + TENSORS),
+    "pointer_weights": ("model.py", FAILING.encode(), DOUBLE_CONFIG),
+    "empty_onnx": ("model.onnx", b"", ""),
+    "empty_onnx_told": ("model.onnx", b"", 'backend: "onnxruntime"\n' + TENSORS),
+    "damaged_onnx": ("model.onnx", b"\x00\x01\x02 nonsense" * 50, ""),
+    "damaged_onnx_told": ("model.onnx", b"\x00\x01\x02 nonsense" * 50, 'backend: "onnxruntime"\n' + TENSORS),
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A repository of faulty models: what a server says of each on a line, and what a check does."""
+    folder = tmp_path_factory.mktemp("faulty")
+    for name, (file, content, config) in FAULTY.items():
+        write_file(folder / "models", name, file, content, config)
+    (folder / "models" / "pointer_weights" / "1" / "weights.bin").write_text(POINTER)
+    said = said_by(folder, str(folder / "models"))
+    checked = check(folder / "models").stdout
+
+    def lines(name, text=said):
+        return [line for line in text.splitlines() if re.search(rf"\b{name}\b", line)]
+
+    return said, checked, lines
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("bare_failing", "no weights here"), ("bare_needy", "nosuchmodule")]
+)
+def test_why_a_model_fails_is_logged_once_and_without_the_frames_of_imports(faulty, name, reason):
+    said, _, lines = faulty
+    told = [line for line in lines(name) if "Error: " in line and reason in line]
+    logged = [line for line in told if "] " in line]
     assert len(logged) == 1, said  # and once more in the table
-    assert len(lines) == 2, said
+    assert len(told) == 2, said
     assert "model.py" in logged[0]
     assert "importlib" not in said
     assert "Traceback" not in said
-    verbose = said_by(tmp_path, str(tmp_path / "models"), "--log-verbose=1")
-    assert ("importlib" in verbose) is (code is NEEDY)
 
 
-@pytest.mark.parametrize("config", ["", 'backend: "onnxruntime"\n' + TENSORS])
-@pytest.mark.parametrize("file", ["model.onnx", "model.pt2"])
-def test_a_git_lfs_pointer_is_called_one(tmp_path, file, config):
-    backend = "onnxruntime" if file == "model.onnx" else "pytorch"
-    write_file(tmp_path / "models", "m", file, POINTER.encode(), config.replace("onnxruntime", backend))
-    said = said_by(tmp_path, str(tmp_path / "models"))
-    assert "is a Git LFS pointer" in said
-    assert "git lfs pull" in said
-    assert "git lfs pull" in check(tmp_path / "models").stdout
+def test_the_frames_of_imports_are_told_where_more_is_asked_for(tmp_path):
+    write_model(tmp_path / "models", code=NEEDY)
+    assert "importlib" in said_by(tmp_path, str(tmp_path / "models"), "--log-verbose=1")
 
 
-def test_a_python_model_whose_weights_are_a_git_lfs_pointer_is_told_so(tmp_path):
-    write_model(tmp_path / "models", code=FAILING)
-    (tmp_path / "models" / "double" / "1" / "weights.bin").write_text(POINTER)
-    said = said_by(tmp_path, str(tmp_path / "models"))
-    assert "weights.bin' is a Git LFS pointer" in said
-    assert "no weights here" in said
+@pytest.mark.parametrize("name", [name for name in FAULTY if name.startswith("pointer")])
+def test_a_git_lfs_pointer_is_called_one(faulty, name):
+    _, checked, lines = faulty
+    told = "\n".join(lines(name))
+    assert "is a Git LFS pointer" in told
+    if name == "pointer_weights":
+        assert "weights.bin' is a Git LFS pointer" in told
+        assert "no weights here" in told
+    else:
+        assert "git lfs pull" in told
+        assert "git lfs pull" in checked
 
 
-@pytest.mark.parametrize("config", ["", 'backend: "onnxruntime"\n' + TENSORS])
-@pytest.mark.parametrize("content", [b"", b"\x00\x01\x02 nonsense" * 50])
-def test_a_damaged_onnx_file_is_told_with_what_to_do(tmp_path, content, config):
-    write_file(tmp_path / "models", "m", "model.onnx", content, config)
-    said = said_by(tmp_path, str(tmp_path / "models"))
-    assert "it is damaged, cut short, or no ONNX model" in said
-    assert "compare its checksum" in said
+@pytest.mark.parametrize("name", [name for name in FAULTY if name.startswith(("empty", "damaged"))])
+def test_a_damaged_onnx_file_is_told_with_what_to_do(faulty, name):
+    told = "\n".join(faulty[2](name))
+    assert "it is damaged, cut short, or no ONNX model" in told
+    assert "compare its checksum" in told
 
 
 def test_a_models_own_folder_is_no_repository(tmp_path):
@@ -119,32 +147,34 @@ def test_an_empty_repository_is_told_and_served(tmp_path):
     assert "has no models" in check(tmp_path / "models").stderr
 
 
-@pytest.mark.parametrize(
-    ("file", "package", "extra"),
-    [("model.onnx", "onnxruntime", "onnx"), ("model.pt", "torch", "torch")],
-)
-def test_a_missing_package_is_one_sentence_with_the_cure(tmp_path, file, package, extra):
-    backend = "onnxruntime" if package == "onnxruntime" else "pytorch"
-    write_file(tmp_path / "models", "m", file, b"x", f'backend: "{backend}"\n{TENSORS}')
-    # A finder that does not know the package stands in for an installation without it.
+def test_a_missing_package_is_one_sentence_with_the_cure(tmp_path):
+    packages = {
+        "onnxruntime": ("onnxruntime", "model.onnx", "onnx"),
+        "pytorch": ("torch", "model.pt", "torch"),
+    }
+    for backend, (_, file, _) in packages.items():
+        write_file(tmp_path / "models", backend, file, b"x", f'backend: "{backend}"\n{TENSORS}')
+    # A finder that does not know the packages stands in for an installation without them.
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(
         "import sys\n"
         "class Without:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {package!r}:\n"
+        "        if name in ('onnxruntime', 'torch'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Without())\n"
     )
     environ = clean_environ(PYTHONPATH=str(tmp_path / "without"))
-    told = f"model 'm' can't run with backend '{backend}' here, the package '{package}' is not installed: "
     said = said_by(tmp_path, str(tmp_path / "models"), environ=environ)
-    [logged] = [line for line in said.splitlines() if told in line and "] " in line]
-    assert how_to_install(extra) in logged
-    assert "importlib" not in said
     checked = check(tmp_path / "models", environ=environ)
-    assert told + how_to_install(extra) in checked.stdout
     assert checked.returncode == 1
+    assert "importlib" not in said
+    for backend, (package, _, extra) in packages.items():
+        missing = f"the package '{package}' is not installed: "
+        told = f"model '{backend}' can't run with backend '{backend}' here, {missing}"
+        [logged] = [line for line in said.splitlines() if told in line and "] " in line]
+        assert how_to_install(extra) in logged
+        assert told + how_to_install(extra) in checked.stdout
 
 
 def test_check_can_be_one_line_a_model(tmp_path):

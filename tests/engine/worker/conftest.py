@@ -85,6 +85,25 @@ class Running:
         assert isinstance(request.reply, Port)
         return await request.reply.wait()
 
+    def send_together(self, *values: float) -> list[InferRequest]:
+        """Submit a request of one row for each value, all in one turn of the loop."""
+        requests = [self.request([value]) for value in values]
+        for request in requests:
+            self.state.intake.submit_nowait(request, in_company=True)
+        return requests
+
+    async def answered(self, *requests: InferRequest) -> None:
+        """Wait until each of these is answered, and by no error."""
+        for request in requests:
+            assert not isinstance(await self.answer(request), TritiumError)
+
+    async def outcome(self, *values: float) -> InferResponse | TritiumError:
+        """Submit and wait; return what came of it, a refusal included."""
+        try:
+            return await self.answer(await self.send(*values))
+        except TritiumError as refused:
+            return refused
+
     async def infer(self, *values: float) -> np.ndarray[Any, Any]:
         """Submit, wait, and return OUTPUT; raises the error that came instead."""
         answer = await self.answer(await self.send(*values))

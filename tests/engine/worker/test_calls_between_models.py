@@ -41,8 +41,13 @@ async def refusal(models: Models, name: str, rows: object, **options: object) ->
     return caught.value
 
 
-async def test_a_call_is_answered_by_the_model_it_names():
-    async with open_models(calling(), model("callee", "doubling")) as models:
+@pytest.mark.parametrize(
+    "caller",
+    [calling(), replace(calling(), isolation="thread", backend="calling_in_thread")],
+    ids=["process", "thread"],
+)
+async def test_a_call_is_answered_by_the_model_it_names(caller):
+    async with open_models(caller, model("callee", "doubling")) as models:
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
         assert models.states["callee"].statistics.as_model_stats("callee", 1)["inference_count"] == 1
 
@@ -53,22 +58,14 @@ async def test_a_model_that_is_called_may_call_others():
         assert (await models.infer("first", 3.0)).tolist() == [[8.0] * 4]
 
 
-async def test_a_model_on_a_thread_of_the_server_calls_as_well():
-    in_thread = replace(calling(), isolation="thread", backend="calling_in_thread")
-    async with open_models(in_thread, model("callee", "doubling")) as models:
-        assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
-
-
-@pytest.mark.parametrize("columns", [1, 16_000, 16_384, 3_000_000])
-async def test_tensors_of_any_size_go_both_ways(columns):
+@pytest.mark.parametrize(
+    ("callee", "columns"),
+    [("recording", 0), ("doubling", 1), ("doubling", 16_000), ("doubling", 16_384), ("doubling", 3_000_000)],
+)
+async def test_tensors_of_any_size_go_both_ways(callee, columns):
     rows = np.arange(columns, dtype=np.float32)[None]
-    async with open_models(calling(), model("callee", "doubling")) as models:
+    async with open_models(calling(), model("callee", callee)) as models:
         assert np.array_equal(await models.infer("caller", rows), rows * 2 + 1)
-
-
-async def test_a_tensor_without_elements_goes_both_ways():
-    async with open_models(calling(), model("callee", "recording")) as models:
-        assert (await models.infer("caller", np.zeros((1, 0)))).shape == (1, 0)
 
 
 async def test_what_a_call_says_of_itself_reaches_the_callee():
@@ -95,33 +92,59 @@ async def test_many_threads_of_one_execution_call_at_once():
 # -- refusals ------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_of_an_unknown_model_is_an_error_of_that_call():
-    async with open_models(calling()) as models:
-        error = await refusal(models, "caller", 1.0)
-        assert error.code is ErrorCode.NOT_FOUND
-        assert error.message == PLACED + "Request for unknown model: 'callee' is not found"
+WIDE = (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(7,)),)
 
 
-async def test_a_call_of_a_decoupled_model_must_say_that_it_takes_a_stream():
-    async with open_models(calling(), streaming()) as models:
-        error = await refusal(models, "caller", 1.0)
-        assert error.message.startswith(
-            PLACED + "Model callee is using the decoupled. The current BLS request call"
-        )
-
-
-async def test_what_is_wrong_with_a_call_is_told_in_the_callees_words():
-    wide = (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(7,)),)
-    async with open_models(calling(), model("callee", "doubling", inputs=wide)) as models:
-        error = await refusal(models, "caller", 1.0)
-        assert error.code is ErrorCode.INVALID_ARG
-        assert "unexpected shape for input 'INPUT' for model 'callee'" in error.message
-
-
-async def test_the_error_of_a_callee_is_the_answer_to_the_call():
-    async with open_models(calling(), model("callee", "doubling")) as models:
-        error = await refusal(models, "caller", 669.0)
-        assert "no such luck" in error.message
+@pytest.mark.parametrize(
+    ("callee", "mode", "value", "code", "message"),
+    [
+        pytest.param(
+            (),
+            "once",
+            1.0,
+            ErrorCode.NOT_FOUND,
+            PLACED + "Request for unknown model: 'callee' is not found",
+            id="an unknown model",
+        ),
+        pytest.param(
+            (streaming(),),
+            "once",
+            1.0,
+            ErrorCode.UNSUPPORTED,
+            PLACED + "Model callee is using the decoupled. The current BLS request call",
+            id="a decoupled model without a stream",
+        ),
+        pytest.param(
+            (model("callee", "doubling", inputs=WIDE),),
+            "once",
+            1.0,
+            ErrorCode.INVALID_ARG,
+            "unexpected shape for input 'INPUT' for model 'callee'",
+            id="a wrong shape",
+        ),
+        pytest.param(
+            (model("callee", "doubling"),),
+            "once",
+            669.0,
+            ErrorCode.INTERNAL,
+            "no such luck",
+            id="the callee's error",
+        ),
+        pytest.param(
+            (streaming(mode="with_errors"),),
+            "streaming",
+            3.0,
+            ErrorCode.UNAVAILABLE,
+            "not 0",
+            id="an error in a stream",
+        ),
+    ],
+)
+async def test_an_error_is_the_answer_to_the_call(callee, mode, value, code, message):
+    async with open_models(calling(mode=mode), *callee) as models:
+        error = await refusal(models, "caller", value)
+        assert error.code is code
+        assert message in error.message
 
 
 async def test_a_full_queue_refuses_a_call_as_it_refuses_a_client(tmp_path):
@@ -161,20 +184,13 @@ async def test_a_worker_has_a_bounded_number_of_calls_under_way(tmp_path):
 
 
 async def test_a_stream_has_all_responses_of_a_decoupled_model_and_one_end():
-    async with open_models(calling(mode="streaming"), streaming()) as models:
+    plain = model("plain", "doubling")
+    async with open_models(
+        calling(mode="streaming"), streaming(), calling("other", "streaming", callee="plain"), plain
+    ) as models:
         count, total, finals = (await models.infer("caller", 300.0))[0]
         assert (count, total, finals) == (301, 4 * sum(range(300)), 1)
-
-
-async def test_a_stream_of_a_model_that_is_not_decoupled_has_one_response():
-    async with open_models(calling(mode="streaming"), model("callee", "doubling")) as models:
-        assert (await models.infer("caller", 3.0)).tolist() == [[1, 24, 1]]
-
-
-async def test_errors_in_a_stream_are_responses():
-    async with open_models(calling(mode="streaming"), streaming(mode="with_errors")) as models:
-        error = await refusal(models, "caller", 3.0)
-        assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "not 0")
+        assert (await models.infer("other", 3.0)).tolist() == [[1, 24, 1]]
 
 
 async def test_a_caller_that_does_not_read_stops_its_callee(tmp_path):

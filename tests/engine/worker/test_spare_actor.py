@@ -15,7 +15,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.families import once
 from engine.observability.metrics import Exposition
 from engine.observability.models import ModelSample, model_blocks
-from engine.processes.spare_plan import FIRST_PAUSE, LINGER, QUIET
+from engine.processes.spare_plan import FIRST_PAUSE, QUIET
 from engine.processes.spares import END_SECONDS, FAMILIES, Environment, SpareCounts, Spares
 from engine.settings.reporting import MetricsSettings
 from engine.settings.settings import Settings, SettingsError
@@ -170,18 +170,6 @@ async def test_a_worker_that_was_taken_is_left_alone_when_the_spares_end(stage, 
     await trio.sleep(1)
     assert spare.signals == []
     spare.discard()
-
-
-async def test_the_spare_of_an_environment_that_nobody_uses_is_ended(stage, autojump_clock):
-    play = await stage()
-    spare = await play.first()
-    play.spares.ended(HERE)
-    await trio.sleep(LINGER - 1)
-    assert spare.signals == []
-    await trio.sleep(2)
-    assert spare.signals == ["TERM"]
-    assert play.spares.statistics().waiting == 0
-    assert len(play.started) == 1
 
 
 async def test_a_spare_that_dies_is_told_of_with_its_last_words_and_replaced_after_a_pause(

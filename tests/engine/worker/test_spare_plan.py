@@ -18,10 +18,6 @@ def decisions(plan, now):
     return made
 
 
-def test_nothing_is_started_before_a_worker_was():
-    assert SparePlan(4).decide(0.0) == Wait(math.inf)
-
-
 def test_the_first_spare_waits_until_starts_are_quiet():
     plan = SparePlan(1)
     plan.launched("a", 10.0, spare=False)
@@ -38,12 +34,6 @@ def test_a_spare_that_was_used_is_replaced_at_once():
     assert decisions(plan, QUIET) == [Start("a")]
     plan.launched("a", 5.0, spare=True)
     assert decisions(plan, 5.0) == [Start("a")]
-
-
-def test_without_a_limit_above_zero_there_are_none():
-    plan = SparePlan(0)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, 100.0) == []
 
 
 def test_the_keys_used_last_have_the_spares():

@@ -74,16 +74,6 @@ async def test_a_stopped_spare_is_passed_over(serve, spare_of):
         await until(lambda: not spare.is_running())
 
 
-async def test_a_spare_that_is_killed_is_reaped_and_replaced(serve, spare_of):
-    async with serve("doubling", spare_workers=1) as model:
-        await waiting(model)
-        spare = spare_of(model)
-        spare.kill()
-        await until(lambda: bool(model.logged("spare_lost")))
-        assert not spare.is_running()
-        await waiting(model)
-
-
 async def test_none_is_left_when_the_tree_ends(serve, workers):
     async with serve("doubling", spare_workers=2) as model:
         await waiting(model)

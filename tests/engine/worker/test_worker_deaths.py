@@ -3,14 +3,12 @@
 import math
 import os
 import signal
-from contextlib import contextmanager
 from random import Random
 
 import numpy as np
 import pytest
 import trio
 
-from actors.seams import faults
 from actors.serving.standing import Status
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import Direct, DynamicBatching, InstanceSpec, Retry
@@ -57,39 +55,24 @@ async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serv
     gate = tmp_path / "gate"
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         blocker = await model.send(0.0)
-        values = [1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0]
-        batch = [model.request([value]) for value in values]
-        for request in batch:
-            model.state.intake.submit_nowait(request, in_company=True)
+        batch = model.send_together(1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0)
         await until(lambda: executes(model))
         gate.touch()
         await model.answer(blocker)
-        for value, request in zip(values, batch, strict=True):
-            answer = await model.answer(request)
-            if value == POISON:
-                assert isinstance(answer, TritiumError)
-                assert answer.code is ErrorCode.POISONED
-                assert "SIGSEGV" in answer.message
-            else:
-                assert answer.outputs[0].as_numpy()[0, 0] == 2 * value
+        answers = [await model.answer(request) for request in batch]
+        poisoned = answers.pop(3)
+        assert isinstance(poisoned, TritiumError)
+        assert poisoned.code is ErrorCode.POISONED
+        assert "SIGSEGV" in poisoned.message
+        assert [answer.outputs[0].as_numpy()[0, 0] for answer in answers] == [2, 4, 6, 10, 12, 14, 16]
         statistics = model.state.statistics
         assert sum(statistics.deaths.values()) <= 5  # log2(8) to be alone, and one more chance
         assert statistics.quarantined == 1
         assert model.state.status is Status.READY
-
-        with pytest.raises(TritiumError, match="quarantined") as caught:
-            await model.infer(POISON)
-        assert caught.value.code is ErrorCode.POISONED
+        again = await model.outcome(POISON)
+        assert again.code is ErrorCode.POISONED
+        assert "quarantined" in again.message
         assert (await model.infer(9.0)).tolist() == [[18.0] * 4]
-
-
-async def test_siblings_serve_on_while_one_instance_hunts(serve):
-    instances = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
-    async with serve("doubling", instances=instances) as model:
-        poison = await model.send(POISON)
-        for n in range(50):
-            assert (await model.infer(float(n))).tolist() == [[2.0 * n] * 4]
-        assert (await model.answer(poison)).code is ErrorCode.POISONED
 
 
 async def test_a_worker_that_exits_in_mid_request_is_treated_like_a_crash(serve):
@@ -110,43 +93,10 @@ async def test_an_impure_model_is_not_run_twice_and_the_error_comes_at_once(serv
 
 async def test_inputs_that_kill_an_impure_model_twice_are_refused_from_then_on(serve):
     async with serve("impure", retry=Retry.NEVER) as model:
-        codes = []
-        for _ in range(4):
-            try:
-                codes.append((await model.answer(await model.send(POISON))).code)
-            except TritiumError as refused:
-                codes.append(refused.code)
-        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 3]
+        answers = [await model.outcome(POISON) for _ in range(4)]
+        assert [answer.code for answer in answers] == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 3]
         assert model.state.statistics.deaths == {"signal_11": 2}
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
-
-
-async def test_batchmates_of_a_poison_request_are_served_when_they_are_sent_again(serve):
-    async with serve("impure", retry=Retry.NEVER) as model:
-        values = [1.0, POISON, 3.0]
-
-        async def ask():
-            requests = [model.request([value]) for value in values]
-            for request in requests:
-                model.state.intake.submit_nowait(request, in_company=True)
-            return [await model.answer(request) for request in requests]
-
-        assert [each.code for each in await ask()] == [ErrorCode.UNAVAILABLE] * 3
-        good, poison, fine = await ask()
-        assert poison.code is ErrorCode.POISONED
-        assert "died twice under a request with these inputs" in poison.message
-        assert (good.outputs[0].as_numpy()[0, 0], fine.outputs[0].as_numpy()[0, 0]) == (2, 6)
-        assert model.state.statistics.deaths == {"signal_11": 2}
-
-
-async def test_the_same_poison_many_times_at_once_kills_an_impure_model_twice(serve):
-    async with serve("impure", retry=Retry.NEVER, scheduling=Direct()) as model:
-        requests = [model.request([POISON]) for _ in range(8)]
-        for request in requests:
-            model.state.intake.submit_nowait(request, in_company=True)
-        codes = [(await model.answer(request)).code for request in requests]
-        assert codes == [ErrorCode.UNAVAILABLE, *[ErrorCode.POISONED] * 7]
-        assert model.state.statistics.deaths == {"signal_11": 2}
 
 
 async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
@@ -169,16 +119,14 @@ async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve
     gate = tmp_path / "gate"
     pausing = {"parameters": {"gate": str(gate)}, "scheduling": Direct()}
     async with serve("pausing", retry=Retry.NEVER, **pausing) as model:
-        first, second, third = [model.request([value]) for value in (1.0, 2.0, 3.0)]
-        for request in (first, second, third):
-            model.state.intake.submit_nowait(request, in_company=True)
+        first, second, third = model.send_together(1.0, 2.0, 3.0)
         await until(lambda: executes(model))
         assert second.attempts == 1  # it waits in the worker
         os.kill(model.pid(), signal.SIGKILL)
         assert (await model.answer(first)).code is ErrorCode.UNAVAILABLE
         gate.touch()
-        assert (await model.answer(second)).outputs[0].as_numpy()[0, 0] == 4
-        assert (await model.answer(third)).outputs[0].as_numpy()[0, 0] == 6
+        outputs = [(await model.answer(request)).outputs[0].as_numpy()[0, 0] for request in (second, third)]
+        assert outputs == [4, 6]
 
 
 async def test_a_hang_is_ended_at_the_limit_and_answered_504(serve):
@@ -187,16 +135,6 @@ async def test_a_hang_is_ended_at_the_limit_and_answered_504(serve):
         assert answer.code is ErrorCode.DEADLINE_EXCEEDED
         assert "tritium.execution_timeout" in answer.message
         assert model.state.statistics.deaths == {"hang": 1}
-        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
-
-
-async def test_what_hangs_twice_is_quarantined(serve):
-    async with serve("doubling", execution_timeout=0.3) as model:
-        for _ in range(2):
-            assert (await model.answer(await model.send(668.0))).code is ErrorCode.DEADLINE_EXCEEDED
-        with pytest.raises(TritiumError, match="quarantined"):
-            await model.send(668.0)
-        assert model.state.statistics.deaths == {"hang": 2}
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
 
@@ -240,15 +178,6 @@ async def test_an_instance_that_keeps_dying_makes_its_model_unavailable_with_a_r
         assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-async def test_one_exhausted_instance_degrades_the_model_and_the_other_serves(serve, tmp_path):
-    instances = tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
-    async with serve("doubling", instances=instances) as model:
-        model.state.instance_exhausted(model.state.instances[0])
-        assert model.state.standing.degraded
-        assert model.state.status is Status.READY
-        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
-
-
 async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
     async with serve(
         "doubling", instances=tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
@@ -275,19 +204,6 @@ async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
         assert len(answered) == 8 * 150
         assert model.state.statistics.reply_violations == 0
         assert sum(model.state.statistics.deaths.values()) == 6
-
-
-async def test_the_scheduler_may_crash_and_the_queue_is_adopted(serve, tmp_path):
-    gate = tmp_path / "gate"
-    async with serve("pausing", parameters={"gate": str(gate)}, scheduling=Direct()) as model:
-        requests = [await model.send(float(n)) for n in range(5)]
-        pid = model.pid()
-        with crashing_scheduler(model.state):
-            await until(lambda: model.node("models/model/1/scheduler")["restarts"] == 1)
-        gate.touch()
-        for n, request in enumerate(requests):
-            assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2 * n
-        assert model.pid() == pid
 
 
 @pytest.mark.parametrize(
@@ -344,20 +260,6 @@ async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(
         answer = await model.answer(request)
         assert (answer.outputs[0].as_numpy() == 2 * big).all()
         answer.release()
-
-
-@contextmanager
-def crashing_scheduler(state):
-    """Have the scheduler meet a bug in its next turn, once."""
-
-    def crash():
-        disarm()
-        raise RuntimeError("a bug")
-
-    with faults.given(faults.Points()):
-        disarm = faults.points.arm("batcher.turn", crash)
-        state.doorbell.ring()
-        yield
 
 
 # -- damaged frames from a real worker, over its own connection: at worst they cost that worker
@@ -422,32 +324,13 @@ def selective(serve, tmp_path):
     return opened, gate, executed
 
 
-@pytest.mark.parametrize("scheduling", [Direct(), DynamicBatching()], ids=["direct", "batching"])
-async def test_ten_short_requests_are_answered_beside_a_long_one(selective, scheduling):
-    serve, gate, _ = selective
-    async with serve(instances=TWO, scheduling=scheduling) as model:
-        long = await model.send(LONG)
-        await until(lambda: any(model.begun(n) for n in range(2)))
-        short = [await model.send(float(n)) for n in range(10)]
-        with trio.fail_after(20):
-            for request in short:
-                assert not isinstance(await model.answer(request), TritiumError)
-        assert not long.answered
-        gate.touch()
-        assert not isinstance(await model.answer(long), TritiumError)
-
-
 async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_other(selective):
     serve, _, executed = selective
     async with serve(instances=TWO) as model:
         # All in one turn of the loop: while both instances are busy, each is sent one more.
-        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0, 4.0)]
-        for request in (hang, *others):
-            model.state.intake.submit_nowait(request, in_company=True)
+        hang, *others = model.send_together(HANG, 1.0, 2.0, 3.0, 4.0)
         with trio.fail_after(20):
-            for request in others:
-                answer = await model.answer(request)
-                assert not isinstance(answer, TritiumError)
+            await model.answered(*others)
         assert not hang.answered
         await until(lambda: HANG in executed())
         assert sorted(executed()) == [HANG, 1.0, 2.0, 3.0, 4.0]  # each once
@@ -455,34 +338,17 @@ async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_
         model.state.give_up("the test is over")
 
 
-async def test_what_follows_a_hang_of_the_only_instance_is_answered_after_its_limit(selective):
-    serve, _, executed = selective
-    async with serve(execution_timeout=0.5) as model:
-        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0)]
-        for request in (hang, *others):
-            model.state.intake.submit_nowait(request, in_company=True)
-        error = await model.answer(hang)
-        assert error.code is ErrorCode.DEADLINE_EXCEEDED
-        for request in others:
-            assert not isinstance(await model.answer(request), TritiumError)
-        assert executed() == [HANG, 1.0, 2.0]
-
-
 async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_client_has_left(selective):
     serve, gate, executed = selective
     async with serve() as model:
-        long, left, stays = [model.request([value]) for value in (LONG, 1.0, 2.0)]
-        for request in (long, left, stays):
-            model.state.intake.submit_nowait(request, in_company=True)
+        long, left, stays = model.send_together(LONG, 1.0, 2.0)
         await until(lambda: len(model.begun()) == 1)
         assert left.attempts == 1  # it lies in the worker
         model.state.cancel(left)
-        answer = await model.answer(left)
-        assert answer.code is ErrorCode.CANCELLED
+        assert (await model.answer(left)).code is ErrorCode.CANCELLED
         assert not long.answered
         gate.touch()
-        for request in (long, stays):
-            assert not isinstance(await model.answer(request), TritiumError)
+        await model.answered(long, stays)
         await model.infer(3.0)
         assert executed() == [LONG, 2.0, 3.0]
 
@@ -492,27 +358,21 @@ async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selec
     async with serve(scheduling=DynamicBatching()) as model:
         long = model.request([LONG])
         model.state.submit_nowait(long)  # alone in its model, so it goes at once
-        left, stays = [model.request([value]) for value in (1.0, 2.0)]
-        for request in (left, stays):
-            model.state.intake.submit_nowait(request, in_company=True)
+        left, stays = model.send_together(1.0, 2.0)
         await until(lambda: len(model.begun()) == 1)
         model.state.cancel(left)
         assert (await model.answer(left)).code is ErrorCode.CANCELLED
         gate.touch()
-        for request in (long, stays):
-            assert not isinstance(await model.answer(request), TritiumError)
+        await model.answered(long, stays)
         assert executed() == [LONG, 2.0]
 
 
 async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selective):
     serve, _, executed = selective
     async with serve(execution_timeout=0.5, instances=TWO) as model:
-        hang, *others = [model.request([value]) for value in (HANG, 1.0, 2.0, 3.0)]
-        for request in (hang, *others):
-            model.state.intake.submit_nowait(request, in_company=True)
+        hang, *others = model.send_together(HANG, 1.0, 2.0, 3.0)
         assert (await model.answer(hang)).code is ErrorCode.DEADLINE_EXCEEDED
-        for request in others:
-            assert not isinstance(await model.answer(request), TritiumError)
+        await model.answered(*others)
         await until(lambda: all(each.worker is not None for each in model.state.instances))
         for value in (4.0, 5.0, 6.0, 7.0):
             await model.infer(value)

@@ -109,10 +109,22 @@ return [pb_utils.InferenceResponse([])]
     assert (name, datatype, array.tolist()) == ("X", FP32, [[1, 1]])
 
 
-def test_an_error_is_in_the_response_and_not_raised(model, calls):
-    calls.callees["callee"] = lambda call: [failed(ErrorCode.INVALID_ARG, "unexpected shape")]
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (failed(ErrorCode.INVALID_ARG, "unexpected shape"), "unexpected shape"),
+        (ValueError("too large"), "request to model 'callee': too large"),
+    ],
+)
+def test_an_error_is_in_the_response_and_not_raised(model, calls, error, message):
+    def refuse(call):
+        if isinstance(error, Exception):
+            raise error
+        return [error]
+
+    calls.callees["callee"] = refuse
     [got] = asked(model, "return [passed(call(r).exec()) for r in requests]")
-    assert (got.code, got.message) == (ErrorCode.INVALID_ARG, "unexpected shape")
+    assert (got.code, got.message) == (ErrorCode.INVALID_ARG, message)
 
 
 @pytest.mark.parametrize(
@@ -139,15 +151,6 @@ def test_an_unknown_model_is_an_error_response(model, calls):
     assert got.message == (
         "Model callee - Error when running inference: Request for unknown model: 'callee' is not found"
     )
-
-
-def test_what_cannot_be_sent_is_an_error_response(model, calls):
-    def refuse(call):
-        raise ValueError("too large")
-
-    calls.callees["callee"] = refuse
-    [got] = asked(model, "return [passed(call(r).exec()) for r in requests]")
-    assert (got.code, got.message) == (ErrorCode.INVALID_ARG, "request to model 'callee': too large")
 
 
 def test_a_request_that_the_server_gave_cannot_be_sent_on(model):
@@ -213,23 +216,11 @@ class Numbered(LocalRequest):
         self.origin = (7, index)
 
 
-def test_a_call_is_made_on_behalf_of_the_request_that_is_executed(model, calls):
-    asked(model, "return [passed(call(r).exec()) for r in requests]", requests=[Numbered(0)])
-    [sent] = calls.sent
-    assert sent.parent == (7, 0)
-    assert sent.blocking
-
-
-def test_in_a_batch_of_several_it_is_the_batchs(model, calls):
-    asked(model, "return [passed(call(r).exec()) for r in requests]", requests=[Numbered(0), Numbered(1)])
-    assert [sent.parent for sent in calls.sent] == [(7, WHOLE_BATCH)] * 2
-
-
-def test_so_it_is_from_coroutines_and_pool_threads(model, calls):
-    asked(model, "return [passed(await call(r).async_exec()) for r in requests]", requests=[Numbered(0)])
-    [sent] = calls.sent
-    assert sent.parent == (7, 0)
-    assert sent.blocking
+@pytest.mark.parametrize("wait", [".exec()", ".async_exec()"])
+def test_a_call_is_made_on_behalf_of_the_request_that_is_executed(model, calls, wait):
+    called = f"await call(r){wait}" if "async" in wait else f"call(r){wait}"
+    asked(model, f"return [passed({called}) for r in requests]", requests=[Numbered(0)])
+    assert [(sent.parent, sent.blocking) for sent in calls.sent] == [((7, 0), True)]
 
 
 def test_a_decoupled_coroutine_calls_for_its_request_when_execute_has_long_returned(model, calls):
@@ -284,26 +275,29 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203332-01"
 
 
-def test_the_trace_of_the_request_goes_along(model, calls):
-    body = "call(requests[0]).exec()\nreturn [passed(call(requests[0], trace=requests[0].trace()).exec())]"
-    asked(model, body, requests=[Numbered(0, parameters={"traceparent": PARENT})])
-    assert [sent.trace for sent in calls.sent] == [PARENT, PARENT]
-
-
-def test_a_trace_that_the_model_passes_goes_before(model, calls):
-    body = f"""
-import json
-trace = pb_utils.InferenceTrace(json.dumps({{"traceparent": "{OTHER}"}}))
-return [passed(call(requests[0], trace=trace).exec())]
-"""
-    asked(model, body, requests=[Numbered(0, parameters={"traceparent": PARENT})])
-    assert [sent.trace for sent in calls.sent] == [OTHER]
-
-
-def test_a_batch_of_several_has_no_one_trace(model, calls):
-    requests = [Numbered(index, parameters={"traceparent": PARENT}) for index in range(2)]
-    asked(model, "return [passed(call(r).exec()) for r in requests]", requests=requests)
-    assert [sent.trace for sent in calls.sent] == ["", ""]
+@pytest.mark.parametrize(
+    ("body", "count", "traces"),
+    [
+        (
+            "call(requests[0]).exec()\nreturn [passed(call(requests[0], trace=requests[0].trace()).exec())]",
+            1,
+            [PARENT, PARENT],
+        ),
+        (  # one that the model passes goes before
+            f'trace = pb_utils.InferenceTrace(\'{{"traceparent": "{OTHER}"}}\')\n'
+            "return [passed(call(requests[0], trace=trace).exec())]",
+            1,
+            [OTHER],
+        ),
+        ("return [passed(call(r).exec()) for r in requests]", 2, ["", ""]),  # a batch has no one trace
+    ],
+)
+def test_the_trace_of_the_request_goes_along(model, calls, body, count, traces):
+    requests = [Numbered(index, parameters={"traceparent": PARENT}) for index in range(count)]
+    asked(model, body, requests=requests)
+    assert [sent.trace for sent in calls.sent] == traces
+    if count > 1:
+        assert [sent.parent for sent in calls.sent] == [(7, WHOLE_BATCH)] * count
 
 
 # -- async_exec
@@ -499,69 +493,60 @@ return [pb_utils.InferenceResponse([], parameters={{"numbers": str(numbers)}})]
 NUMBER = "numbers.append(int(r.output_tensors()[0].as_numpy()[0, 0]) if r.output_tensors() else None)"
 
 
-@pytest.fixture
-def counted(calls):
-    calls.callees["callee"] = counting
-
-
-@pytest.mark.usefixtures("counted")
-class TestResponsesOfADecoupledCall:
-    def test_they_come_in_order_and_the_last_may_be_empty(self, model, calls):
-        body = collected(f"for r in call(requests[0]).exec(decoupled=True):\n    {NUMBER}")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "[0, 1, 2, None]"
-        assert calls.sent[0].decoupled
-
-    def test_next_takes_one_and_a_loop_the_rest_and_another_loop_all(self, model):
-        body = collected(f"""
-them = call(requests[0]).exec(decoupled=True)
-r = next(them)
-{NUMBER}
-for r in them:
-    {NUMBER}
-for r in them:
-    {NUMBER}
-""")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "[0, 1, 2, None, 0, 1, 2, None]"
-
-    def test_next_after_the_last_one_ends(self, model):
-        body = collected("""
-them = call(requests[0]).exec(decoupled=True)
-numbers += [len(list(them)), next(them, "end")]
-""")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "[4, 'end']"
-
-    def test_a_coroutine_may_iterate_without_holding_its_loop(self, model):
-        body = collected(f"""
-async for r in await call(requests[0]).async_exec(decoupled=True):
-    {NUMBER}
-""")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "[0, 1, 2, None]"
-
-    def test_cancel_ends_them_with_an_error(self, model):
-        body = collected("""
-them = call(requests[0]).exec(decoupled=True)
-next(them)
-them.cancel()
-numbers += [r.error().code().name for r in them]
-""")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "['CANCELLED']"
-
-    def test_a_model_that_is_not_decoupled_gives_one(self, model, calls):
-        calls.callees["callee"] = doubling
-        body = collected(f"for r in call(requests[0]).exec(decoupled=True):\n    {NUMBER}")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "[2]"
-
-    def test_a_refusal_is_the_only_one(self, model, calls):
-        calls.callees.clear()
-        body = collected("numbers += [r.error().code().name for r in call(requests[0]).exec(decoupled=True)]")
-        [got] = asked(model, body)
-        assert got.parameters["numbers"] == "['NOT_FOUND']"
+@pytest.mark.parametrize(
+    ("callee", "body", "numbers"),
+    [
+        pytest.param(
+            counting,
+            f"for r in call(requests[0]).exec(decoupled=True):\n    {NUMBER}",
+            [0, 1, 2, None],
+            id="they come in order, and the last may be empty",
+        ),
+        pytest.param(
+            counting,
+            "them = call(requests[0]).exec(decoupled=True)\n"
+            f"r = next(them)\n{NUMBER}\nfor r in them:\n    {NUMBER}\nfor r in them:\n    {NUMBER}",
+            [0, 1, 2, None, 0, 1, 2, None],
+            id="next takes one, and a loop the rest, and another loop all",
+        ),
+        pytest.param(
+            counting,
+            "them = call(requests[0]).exec(decoupled=True)\nnumbers += [len(list(them)), next(them, 'end')]",
+            [4, "end"],
+            id="next after the last one ends",
+        ),
+        pytest.param(
+            counting,
+            f"async for r in await call(requests[0]).async_exec(decoupled=True):\n    {NUMBER}",
+            [0, 1, 2, None],
+            id="a coroutine may iterate without holding its loop",
+        ),
+        pytest.param(
+            counting,
+            "them = call(requests[0]).exec(decoupled=True)\nnext(them)\nthem.cancel()\n"
+            "numbers += [r.error().code().name for r in them]",
+            ["CANCELLED"],
+            id="cancel ends them with an error",
+        ),
+        pytest.param(
+            doubling,
+            f"for r in call(requests[0]).exec(decoupled=True):\n    {NUMBER}",
+            [2],
+            id="a model that is not decoupled gives one",
+        ),
+        pytest.param(
+            None,
+            "numbers += [r.error().code().name for r in call(requests[0]).exec(decoupled=True)]",
+            ["NOT_FOUND"],
+            id="a refusal is the only one",
+        ),
+    ],
+)
+def test_responses_of_a_decoupled_call(model, calls, callee, body, numbers):
+    calls.callees = {"callee": callee} if callee else {}
+    [got] = asked(model, collected(body))
+    assert got.parameters["numbers"] == str(numbers)
+    assert all(sent.decoupled for sent in calls.sent)
 
 
 # -- the constructor
@@ -758,36 +743,48 @@ def test_a_configuration_and_files_go_along(repository):
     ]
 
 
-def test_files_must_be_a_dictionary(repository):
+@pytest.mark.parametrize(
+    ("question", "answer", "message"),
+    [
+        (
+            lambda: pb_utils.load_model("other", "{}", [b"content"]),
+            None,
+            "failed to load model 'other', files should be a dictionary of file paths and file contents",
+        ),
+        (
+            lambda: pb_utils.load_model("other", "{}", {"file:1/model.py": "text"}),
+            None,
+            "got str to str, which should be str to bytes",
+        ),
+        (
+            lambda: pb_utils.load_model("other"),
+            InvalidArgument("no such platform"),
+            f"Failed to load model: {WHERE}no such platform",
+        ),
+        (
+            lambda: pb_utils.unload_model("other"),
+            NotFound("gone"),
+            f"Failed to unload model: {WHERE}gone",
+        ),
+        (
+            lambda: pb_utils.is_model_ready("other"),
+            NotFound("Request for unknown model: 'other' is not found"),
+            f"Failed to check model readiness: {WHERE}Request for unknown model: 'other' is not found",
+        ),
+    ],
+)
+def test_what_is_refused_says_why(repository, question, answer, message):
+    repository.answer = answer
     with pytest.raises(pb_utils.TritonModelException) as caught:
-        pb_utils.load_model("other", "{}", [b"content"])
-    assert str(caught.value) == (
-        "failed to load model 'other', files should be a dictionary of file paths and file contents"
-    )
-    assert not repository.asked
-
-
-@pytest.mark.usefixtures("repository")
-def test_of_paths_and_contents():
-    with pytest.raises(pb_utils.TritonModelException, match="got str to str, which should be str to bytes"):
-        pb_utils.load_model("other", "{}", {"file:1/model.py": "text"})
-
-
-def test_a_failed_load_says_what_the_server_says(repository):
-    repository.answer = InvalidArgument("no such platform")
-    with pytest.raises(pb_utils.TritonModelException) as caught:
-        pb_utils.load_model("other")
-    assert str(caught.value) == f"Failed to load model: {WHERE}no such platform"
+        question()
+    assert message in str(caught.value)
+    assert len(repository.asked) == (answer is not None)
 
 
 def test_a_model_is_unloaded_with_what_it_alone_is_made_of(repository):
     pb_utils.unload_model("other")
     pb_utils.unload_model("other", True)
     assert [body["unload_dependents"] for body, *_ in repository.asked] == [False, True]
-    repository.answer = NotFound("gone")
-    with pytest.raises(pb_utils.TritonModelException) as caught:
-        pb_utils.unload_model("other")
-    assert str(caught.value) == f"Failed to unload model: {WHERE}gone"
 
 
 def test_readiness_is_a_boolean(repository):
@@ -795,15 +792,6 @@ def test_readiness_is_a_boolean(repository):
         repository.answer = {"ready": ready}
         assert pb_utils.is_model_ready("other", model_version="2") is ready
     assert repository.asked[0][0] == {"name": "other", "version": "2"}
-
-
-def test_of_an_unknown_model_there_is_none(repository):
-    repository.answer = NotFound("Request for unknown model: 'other' is not found")
-    with pytest.raises(pb_utils.TritonModelException) as caught:
-        pb_utils.is_model_ready("other")
-    assert str(caught.value) == (
-        f"Failed to check model readiness: {WHERE}Request for unknown model: 'other' is not found"
-    )
 
 
 @pytest.mark.parametrize("phase", ["auto_complete_config", "finalize"])
