@@ -3,7 +3,6 @@
 The rules are those of the contract, scheduling.md section 6.
 """
 
-import math
 
 import numpy as np
 import pytest
@@ -11,12 +10,11 @@ import pytest
 from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
-from actors.values.errors import ErrorCode, Internal, InvalidArgument, Unavailable
+from actors.values.errors import Internal, InvalidArgument
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.values.specs import (
     ControlKind,
     ControlSpec,
-    DirectStrategy,
     InputSpec,
     OldestStrategy,
     QueueBounds,
@@ -98,18 +96,6 @@ def finish(model, batch, now=0.0):
             model.done(member, now)
 
 
-@pytest.mark.parametrize("strategy", [DirectStrategy(), OldestStrategy()])
-def test_requests_of_a_sequence_run_one_after_the_other(strategy):
-    model = model_of(strategy=strategy)
-    line = [push(model, 1, START), push(model, 1), push(model, 1, END)]
-    for member in line:
-        assert batch_of(model) == [member]
-        assert batch_of(model) == math.inf
-        finish(model, [member])
-    assert model.counts().free_slots == 4
-    assert model.counts().live == 0
-
-
 def test_each_sequence_keeps_its_row_and_the_rows_between_are_padded():
     model = model_of()
     first = [push(model, n, START) for n in range(1, 4)]
@@ -128,48 +114,6 @@ def test_each_sequence_keeps_its_row_and_the_rows_between_are_padded():
     ]
 
 
-def test_rows_above_the_highest_sequence_are_left_out():
-    model = model_of()
-    finish(model, [push(model, n, START) for n in (1, 2, 3)] and batch_of(model))
-    push(model, 3, END)
-    finish(model, batch_of(model))
-    only = push(model, 1)
-    assert batch_of(model) == [only, None]  # sequence 2 is there still
-
-
-def test_the_lowest_free_slot_of_all_instances_is_next():
-    model = model_of(slots=2, instances=2)
-    members = [push(model, n, START) for n in range(1, 5)]
-    assert batch_of(model, "0") == [members[0], members[2]]
-    assert batch_of(model, "1") == [members[1], members[3]]
-
-
-def test_the_backlog_is_first_in_first_out_and_moves_whole_sequences():
-    model = model_of(slots=1)
-    push(model, 1, START | END)
-    second = [push(model, 2, START), push(model, 2, END)]
-    third = push(model, 3, START | END)
-    assert model.counts().backlogged == 2
-    order = []
-    for _ in range(4):
-        batch = batch_of(model)
-        order += batch
-        finish(model, batch)
-    assert order[1:] == [*second, third]
-
-
-def test_the_oldest_strategy_batches_what_came_first():
-    model = model_of(slots=2, strategy=OldestStrategy(max_candidate_sequences=4))
-    members = [push(model, n, START) for n in range(1, 5)]
-    batch = batch_of(model)
-    assert batch == members[:2]
-    later = push(model, 1)
-    finish(model, batch)
-    assert batch_of(model) == members[2:]
-    finish(model, members[2:])
-    assert batch_of(model) == [later]
-
-
 def test_the_oldest_strategy_waits_for_a_preferred_size_or_its_delay():
     model = model_of(strategy=OldestStrategy(preferred_batch_sizes=(2,), max_queue_delay=0.5))
     first = push(model, 1, START)
@@ -179,29 +123,6 @@ def test_the_oldest_strategy_waits_for_a_preferred_size_or_its_delay():
     finish(model, [first, second])
     third = push(model, 1, now=1.0)
     assert batch_of(model, now=1.5) == [third]
-
-
-def test_a_direct_batch_waits_for_its_share_of_slots_or_its_delay():
-    model = model_of(strategy=DirectStrategy(max_queue_delay=0.5, minimum_slot_utilization=0.5))
-    first = push(model, 1, START)
-    assert batch_of(model) == 0.5
-    second = push(model, 2, START, now=0.1)
-    assert batch_of(model, now=0.1) == [first, second]
-    finish(model, [first, second])
-    third = push(model, 2, now=1.0)
-    assert batch_of(model, now=1.1) == 1.5
-    assert batch_of(model, now=1.5) == [None, third]
-
-
-def test_who_has_another_shape_is_padding_this_time_and_first_the_next():
-    model = model_of()
-    narrow, wide, narrow_too = push(model, 1, START), push(model, 2, START, width=3), push(model, 3, START)
-    assert batch_of(model) == [narrow, None, narrow_too]
-    again = push(model, 1)
-    finish(model, [narrow, narrow_too])
-    assert batch_of(model) == [None, wide, None]
-    finish(model, [wide])
-    assert batch_of(model) == [again, None, None]
 
 
 @pytest.mark.parametrize(
@@ -242,17 +163,6 @@ def test_numbers_and_their_spellings_are_different_sequences():
     assert model.counts().live == 2
 
 
-def test_a_stopping_model_goes_on_with_sequences_and_begins_none():
-    model = model_of()
-    push(model, 1, START)
-    model.stop("Server is stopping")
-    push(model, 1)
-    with pytest.raises(Unavailable, match="Server is stopping"):
-        push(model, 2, START)
-    with pytest.raises(InvalidArgument, match="START flag"):
-        push(model, 2)
-
-
 def test_a_start_on_a_live_id_lets_the_queue_run_and_resets_the_state():
     model = model_of(states=(SUM,))
     old = [push(model, 1, START), push(model, 1)]
@@ -266,16 +176,6 @@ def test_a_start_on_a_live_id_lets_the_queue_run_and_resets_the_state():
         model.collect(member, [after], failed=False)
         finish(model, [member])
     assert model.counts().seated == 1
-
-
-def test_after_end_is_queued_the_id_is_free_for_another_sequence():
-    model = model_of(slots=2)
-    push(model, 1, START)
-    push(model, 1, END)
-    with pytest.raises(InvalidArgument, match="START flag"):
-        push(model, 1)
-    push(model, 1, START)
-    assert model.counts().seated == 2
 
 
 def test_controls_say_start_end_ready_and_who():
@@ -366,126 +266,6 @@ def test_a_state_of_another_datatype_is_an_error_of_that_request():
         model.collect(member, [Tensor.from_numpy("SUM_OUT", np.ones((1, 1)))], failed=False)
 
 
-def test_an_idle_sequence_loses_its_slot_and_its_id():
-    model = model_of(max_idle=1.0)
-    finish(model, [push(model, 1, START)] and batch_of(model))
-    push(model, 1, now=0.8)
-    assert model.queue.expire(1.5) == []
-    finish(model, batch_of(model, now=1.5), 1.5)
-    assert model.counts().seated == 1
-    assert model.queue.expire(1.8) == []
-    assert model.counts() == model.counts().__class__(
-        live=0, seated=0, backlogged=0, free_slots=4, expired=1, restarted=0
-    )
-    with pytest.raises(InvalidArgument, match="START flag"):
-        push(model, 1, now=2.0)
-
-
-def test_what_an_idle_sequence_has_queued_still_runs():
-    model = model_of(max_idle=1.0, slots=1)
-    running = [push(model, 1, START)] and batch_of(model)
-    queued = push(model, 1)
-    model.queue.expire(2.0)
-    assert model.counts().seated == 1
-    finish(model, running, 2.0)
-    assert batch_of(model, now=2.0) == [queued]
-    finish(model, [queued], 2.0)
-    assert model.counts().seated == 0
-
-
-def test_a_sequence_in_the_backlog_is_not_idle_and_not_at_once_when_it_has_a_slot():
-    model = model_of(max_idle=1.0, slots=1)
-    running = [push(model, 1, START | END)] and batch_of(model)
-    waiting = push(model, 2, START)
-    assert model.queue.expire(5.0) == []
-    finish(model, running, 5.0)
-    assert batch_of(model, now=5.0) == [waiting]
-    finish(model, [waiting], 5.01)
-    assert model.queue.expire(5.01) == []
-    assert model.counts().live == 1
-    model.queue.expire(5.2)
-    assert model.counts().live == 0
-
-
-def test_the_backlog_s_timeout_fails_all_of_a_sequence():
-    model = model_of(slots=1)
-    push(model, 1, START)
-    line = [push(model, 2, START), push(model, 2, timeout=3.0), push(model, 2, timeout=1.0, now=0.5)]
-    assert model.queue.expire(1.4) == []
-    ended = model.queue.expire(1.5)
-    assert [member for member, _ in ended] == line
-    assert {error.message for _, error in ended} == {"timeout of the corresponding sequence has been expired"}
-    assert model.counts().backlogged == 0
-
-
-def test_with_a_slot_the_backlog_s_timeout_is_over():
-    model = model_of(slots=1)
-    running = [push(model, 1, START | END)] and batch_of(model)
-    push(model, 2, START, timeout=0.5)
-    finish(model, running, 0.1)
-    assert model.queue.expire(0.9) == []
-    assert len(model.queue) == 1
-
-
-def test_cancelling_one_cancels_what_its_sequence_has_queued_and_frees_the_slot():
-    model = model_of(slots=1)
-    running = [push(model, 1, START)] and batch_of(model)
-    line = [push(model, 1), push(model, 1)]
-    assert model.queue.abandon(line[1], 0.0) == line
-    assert model.counts().seated == 1
-    finish(model, running)
-    assert model.counts().free_slots == 1
-    assert model.queue.abandon(line[0], 0.0) == []
-
-
-def test_a_deadline_ends_the_sequence():
-    model = model_of()
-    finish(model, [push(model, 1, START)] and batch_of(model))
-    late, behind = push(model, 1, deadline=0.5), push(model, 1)
-    ended = dict(model.queue.expire(0.5))
-    assert ended[late].code is ErrorCode.DEADLINE_EXCEEDED
-    assert ended[behind].code is ErrorCode.UNAVAILABLE
-    assert model.counts().free_slots == 4
-
-
-def test_a_dead_instance_ends_its_sequences_and_no_others():
-    model = model_of(slots=1, instances=2)
-    first, second = push(model, 1, START), push(model, 2, START)
-    batch_of(model, "0")
-    behind = push(model, 1)
-    assert model.leave("0", 0.0) == [behind]
-    finish(model, [first])
-    assert batch_of(model, "1") == [second]
-    with pytest.raises(InvalidArgument, match="START flag"):
-        push(model, 1)
-    model.join("0", 1, 0.0)
-    assert model.counts().free_slots == 1
-
-
-def test_sequences_of_which_nothing_has_run_go_on_before_the_backlog():
-    model = model_of(slots=2)
-    handed = push(model, 1, START)
-    assert batch_of(model) == [handed]
-    waiting, behind, stranger = push(model, 2, START | END), push(model, 1), push(model, 3, START)
-    assert model.leave("0", 0.0, unrun=[handed]) == []
-    model.put_back(handed, alone=False, now=0.0)
-    model.join("0", 1, 1.0)
-    batch = batch_of(model)
-    assert batch == [handed, waiting]
-    finish(model, batch, 1.0)
-    assert batch_of(model) == [behind, stranger]
-
-
-def test_a_sequence_that_has_begun_is_over_though_its_next_request_was_not_run():
-    model = model_of(slots=1)
-    finish(model, [push(model, 1, START)] and batch_of(model))
-    handed = push(model, 1)
-    assert batch_of(model) == [handed]
-    behind = push(model, 1)
-    assert model.leave("0", 0.0, unrun=[handed]) == [behind]
-    assert model.counts().live == 0
-
-
 def test_with_a_checkpoint_sequences_go_on_before_the_backlog():
     model = model_of(slots=1, states=(SUM,), checkpoint=True)
     first = push(model, 1, START)
@@ -503,37 +283,6 @@ def test_with_a_checkpoint_sequences_go_on_before_the_backlog():
     finish(model, [second])
     assert batch_of(model) == [third]
     assert stranger in model.queue
-
-
-def test_a_sequence_without_requests_comes_back_with_its_next_one():
-    model = model_of(slots=1, states=(SUM,), checkpoint=True, max_idle=1.0)
-    finish(model, [push(model, 1, START)] and batch_of(model))
-    model.leave("0", 0.0)
-    model.join("0", 1, 0.1)
-    following = push(model, 1, now=0.5)
-    assert batch_of(model, now=0.5) == [following]
-    finish(model, [following], 0.5)
-    model.leave("0", 0.5)
-    model.queue.expire(2.0)
-    assert model.counts().live == 0
-
-
-def test_a_suspect_runs_alone_and_is_not_passed_over():
-    model = model_of(states=(SUM,), checkpoint=True)
-    members = [push(model, n, START) for n in (1, 2, 3)]
-    batch_of(model)
-    model.leave("0", 0.0)
-    for member in members:
-        model.put_back(member, alone=member is not members[2], now=0.0)
-    model.join("0", 1, 0.0)
-    group = group_of(model)
-    seen = []
-    for _ in range(3):
-        batch = model.batches.form(group, model.batches.decide(group, 0.0))
-        [only] = [each for each in batch.requests if not each.padding]
-        seen.append((only, batch.alone))
-        finish(model, [only])
-    assert seen == [(members[0], True), (members[1], True), (members[2], False)]
 
 
 def test_an_iterative_request_runs_until_it_is_released_for_good():

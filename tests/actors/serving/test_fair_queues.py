@@ -15,7 +15,7 @@ from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.room import Turns
 from actors.serving.policy.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
-from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
+from actors.values.errors import Cancelled, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
@@ -53,37 +53,6 @@ def test_tenants_take_turns_whoever_came_first():
     queue = fair()
     push_all(queue, *[make_request("a") for _ in range(4)], make_request("b"), make_request("c"))
     assert tenants(queue.take(6)) == "abcaaa"
-
-
-def test_within_a_tenant_requests_go_in_the_order_of_arrival():
-    queue = fair()
-    first, other, second = make_request("a"), make_request("b"), make_request("a")
-    push_all(queue, first, other, second)
-    assert [r for r in queue.take(3) if r.tenant == "a"] == [first, second]
-
-
-def test_shares_follow_weights():
-    queue = fair(weights={"gold": 3.0}, default_weight=1.0)
-    push_all(queue, *[make_request(tenant) for tenant in ("free", "gold") for _ in range(100)])
-    assert Counter(request.tenant for request in queue.take(80)) == {"gold": 60, "free": 20}
-
-
-def test_shares_are_of_rows_and_not_of_requests():
-    queue = fair()
-    push_all(queue, *[make_request("a", rows=4) for _ in range(50)], *[make_request("b") for _ in range(50)])
-    rows = Counter()
-    for request in queue.take(50):
-        rows[request.tenant] += request.rows
-    assert abs(rows["a"] - rows["b"]) <= 5
-
-
-def test_the_head_is_in_the_order_in_which_requests_are_taken():
-    queue = fair(weights={"a": 2.0, "b": 0.5})
-    push_all(queue, *[make_request(tenant, rows=rows) for rows in (1, 3, 0, 2) for tenant in "abcabd"])
-    head = queue.head(1000)
-    assert len(head) == 24
-    assert queue.head(5) == head[: len(queue.head(5))]
-    assert queue.take(24) == head
 
 
 def test_a_tenant_saves_up_nothing_while_it_is_away():
@@ -181,13 +150,6 @@ def test_how_many_go_first_is_estimated_by_shares(held, ahead):
     others = 10 if held < 9 else 3
     push_all(queue, *[make_request("b") for _ in range(others)], *[make_request("a") for _ in range(held)])
     assert queue.ahead_of(make_request("a")) == min(ahead, held + others)
-
-
-def test_without_tenants_everything_before_it_goes_first():
-    queue = RequestQueue(DynamicBatching(priority_levels=2, default_priority_level=1), ROOMY)
-    push_all(queue, make_request(priority=1), make_request(priority=2), make_request(priority=2))
-    assert queue.ahead_of(make_request(priority=1)) == 1
-    assert queue.ahead_of(make_request(priority=2)) == 3
 
 
 # Being full
@@ -295,92 +257,6 @@ def test_everybody_who_waits_is_looked_at_in_turn():
 
 
 # Ageing
-
-
-def ageing(levels=3, age=10.0, **changes):
-    dynamic = {"priority_levels": levels, "default_priority_level": levels, **changes}
-    return RequestQueue(DynamicBatching(**dynamic), ROOMY, Fairness(ageing=age))
-
-
-def test_a_request_that_has_waited_goes_behind_those_of_the_level_above():
-    queue = ageing()
-    low, middle = make_request(priority=3), make_request(priority=2)
-    push_all(queue, low)
-    push_all(queue, middle, now=9.0)
-    assert queue.next_expiry() == 10.0
-    assert queue.expire(10.0) == []
-    assert queue.depth_by_level == {1: 0, 2: 2, 3: 0}
-    later = make_request(priority=2)
-    queue.push(later, 10.5)
-    assert queue.take(3) == [middle, low, later]
-
-
-def test_a_request_rises_level_by_level_and_stays_at_the_top():
-    queue = ageing()
-    request = make_request(priority=3)
-    queue.push(request, 0.0)
-    assert queue.expire(25.0) == []
-    assert queue.depth_by_level == {1: 1, 2: 0, 3: 0}
-    assert queue.next_expiry() == math.inf
-
-
-def test_a_risen_request_keeps_its_age_and_its_own_levels_policy():
-    policies = {1: QueuePolicy(), 2: QueuePolicy(default_timeout=15.0)}
-    queue = ageing(2, priority_queue_policies=policies)
-    risen = make_request(priority=2)
-    queue.push(make_request(priority=1), 4.0)
-    queue.push(risen, 1.0)
-    queue.expire(11.0)
-    assert queue.oldest_enqueued == 1.0
-    assert [(request, type(error)) for request, error in queue.expire(16.0)] == [(risen, Unavailable)]
-    assert queue.oldest_enqueued == 4.0
-
-
-def test_a_risen_request_that_is_delayed_is_delayed_where_it_is():
-    policy = QueuePolicy(default_timeout=15.0, timeout_action=TimeoutAction.DELAY)
-    queue = ageing(2, default_queue_policy=policy)
-    risen, fresh = make_request(priority=2, deadline=50.0), make_request(priority=1)
-    queue.push(risen, 0.0)
-    assert queue.expire(15.0) == []
-    queue.push(fresh, 16.0)
-    assert queue.depth_by_level == {1: 2, 2: 0}
-    assert queue.head(9) == [fresh, risen]
-    assert [type(error) for _, error in queue.expire(50.0)] == [DeadlineExceeded]
-
-
-def test_a_delayed_request_rises_to_the_delayed_ones():
-    policy = QueuePolicy(default_timeout=5.0, timeout_action=TimeoutAction.DELAY)
-    queue = ageing(2, default_queue_policy=policy)
-    low, high = make_request(priority=2), make_request(priority=1)
-    push_all(queue, low, high)
-    queue.expire(5.0)
-    fresh = make_request(priority=1)
-    queue.push(fresh, 9.0)
-    queue.expire(10.0)
-    assert queue.take(3) == [fresh, high, low]
-
-
-def test_a_request_that_came_back_goes_on_ageing_from_where_it_was():
-    queue = ageing()
-    request = make_request(priority=3)
-    queue.push(request, 0.0)
-    queue.expire(10.0)
-    queue.push_front(queue.take(1))
-    assert queue.depth_by_level == {1: 0, 2: 1, 3: 0}
-    assert queue.expire(20.0) == []
-    assert queue.depth_by_level == {1: 1, 2: 0, 3: 0}
-
-
-def test_the_oldest_is_found_among_the_risen_too():
-    queue = ageing()
-    first, second = make_request(priority=3), make_request(priority=3)
-    queue.push(make_request(priority=2), 8.0)
-    queue.push(first, 1.0)
-    queue.push(second, 2.0)
-    queue.expire(12.0)
-    assert queue.oldest_enqueued == 1.0
-    queue.abandon(first, 0.0)
-    assert queue.oldest_enqueued == 2.0
 
 
 def test_ageing_works_within_fair_levels():

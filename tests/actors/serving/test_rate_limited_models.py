@@ -66,15 +66,6 @@ async def test_two_models_that_share_a_resource_never_execute_at_once(house, aut
     assert house.used == 0
 
 
-async def test_priorities_share_what_there_is(house, autojump_clock):
-    first, second = house.model("first", priority=1), house.model("second", priority=2)
-    for _ in range(40):
-        await first.send()
-        await second.send()
-    order = await work(first, second, rounds=30)
-    assert order.count("first") == pytest.approx(20, abs=1)
-
-
 async def test_a_limited_instance_is_given_no_batch_ahead(house, autojump_clock):
     model = house.model("model", capacity=2)
     await model.send()
@@ -221,15 +212,6 @@ async def test_an_instance_that_is_dismissed_while_it_executes_is_not_in_line_af
     await other.settled()
     assert other.worker.sizes == [1]
     assert house.limiter.statistics().line == ()
-
-
-async def test_models_without_resources_are_not_held_up(house, autojump_clock):
-    one, free = house.model("one"), house.model("free", resources=(), capacity=2)
-    await one.send()
-    await free.send()
-    await free.send()
-    await free.settled()
-    assert free.worker.sizes == [1, 1]
 
 
 async def test_each_lane_of_an_instance_needs_the_resource(house, autojump_clock):

@@ -63,14 +63,6 @@ def test_an_instance_without_resources_is_never_held_up():
     assert table.limiter.limits("a")
 
 
-def test_what_one_holds_another_waits_for_and_is_rung_when_it_ends():
-    table = Table(a=instance(("R", 1, True)), b=instance(("R", 1, True)))
-    table.begin("a")
-    table.wait("b")
-    assert table.end("a") == ["b"]
-    table.begin("b")
-
-
 def test_a_capacity_that_nobody_gave_is_the_most_that_one_instance_needs():
     table = Table(a=instance(("R", 3, True)), b=instance(("R", 1, True)))
     assert table.pool("R") == PoolSample(3, 0)
@@ -81,16 +73,6 @@ def test_a_capacity_that_nobody_gave_is_the_most_that_one_instance_needs():
     table.limiter.leave("a")
     table.limiter.leave("b")
     assert not table.limiter.statistics().pools
-
-
-def test_a_capacity_that_was_given_stays():
-    table = Table(
-        {("R", None): 2}, a=instance(("R", 1, True)), b=instance(("R", 1, True)), c=instance(("R", 1, True))
-    )
-    table.begin("a", "b")
-    table.wait("c")
-    table.limiter.leave("c")
-    assert table.pool("R") == PoolSample(2, 2)
 
 
 def test_a_device_has_a_pool_of_its_own():
@@ -165,35 +147,6 @@ def test_the_head_waits_for_what_it_needs_and_nobody_takes_it_bit_by_bit():
     table.begin("big")
 
 
-def test_who_needs_nothing_that_those_ahead_wait_for_is_not_held_up_by_them():
-    table = Table(a=instance(("R", 1, True)), b=instance(("R", 1, True)), c=instance(("S", 1, True)))
-    table.begin("a")
-    table.wait("b")
-    table.begin("c")
-
-
-def test_the_next_is_rung_once_the_head_has_begun_where_there_is_room_for_both():
-    table = Table(
-        {("R", None): 2}, a=instance(("R", 2, True)), b=instance(("R", 1, True)), c=instance(("R", 1, True))
-    )
-    table.begin("a")
-    table.wait("b", "c")
-    assert table.end("a") == ["b"]
-    table.begin("b")
-    assert table.rung == ["b", "c"]
-    table.begin("c")
-
-
-def test_who_withdraws_lets_those_behind_pass():
-    table = Table(
-        {("R", None): 2}, a=instance(("R", 1, True)), big=instance(("R", 2, True)), b=instance(("R", 1, True))
-    )
-    table.begin("a")
-    table.wait("big", "b")
-    table.limiter.withdraw("big")
-    assert table.rung == ["b"]
-
-
 def test_a_death_frees_all_that_was_held_and_leaves_the_line():
     table = Table({("R", None): 2}, a=instance(("R", 1, True), lanes=2), b=instance(("R", 2, True)))
     table.begin("a", "a")
@@ -205,17 +158,6 @@ def test_a_death_frees_all_that_was_held_and_leaves_the_line():
     table.limiter.ended("a", again=True)  # what was still on its way
     assert table.pool("R").used == 0
     assert table.line == "b"
-
-
-def test_who_leaves_frees_what_it_held():
-    table = Table(a=instance(("R", 1, True)), b=instance(("R", 1, True)))
-    table.begin("a")
-    table.wait("b")
-    table.limiter.leave("a")
-    assert table.rung == ["b"]
-    table.begin("b")
-    table.limiter.leave("a")
-    table.limiter.died("a")
 
 
 def test_nobody_begins_without_having_been_let():
@@ -239,11 +181,6 @@ def run(table, always, rounds):
         order.append(key)
         table.end(key, again=True)
     return order
-
-
-def test_equals_take_turns():
-    resource = instance(("R", 1, True))
-    assert run(Table(a=resource, b=resource, c=resource), "abc", 6) == list("abcabc")
 
 
 def test_a_priority_of_two_gets_half_the_share_and_none_counts_as_one():

@@ -120,11 +120,6 @@ def test_a_batch_that_killed_its_worker_is_halved(n, sizes):
     assert (aftermath.refuse, aftermath.quarantine) == ((), ())
 
 
-def test_a_suspect_group_that_kills_again_is_halved_again():
-    aftermath = death(SEGV, make_requests(4), alone=True)
-    assert [len(group) for group in aftermath.suspects] == [2, 2]
-
-
 def test_a_request_that_killed_alone_once_gets_another_chance():
     (request,) = make_requests(1)
     assert death(SEGV, [request]) == Aftermath(suspects=((request,),))
@@ -162,14 +157,6 @@ def test_a_request_whose_batchmates_have_gone_was_not_alone_either():
     assert left.alone_deaths == 0
 
 
-def test_cancelled_requests_are_set_aside_wherever_they_were():
-    requests = make_requests(4)
-    for request in requests:
-        request.cancelled = True
-    aftermath = death(SEGV, requests[:1], requests[1:3], waiting=requests[3:])
-    assert aftermath == Aftermath(cancelled=requests)
-
-
 def test_a_model_that_may_not_run_twice_gives_unavailable():
     request = make_request("r1")
     waiting = make_requests(2)
@@ -183,11 +170,6 @@ def test_a_model_that_may_not_run_twice_gives_unavailable():
     )
     assert aftermath.requeue == waiting
     assert request.alone_deaths == 0
-
-
-def test_an_unexplained_death_does_not_allow_a_second_run_either():
-    batch = make_requests(2)
-    assert refusals(death(KILL, batch, retry=Retry.NEVER)) == dict.fromkeys(batch, Unavailable)
 
 
 # The same inputs again
@@ -329,12 +311,6 @@ def test_clients_that_send_again_are_answered_and_each_poison_kills_twice_at_mos
 # Hangs
 
 
-def test_a_batch_that_hung_is_halved_so_that_batchmates_get_answers():
-    aftermath = death(Hang(1.0), make_requests(4))
-    assert [len(group) for group in aftermath.suspects] == [2, 2]
-    assert aftermath.refuse == ()
-
-
 def test_a_request_that_hung_by_itself_is_answered_at_once():
     request = make_request("r1")
     aftermath = death(Hang(1.5), [request])
@@ -346,18 +322,6 @@ def test_a_request_that_hung_by_itself_is_answered_at_once():
         "within 1.5 s (tritium.execution_timeout)"
     )
     assert (aftermath.suspects, aftermath.quarantine) == ((), ())
-
-
-def test_a_suspect_that_hung_alone_is_quarantined():
-    (request,) = make_requests(1)
-    aftermath = death(Hang(1.0), [request], alone=True)
-    assert refusals(aftermath) == {request: DeadlineExceeded}
-    assert aftermath.quarantine == (request,)
-
-
-def test_a_hang_that_is_not_retried_is_a_passed_deadline():
-    batch = make_requests(2)
-    assert refusals(death(Hang(1.0), batch, retry=Retry.NEVER)) == dict.fromkeys(batch, DeadlineExceeded)
 
 
 def test_lanes_beside_a_known_culprit_are_bystanders():
@@ -552,56 +516,6 @@ def test_a_worker_that_is_always_killed_ends_in_a_refusal():
 # The suspects' queue
 
 
-def test_groups_run_one_at_a_time_in_the_given_order():
-    suspects = SuspectQueue()
-    first, second = make_requests(2), make_requests(2)
-    suspects.push_split([first, (), second])
-    assert list(suspects) == [*first, *second]
-    assert suspects.next() == first
-    assert suspects.running == first
-    assert suspects.next() is None
-    assert len(suspects) == 2
-    suspects.outcome_ok()
-    assert suspects.next() == second
-    suspects.outcome_ok()
-    assert suspects.next() is None
-    assert (suspects.running, len(suspects)) == ((), 0)
-
-
-def test_halves_of_the_newest_split_run_first():
-    suspects = SuspectQueue()
-    one, two, three, four = make_requests(4)
-    suspects.push_split([(one, two), (three, four)])
-    suspects.next()
-    suspects.outcome_died([(one,), (two,)])
-    assert list(suspects) == [one, two, three, four]
-    assert suspects.next() == (one,)
-
-
-def test_a_siblings_death_does_not_end_the_running_group():
-    suspects = SuspectQueue()
-    running, other = make_requests(1), make_requests(1)
-    suspects.push_split([running])
-    suspects.next()
-    suspects.push_split([other])
-    assert suspects.running == running
-    assert suspects.next() is None
-
-
-def test_a_waiting_suspect_can_be_removed_and_a_running_one_not():
-    suspects = SuspectQueue()
-    one, two, three = make_requests(3)
-    suspects.push_split([(three,), (one, two)])
-    suspects.next()
-    assert not suspects.remove(three)
-    assert suspects.remove(one)
-    assert not suspects.remove(one)
-    assert list(suspects) == [two]
-    assert suspects.remove(two)
-    suspects.outcome_ok()
-    assert suspects.next() is None
-
-
 def test_suspects_keep_their_own_deadlines_and_may_be_cancelled():
     suspects = SuspectQueue()
     lasting, late, gone = make_request(), make_request("r1", deadline=5.0), make_request()
@@ -700,12 +614,6 @@ def carrying(*inputs):
     return make_request(inputs=inputs)
 
 
-def test_an_empty_quarantine_is_false_and_matches_nothing():
-    quarantine = Quarantine(60.0)
-    assert not quarantine
-    assert not quarantine.match(carrying(tensor()), 0.0)
-
-
 def test_a_quarantined_request_is_recognised_when_sent_again():
     quarantine = Quarantine(60.0)
     quarantine.add(carrying(tensor("A"), tensor("B")), 0.0)
@@ -740,26 +648,6 @@ def test_a_different_request_passes(poison, innocent):
     assert quarantine.match(carrying(*poison), 0.0)
 
 
-def test_quarantine_ends():
-    quarantine = Quarantine(60.0)
-    request = carrying(tensor())
-    quarantine.add(request, 0.0)
-    assert quarantine.match(request, 59.9)
-    assert not quarantine.match(request, 60.0)
-    assert not quarantine
-
-
-def test_being_refused_again_prolongs_quarantine():
-    quarantine = Quarantine(60.0)
-    request = carrying(tensor())
-    quarantine.add(request, 0.0)
-    quarantine.add(request, 50.0)
-    assert len(quarantine) == 1
-    assert quarantine.match(request, 100.0)
-    assert not quarantine.match(request, 110.0)
-    assert not quarantine.match(request, 111.0)
-
-
 def test_two_that_look_alike_leave_quarantine_one_by_one():
     quarantine = Quarantine(60.0)
     first, second = carrying(tensor(data=LONG)), carrying(tensor(data=ALTERED))
@@ -768,15 +656,6 @@ def test_two_that_look_alike_leave_quarantine_one_by_one():
     assert quarantine.match(first, 40.0)
     assert not quarantine.match(first, 70.0)
     assert quarantine.match(second, 70.0)
-
-
-def test_the_oldest_gives_way_where_there_are_too_many():
-    quarantine = Quarantine(60.0, capacity=2)
-    requests = [carrying(tensor(data=bytes([at] * 4))) for at in range(3)]
-    for at, request in enumerate(requests):
-        quarantine.add(request, float(at))
-    assert [quarantine.match(request, 3.0) for request in requests] == [False, True, True]
-    assert len(quarantine) == 2
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 20)), max_size=30))

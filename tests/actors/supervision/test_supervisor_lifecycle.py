@@ -303,15 +303,6 @@ async def test_a_keyboard_interrupt_is_nobodys_failure_and_passes_through():
 # Dynamic children.
 
 
-async def test_a_child_added_later_stands_last_and_is_supervised(autojump_clock):
-    a, b = Puppet("a"), Puppet("b")
-    async with serving(Supervisor([a.spec()])) as tree:
-        await tree.root.start_child(b.spec())
-        b.crash()
-        await settled()
-        tree.check({"a": "running", "b": "running"})
-
-
 async def test_a_child_that_fails_to_start_is_forgotten_and_the_caller_told(autojump_clock):
     a = Puppet("a", fail_starts=1)
     async with serving(Supervisor()) as tree:
@@ -330,26 +321,6 @@ async def test_starting_a_child_that_is_up_is_refused(autojump_clock):
             await tree.root.start_child(a.spec())
         with pytest.raises(AlreadyStarted):
             tree.root.start_child_nowait(a.spec(restart=Restart.TEMPORARY))
-
-
-async def test_a_terminated_temporary_child_is_forgotten(autojump_clock):
-    a = Puppet("a")
-    async with serving(Supervisor([a.spec(restart=Restart.TEMPORARY)])) as tree:
-        await tree.root.terminate_child("a")
-        tree.check({})
-        with pytest.raises(NoSuchChild):
-            await tree.root.terminate_child("a")
-
-
-async def test_terminating_stops_a_pending_restart(autojump_clock):
-    a = Puppet("a")
-    async with serving(Supervisor([a.spec()], backoff=WAIT)) as tree:
-        a.crash()
-        await settled()
-        await tree.root.terminate_child("a")
-        await trio.sleep(10)
-        tree.check({})
-        assert a.lives == 1
 
 
 async def test_a_child_can_be_terminated_while_it_starts(autojump_clock):
@@ -479,18 +450,6 @@ async def test_a_stop_ends_a_dynamic_start_that_is_under_way(autojump_clock):
         nursery.start_soon(start)
         await settled()
         tree.root.stop()
-
-
-async def test_dynamic_children_do_not_come_back_with_their_supervisor(autojump_clock):
-    a, b = Puppet("a"), Puppet("b")
-    inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
-    async with serving(Supervisor([inner.spec("inner")])) as tree:
-        await inner.start_child(b.spec())
-        a.crash()
-        await settled()
-        tree.check({"inner": "running", "inner/a": "running"})
-        await inner.start_child(b.spec())  # the handle is good for the next run
-        tree.check({"inner": "running", "inner/a": "running", "inner/b": "running"})
 
 
 async def test_dynamic_children_of_one_for_one_are_stopped_together_and_first(autojump_clock):
