@@ -102,22 +102,6 @@ async def test_loading_and_unloading_on_request_need_explicit_mode(begin, autoju
         assert (type(error), error.message) == (Unavailable, POLLING)
 
 
-async def test_a_load_returns_when_the_model_serves(begin, autojump_clock):
-    world = await begin(model("m", 1, 2), **EXPLICIT)
-    await world.catalog.load("m", {})
-    assert world.states("m") == {1: "READY", 2: "READY"}
-    assert world.router.resolve("m").spec.version == 2
-
-
-async def test_loading_an_unchanged_model_again_changes_nothing(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    before = world.serving("m")
-    await world.catalog.load("m", {})
-    assert world.serving("m") == before
-    assert len(world.tree.started) == 1
-
-
 async def test_a_failed_load_tells_each_version_and_drops_the_others(begin, autojump_clock):
     world = await begin(model("m", 1, 2, 3), **EXPLICIT)
     world.tree.fails = {("m", 1): 1, ("m", 3): 1}
@@ -186,43 +170,12 @@ async def test_what_does_not_drain_within_its_deadline_is_answered(begin, autoju
     assert isinstance(request.reply.error, Unavailable)
 
 
-async def test_unloading_what_is_unknown_or_unloaded_succeeds(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.unload("ghost")
-    await world.catalog.load("m", {})
-    await world.catalog.unload("m")
-    await world.catalog.unload("m")
-    assert world.index("ghost") == []
-
-
 async def test_a_failed_model_counts_as_unloaded_once_it_was_unloaded(begin, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     world.tree.fails = {"m": 9}
     await failure(world.catalog.load("m", {}))
     await world.catalog.unload("m")
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
-
-
-async def test_concurrent_loads_of_one_model_are_one_after_the_other_with_their_own_outcomes(
-    begin, nursery, autojump_clock
-):
-    world = await begin(model("m"), **EXPLICIT)
-    world.tree.fails = {"m": 1}
-    outcomes = []
-
-    async def load():
-        try:
-            await world.catalog.load("m", {})
-            outcomes.append("loaded")
-        except TritiumError as error:
-            outcomes.append(type(error).__name__)
-
-    for _ in range(3):
-        nursery.start_soon(load)
-    await trio.sleep(10)
-    assert outcomes == ["LoadFailed", "loaded", "loaded"]
-    assert len(world.tree.started) == 2
-    assert world.tree.most_loading == 1
 
 
 async def test_an_unload_takes_the_place_of_a_load_that_never_ends(begin, nursery, autojump_clock):
@@ -258,16 +211,6 @@ async def test_a_load_that_takes_longer_than_its_limit_fails(begin, autojump_clo
         assert f"not loaded within the {limit} s of tritium.load_timeout" in error.message
 
 
-async def test_one_models_slow_load_holds_up_no_other(begin, nursery, autojump_clock):
-    world = await begin(model("slow"), model("quick"), loads_at_once=2, **EXPLICIT)
-    world.tree.seconds = {"slow": 1000.0}
-    nursery.start_soon(world.catalog.load, "slow", {})
-    await trio.sleep(1)
-    start = trio.current_time()
-    await world.catalog.load("quick", {})
-    assert trio.current_time() - start == pytest.approx(1)
-
-
 # -- change without a dip
 
 
@@ -287,16 +230,6 @@ async def test_the_old_version_serves_until_all_new_ones_are_loaded(begin, nurse
     await old.standing.ended.wait()
     assert world.index("m") == [("m", 1, "READY", ""), ("m", 2, "READY", "")]
     assert world.swaps == [("m", [1]), ("m", [1, 2])]
-
-
-async def test_versions_that_are_not_wanted_any_more_retire_once_the_new_ones_serve(begin, autojump_clock):
-    world = await begin(model("m", 1), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (old,) = world.serving("m").values()
-    world.source.models["m"] = model("m", 2)
-    await world.catalog.load("m", {})
-    await old.standing.ended.wait()
-    assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded"), ("m", 2, "READY", "")]
 
 
 async def test_a_reload_that_fails_keeps_the_old(begin, autojump_clock):
@@ -375,18 +308,6 @@ async def test_an_unload_ends_what_is_told_of_a_reload(begin, autojump_clock):
     assert world.index("m") == [("m", 1, "READY", "")]
 
 
-async def test_only_the_versions_whose_files_changed_are_reloaded(begin, autojump_clock):
-    world = await begin(model("m", 1, 2), **EXPLICIT)
-    await world.catalog.load("m", {})
-    one, two = world.serving("m").values()
-    changed = model("m", 1, 2)
-    changed.specs[1] = model("m", 2, content="new").specs[0]
-    world.source.models["m"] = changed
-    await world.catalog.load("m", {})
-    assert world.serving("m")[1] is one
-    assert world.serving("m")[2] is not two
-
-
 async def test_an_instance_count_that_is_the_only_change_scales_in_place(begin, autojump_clock):
     world = await begin(model("m", config_json=b'{"name": "m", "instance_group": [1]}'), **EXPLICIT)
     await world.catalog.load("m", {})
@@ -428,36 +349,6 @@ async def served(world, parameters):
     return state.spec.config_json.decode(), state not in before.values()
 
 
-async def test_an_overriding_load_reloads_and_a_plain_one_keeps_to_it(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    assert await served(world, {}) == ("{}", True)
-    assert await served(world, {"config": OTHER}) == (OTHER, True)
-    assert await served(world, {"config": OTHER}) == (OTHER, True)
-    for _ in range(2):
-        assert await served(world, {}) == (OTHER, False)
-
-
-async def test_other_files_end_an_override(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
-    world.source.models["m"] = model("m", content="other")
-    assert await served(world, {}) == ("{}", True)
-    world.source.models["m"] = model("m")
-    assert await served(world, {}) == ("{}", True)
-
-
-async def test_other_files_that_do_not_load_end_an_override_too(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
-    world.source.models["m"] = model("m", content="other")
-    world.tree.fails["m"] = 1
-    await failure(world.catalog.load("m", {}))
-    (state,) = world.serving("m").values()
-    assert state.spec.config_json.decode() == OTHER  # what serves is left alone
-    world.source.models["m"] = model("m")
-    assert await served(world, {}) == ("{}", True)
-
-
 async def test_files_that_can_not_be_read_end_no_override(begin, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     await world.catalog.load("m", {"config": OTHER})
@@ -465,21 +356,6 @@ async def test_files_that_can_not_be_read_end_no_override(begin, autojump_clock)
     await failure(world.catalog.load("m", {}))
     world.source.models["m"] = model("m")
     assert await served(world, {}) == (OTHER, False)
-
-
-async def test_an_unload_ends_an_override(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
-    await world.catalog.unload("m")
-    assert await served(world, {}) == ("{}", True)
-
-
-async def test_an_override_that_does_not_load_is_not_kept(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    world.tree.fails["m"] = 1
-    await failure(world.catalog.load("m", {"config": OTHER}))
-    assert await served(world, {}) == ("{}", False)
 
 
 async def test_files_of_a_request_are_gone_with_the_next_plain_load(begin, autojump_clock):
@@ -524,58 +400,6 @@ async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, aut
 # -- what the watcher asks
 
 
-async def test_a_changed_directory_is_reloaded_and_an_unchanged_one_left_alone(begin, autojump_clock):
-    world = await begin(model("m", content="a"), mode=ControlMode.POLL)
-    before = world.serving("m")
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
-    assert world.serving("m") == before
-    world.source.models["m"] = model("m", content="b")
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
-    assert world.serving("m") != before
-
-
-@pytest.mark.parametrize(("content", "changed"), [("b", False), ("b", True), ("a", True)])
-async def test_a_model_that_failed_is_tried_again_once_something_was_written(
-    begin, autojump_clock, content, changed
-):
-    world = await begin(model("m", content="a"), mode=ControlMode.POLL, wait=False)
-    world.tree.fails = {"m": 1}
-    await world.catalog.finished.wait()
-    world.catalog.look_at(ModelKey("m"), changed=False)
-    await trio.sleep(5)
-    assert world.states("m") == {1: "UNAVAILABLE"}
-    assert len(world.tree.started) == 1
-    world.source.models["m"] = model("m", content=content)
-    world.catalog.look_at(ModelKey("m"), changed=changed)
-    await trio.sleep(5)
-    assert world.states("m") == {1: "READY"}
-
-
-async def test_news_of_a_model_that_failed_outlast_a_repository_that_cannot_be_read(begin, autojump_clock):
-    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
-    world.tree.fails = {"m": 1}
-    await world.catalog.finished.wait()
-    world.source.unreadable = "no network"
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
-    world.source.unreadable = ""
-    world.catalog.look_at(ModelKey("m"), changed=False)
-    await trio.sleep(5)
-    assert world.states("m") == {1: "READY"}
-
-
-async def test_of_two_looks_that_wait_the_one_that_is_done_knows_what_both_did(begin, autojump_clock):
-    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
-    world.tree.fails = {"m": 1}
-    await world.catalog.finished.wait()
-    world.catalog.look_at(ModelKey("m"), changed=False)
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
-    assert world.states("m") == {1: "READY"}
-
-
 async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_clock):
     world = await begin(model("m"), model("n"), mode=ControlMode.POLL)
     (state,) = world.serving("m").values()
@@ -585,14 +409,6 @@ async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_c
     assert world.states("n") == {1: "READY"}
     assert all(entry[2:] == ("UNAVAILABLE", "unloaded") for entry in world.index("m"))
     assert world.swaps[-1] == ("m", None)
-
-
-async def test_a_repository_that_cannot_be_read_is_no_order_to_unload(begin, autojump_clock):
-    world = await begin(model("m"), mode=ControlMode.POLL)
-    world.source.unreadable = "the mount has vanished"
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
-    assert world.states("m") == {1: "READY"}
 
 
 async def test_a_second_model_of_the_same_name_makes_both_unavailable(begin, autojump_clock):
@@ -646,14 +462,6 @@ async def test_parts_are_loaded_with_the_whole_and_unloaded_with_it_if_nobody_el
     assert world.states("asked") == {1: "READY"}
 
 
-async def test_a_whole_cannot_serve_without_its_part(begin, autojump_clock):
-    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
-    await world.catalog.load("whole", {})
-    await world.catalog.unload("part")
-    await trio.sleep(1)
-    assert world.index("whole") == [("whole", 1, "UNAVAILABLE", "unloaded")]
-
-
 async def test_models_that_depend_on_each_other_are_refused_with_the_path(begin, autojump_clock):
     world = await begin(model("a", depends_on=("b",)), model("b", depends_on=("a",)), **EXPLICIT)
     error = await failure(world.catalog.load("a", {}))
@@ -671,16 +479,6 @@ async def test_models_that_depend_on_each_other_are_refused_at_start_too(begin, 
     for name in "abc":
         ((_, _, state, reason),) = world.index(name)
         assert (state, "circular dependency between ensembles" in reason) == ("UNAVAILABLE", True)
-
-
-async def test_a_whole_comes_back_with_its_part(begin, autojump_clock):
-    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
-    await world.catalog.load("whole", {})
-    await world.catalog.unload("part")
-    await trio.sleep(1)
-    await world.catalog.load("part", {})
-    await trio.sleep(3)
-    assert world.states("whole") == {1: "READY"}
 
 
 async def test_a_whole_that_was_unloaded_does_not_come_back_with_its_part(begin, autojump_clock):

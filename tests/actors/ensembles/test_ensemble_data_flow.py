@@ -46,29 +46,6 @@ def names(runs):
 # -- one case at a time
 
 
-def test_a_chain_runs_one_step_after_the_other():
-    flow = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
-    [first] = flow.begin({"A": "x"})
-    assert first.inputs == {"a": "x"}
-    [second] = flow.received(first, {"b": "y"}, final=True)
-    assert second.inputs == {"a": "y"}
-    assert flow.received(second, {"b": "z"}, final=True) == []
-    assert flow.take_answers() == [{"C": "z"}]
-    assert flow.over
-    assert flow.ending("") is None
-
-
-def test_a_tensor_goes_to_every_step_that_takes_it_and_steps_wait_for_all_of_theirs():
-    graph = wiring("m a=A -> b=B", "m a=B -> b=C", "m a=B -> b=D", "m a=C c=D d=A -> b=E")
-    flow = Flow(course(graph, ("E",)))
-    [first] = flow.begin({"A": 0})
-    left, right = flow.received(first, {"b": 1}, final=True)
-    assert left.inputs == right.inputs == {"a": 1}
-    assert flow.received(right, {"b": 3}, final=True) == []
-    [last] = flow.received(left, {"b": 2}, final=True)
-    assert last.inputs == {"a": 2, "c": 3, "d": 0}
-
-
 def test_steps_that_nobody_asked_for_do_not_run_and_unused_outputs_are_not_asked_for():
     graph = wiring("m a=A -> b=B c=C", "m a=B -> b=D", "m a=C -> b=E")
     asked = course(graph, ("E",))

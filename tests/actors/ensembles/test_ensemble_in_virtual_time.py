@@ -873,40 +873,6 @@ async def test_a_reshape_is_undone_also_where_the_steps_do_not_batch(world, auto
 # -- missing outputs
 
 
-async def test_an_output_that_its_step_did_not_give_is_left_out_of_the_answer(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
-    both = Ensemble(
-        steps=(
-            EnsembleStep(model_name="a", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Y"}),
-            EnsembleStep(model_name="b", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Z"}),
-        )
-    )
-    whole = world.ensemble(both, outputs=tensors(OutputSpec, "Y", "Z"))
-    await world.settled()
-    requests = [ask(), ask()]
-    whole.submit_nowait(requests[0])
-    a.finish(outputs=[])
-    b.finish()
-    assert [output.name for output in requests[0].reply.parts[0].outputs] == ["Z"]
-    whole.submit_nowait(requests[1])
-    a.finish(outputs=[])
-    b.finish(outputs=[])
-    (answer,) = requests[1].reply.parts
-    assert (answer.outputs, answer.parameters) == ([], None)
-    assert whole.statistics.success_count == 2
-
-
-async def test_a_step_that_needs_what_was_not_given_is_a_deadlock(world, autojump_clock):
-    a = world.model("a")
-    world.model("b")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
-    a.finish(outputs=[])
-    assert "unexpected deadlock, at least one output is not set" in request.reply.error.message
-
-
 # -- what is counted
 
 

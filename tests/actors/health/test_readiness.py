@@ -230,13 +230,6 @@ async def test_a_lenient_server_asks_nobody(serving, autojump_clock):
     assert worker.asked == 0
 
 
-async def test_a_model_that_is_not_essential_is_not_waited_for(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(says=None, essential=False)
-    assert await server.is_ready()
-    assert worker.asked == 0
-
-
 async def test_who_asks_waits_for_what_a_model_says_of_itself(serving, autojump_clock):
     server = serving(started=False)
     worker = server.serve(says=None)
@@ -457,20 +450,6 @@ async def test_a_model_whose_probe_is_required_must_not_err(serving, autojump_cl
     worker.answer = ERROR
     await trio.sleep(1)
     assert not await server.is_ready()
-
-
-async def test_a_model_that_is_not_essential_is_probed_and_does_not_count(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=1.0, essential=False)
-    worker.hangs = True
-    await trio.sleep(3.5)
-    (counts,) = server.readiness.probes()
-    assert counts.failures == 3
-    assert await server.is_ready()
-    report = await server.readiness.deep()
-    assert report.ready
-    (part,) = report.document["parts"]
-    assert (part["ready"], part["essential"]) == (False, False)
 
 
 async def test_a_model_that_answers_its_clients_is_busy(serving, autojump_clock):

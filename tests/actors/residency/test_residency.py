@@ -1,7 +1,6 @@
 """Models in memory: loaded by a first request, evicted when memory is short, noticed only as a wait."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from actors.catalog.catalog import ControlMode
 from actors.residency.dormant import Dormant
 from actors.residency.policy import SHORTEST_TURN
 from actors.residency.residency import MEASURE_SECONDS, NOT_EVICTED_SECONDS
-from actors.serving.intake import STOPPING
 from actors.serving.standing import Status
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.specs import ModelKey, Residency
@@ -46,32 +44,6 @@ async def test_the_first_request_loads_its_model_and_no_other(begin, autojump_cl
     assert (await den.ask("a")).model_name == "a"
     assert den.farm.resident == ["a"]
     assert den.router.resolve("a") is den.serving("a")[1]
-
-
-async def test_however_many_wait_that_is_one_load(begin, autojump_clock):
-    den = await begin("a")
-    outcomes = [den.asking("a") for _ in range(50)]
-    await trio.sleep(60)
-    assert outcomes == [["a"]] * 50
-    assert len(den.farm.started) == 1
-    sample = den.sample("a").counters
-    assert (sample.loads, sample.wakes, sample.waiting) == (1, 1, 0)
-    assert sample.wake_seconds == pytest.approx(1)
-
-
-async def test_models_that_fit_are_loaded_side_by_side(begin, autojump_clock):
-    den = await begin("a", "b", "c", budget=3)
-    outcomes = [den.asking(name) for name in "abc"]
-    await trio.sleep(1.5)
-    assert outcomes == [["a"], ["b"], ["c"]]
-    assert den.farm.most_loading == 3
-
-
-async def test_a_version_may_be_asked_for_by_its_number(begin, autojump_clock):
-    den = await begin(on_demand("a", 1, 2), budget=2)
-    request = make_request(requested_version=1)
-    await den.router.resolve("a", "1").submit(request)
-    assert (await request.reply.wait()).model_version == 1
 
 
 async def test_the_load_goes_on_when_the_client_has_left(begin, autojump_clock):
@@ -130,20 +102,6 @@ async def test_one_that_is_loaded_and_cannot_serve_is_no_reason_to_load_it_again
 
 
 # -- evicting
-
-
-async def test_the_least_recently_used_one_makes_way(begin, autojump_clock):
-    den = await begin("a", "b", "c")
-    for name in ("a", "b", "a", "c"):
-        await den.ask(name)
-        await trio.sleep(1)
-    assert den.evicted == ["b"]
-    assert den.farm.resident == ["a", "c"]
-    assert den.log.of("model_evicted") == [
-        {"model": "b", "reason": "memory is needed for 'c'", "freed_bytes": UNIT}
-    ]
-    assert isinstance(den.router.resolve("b"), Dormant)
-    assert den.sample("b").counters.evictions == 1
 
 
 async def test_a_model_evicted_serves_again_when_it_is_asked_for(begin, autojump_clock):
@@ -220,16 +178,6 @@ async def test_models_that_grow_over_the_budget_make_way(begin, autojump_clock):
     assert den.log.of("model_evicted") == [
         {"model": "a", "reason": "memory is over the budget", "freed_bytes": UNIT}
     ]
-
-
-async def test_one_that_grew_over_the_budget_by_itself_is_loaded_again_all_the_same(begin, autojump_clock):
-    den = await begin("a")
-    await den.ask("a")
-    await trio.sleep(MEASURE_SECONDS)
-    den.farm.nbytes["a"] = 3 * UNIT
-    await trio.sleep(MEASURE_SECONDS + 1)
-    assert den.evicted == ["a"]
-    assert (await den.ask("a")).model_name == "a"
 
 
 async def test_new_files_are_estimated_anew(begin, autojump_clock):
@@ -401,23 +349,6 @@ async def test_nor_is_one_while_the_files_are_looked_at_or_a_model_is_evicted(be
     assert (working, waiting) == (["a"], ["b"])
 
 
-async def test_when_the_server_stops_those_who_wait_are_answered(begin, autojump_clock):
-    den = await begin("a", "b")
-    outcome = den.asking("a")
-    await settled()
-    den.residents.close()
-    await settled()
-    assert STOPPING in outcome[0].message
-    for name in "ab":
-        with pytest.raises(Unavailable, match=STOPPING):
-            await den.ask(name)
-    for versions in (den.residents.dormant(on_demand("new").specs),):
-        with pytest.raises(Unavailable, match=STOPPING):
-            await versions[1].submit(make_request())
-    await trio.sleep(10)
-    assert den.farm.resident == ["a"]  # its load was under way
-
-
 async def test_nothing_is_evicted_while_the_server_stops(begin, autojump_clock):
     den = await begin("a")
     await den.ask("a")
@@ -425,17 +356,6 @@ async def test_nothing_is_evicted_while_the_server_stops(begin, autojump_clock):
     den.farm.nbytes["a"] = 10 * UNIT
     await trio.sleep(3 * MEASURE_SECONDS)
     assert den.farm.resident == ["a"]
-
-
-async def test_a_client_that_leaves_is_told_of_where_its_request_is(begin, autojump_clock):
-    den = await begin("a")
-    den.farm.service["a"] = math.inf
-    request = make_request()
-    dormant = den.router.resolve("a")
-    await dormant.submit(request)
-    await settled()
-    dormant.cancel(request)
-    assert den.farm.workers["a"].cancelled == [request]
 
 
 async def test_one_that_leaves_while_it_waits_in_the_queue_is_answered_there(begin, autojump_clock):

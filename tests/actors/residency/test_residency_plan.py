@@ -68,14 +68,6 @@ def test_an_eviction_under_way_is_not_repeated_for_the_same_need():
     assert decided.evict == {}
 
 
-@pytest.mark.parametrize("hold", [KeptBy.REQUESTS, KeptBy.LONG_REQUEST, KeptBy.CHANGE, KeptBy.FOR_GOOD])
-def test_one_that_is_held_is_not_evicted_where_an_idle_one_will_do(hold):
-    decided = decide(
-        [newcomer("new", 50)], resident("held", 50, hold, turn_ends=0.0), resident("idle", 50, last_used=99.0)
-    )
-    assert names(decided.evict) == ["idle"]
-
-
 @pytest.mark.parametrize("hold", [KeptBy.LONG_REQUEST, KeptBy.CHANGE])
 def test_a_newcomer_waits_for_what_is_held(hold):
     decided = decide([newcomer("new", 50)], resident("held", 100, hold, turn_ends=0.0))

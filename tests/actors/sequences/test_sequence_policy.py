@@ -3,7 +3,6 @@
 The rules are those of the contract, scheduling.md section 6.
 """
 
-
 import numpy as np
 import pytest
 

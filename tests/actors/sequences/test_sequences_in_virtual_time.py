@@ -85,23 +85,6 @@ async def test_steps_of_a_sequence_are_answered_in_order(stage, autojump_clock, 
     assert not model.state.in_flight
 
 
-async def test_sequences_run_together_while_their_own_requests_wait(stage, autojump_clock):
-    model = stage()
-    first = await step(model, 1, START)
-    await model.settled()
-    rest = [
-        await step(model, 1),
-        await step(model, 2, START),
-        await step(model, 2),
-        await step(model, 3, START),
-    ]
-    model.worker.finish()
-    await model.settled()
-    model.worker.finish()
-    await model.settled()
-    assert real(model.worker) == [[first], [rest[0], rest[1], rest[3]], [rest[2]]]
-
-
 async def test_padding_is_nobody_s_answer_and_no_statistic(stage, autojump_clock):
     model = stage(DIRECT)
     await step(model, 1, START)
@@ -367,37 +350,6 @@ async def test_a_start_that_has_run_is_not_run_again(stage, autojump_clock):
     assert "sequence 1 of model 'model' has ended" in started.reply.error.message
 
 
-async def test_a_slot_that_a_death_frees_is_not_given_to_the_backlog(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    last = await step(model, 1, START | END)
-    await model.settled()
-    waiting = await step(model, 2, START)
-    die(model, refuse=((last, Unavailable("it died")),))
-    assert last.reply.error is not None
-    assert waiting.reply.parts == []
-    come_back(model)
-    await model.settled()
-    assert real(model.worker)[-1] == [waiting]
-
-
-async def test_an_answer_that_came_before_the_death_seats_nobody_in_the_dead_instance(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    last = await step(model, 1, START | END)
-    await model.settled()
-    waiting = await step(model, 2, START)
-    model.worker.instance.worker = None
-    model.state.sequences.about_to_leave(model.worker.instance.key)
-    model.worker.finish()
-    assert last.reply.answered
-    assert model.state.sequences.counts().free_slots == 0
-    newcomer = await step(model, 3, START)
-    die(model)
-    assert waiting.reply.parts == newcomer.reply.parts == []
-    come_back(model)
-    await model.settled()
-    assert real(model.worker)[-1] == [waiting]
-
-
 async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump_clock):
     model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
     first, second = await step(model, 1, START), await step(model, 2, START)
@@ -526,28 +478,6 @@ async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, 
         model.worker.finish()
         await model.settled()
     assert stuck.reply.admitted
-
-
-async def test_who_goes_on_with_a_slot_does_not_wait_behind_those_without(stage, autojump_clock):
-    model = stage(max_batch_size=1, queue_bounds=QueueBounds(requests=1))
-    await step(model, 1, START)
-    await model.settled()
-    await step(model, 1)
-    await step(model, 2, START)
-    newcomer = model.sending(correlation_id=3, flags=START)
-    await model.settled()
-    last = model.sending(correlation_id=1, flags=END)
-    await model.settled()
-    assert not newcomer.reply.admitted
-    assert not last.reply.admitted
-    model.worker.finish()
-    await model.settled()
-    assert last.reply.admitted
-    assert not newcomer.reply.admitted
-    for _ in range(2):
-        model.worker.finish()
-        await model.settled()
-    assert newcomer.reply.admitted
 
 
 async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(stage, autojump_clock):

@@ -11,7 +11,7 @@ from actors.serving.policy.retries import Aftermath
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
-from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, TimeoutAction
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer, Result
 from tests.support.model_doubles import Context, Stage
@@ -98,17 +98,6 @@ async def test_the_least_recently_served_idle_instance_is_next(stage, autojump_c
     assert len(model.workers[0].sent) == 3  # an idle one before one that would only prefetch
 
 
-async def test_the_more_urgent_level_goes_first(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
-    await busy(model)
-    late = await model.send()
-    urgent = await model.send(priority=1)
-    for _ in range(3):
-        model.worker.finish()
-        await model.settled()
-    assert model.arrivals[1:] == [urgent.reply, late.reply]
-
-
 async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autojump_clock):
     model = stage(queue_bounds=QueueBounds(requests=2))
     await busy(model)
@@ -152,24 +141,6 @@ async def test_who_can_not_wait_does_not_overtake_those_who_do(stage, autojump_c
     assert not waiting.reply.admitted
 
 
-async def test_a_queue_full_in_bytes_makes_callers_wait(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(nbytes=20))
-    await busy(model)
-    await model.send(rows=2)
-    waiting = model.sending()
-    await model.settled()
-    assert not waiting.reply.admitted
-    model.worker.finish()
-    await model.settled()
-    assert waiting.reply.admitted
-
-
-async def test_a_request_larger_than_the_bound_gets_in_when_the_queue_is_empty(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(nbytes=4))
-    await busy(model)
-    assert await model.send(rows=8) in model.state.queue
-
-
 async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage, autojump_clock):
     model = stage(queue_bounds=QueueBounds(nbytes=40))
     await busy(model)
@@ -182,14 +153,6 @@ async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage, autojum
     model.worker.finish()
     await model.settled()
     assert (large.reply.admitted, small.reply.admitted) == (True, True)
-
-
-async def test_a_level_with_a_maximum_refuses_instead(stage, autojump_clock):
-    model = stage(scheduling=with_policy(max_queue_size=1))
-    await busy(model)
-    await model.send()
-    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
-        await model.send()
 
 
 async def fill(model):
@@ -293,38 +256,6 @@ async def test_a_timeout_is_on_time_while_every_instance_is_busy(stage, autojump
     assert request.reply.at - model.start == pytest.approx(2.25)
     assert request.reply.error.code is ErrorCode.UNAVAILABLE
     assert model.state.statistics.failures[FailureReason.REJECTED] == 1
-
-
-async def test_a_shorter_timeout_of_the_client_counts_where_it_is_allowed(stage, autojump_clock):
-    model = stage(scheduling=with_policy(default_timeout=5.0, allow_timeout_override=True))
-    await busy(model)
-    request = await model.send(timeout=1.0)
-    await trio.sleep(10)
-    assert request.reply.at - model.start == pytest.approx(1.0)
-
-
-async def test_a_deadline_of_the_client_is_on_time_too(stage, autojump_clock):
-    model = stage()
-    await busy(model)
-    request = await model.send(deadline=trio.current_time() + 3.0)
-    await trio.sleep(10)
-    assert request.reply.at - model.start == pytest.approx(3.0)
-    assert request.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
-
-
-async def test_a_delayed_request_goes_after_the_others_but_goes(stage, autojump_clock):
-    model = stage(
-        scheduling=with_policy(default_timeout=1.0, timeout_action=TimeoutAction.DELAY), max_batch_size=1
-    )
-    await busy(model)
-    delayed = await model.send()
-    await trio.sleep(1.5)
-    fresh = await model.send()
-    for _ in range(3):
-        model.worker.finish()
-        await model.settled()
-    assert model.arrivals[1:] == [fresh.reply, delayed.reply]
-    assert delayed.reply.answered
 
 
 async def test_a_queued_request_that_is_cancelled_leaves_at_once(stage, autojump_clock):
@@ -711,19 +642,6 @@ async def test_draining_answers_everything_and_takes_nothing_new(stage, autojump
     assert all(request.reply.answered for request in (running, queued, waiting))
 
 
-async def test_a_drain_that_takes_too_long_refuses_those_who_still_wait(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    await busy(model)
-    queued = await model.send()
-    waiting = model.sending()
-    await model.settled()
-    model.state.standing.become(Status.UNLOADING)
-    model.state.intake.fail_queued(Unavailable(STOPPING))
-    await model.settled()
-    assert queued.reply.error.message == waiting.reply.refused.message == STOPPING
-    assert not waiting.reply.admitted
-
-
 async def test_closing_answers_whatever_is_left(stage, autojump_clock):
     model = stage(queue_bounds=QueueBounds(requests=1))
     (running,) = await busy(model)
@@ -937,15 +855,6 @@ async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_cli
     await model.settled()
     assert model.worker.sent[-1][1] == [stays]
     assert (left.attempts, stays.attempts) == (0, 1)
-
-
-async def test_the_client_of_what_has_begun_leaves_it_to_the_model(stage, autojump_clock):
-    model = stage(capacity=2)
-    begun = await model.send()
-    await model.settled()
-    model.state.cancel(begun)
-    assert model.worker.cancelled == [begun]
-    assert begun.reply.at is None
 
 
 async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, autojump_clock):
