@@ -26,8 +26,7 @@ from actors.values.specs import (
 )
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer
-from tests.support.model_doubles import Context, Stage, make_spec
-from tests.support.ports import Port
+from tests.support.model_doubles import Context, Port, Stage, make_spec
 
 SIZE = 1_000_000
 FAILED = Answer(code=ErrorCode.INTERNAL, message="no")

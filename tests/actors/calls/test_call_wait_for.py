@@ -1,6 +1,7 @@
 """Deadlocks in wait-for graphs: the decision agrees with a run in which every free call goes on."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,7 @@ def test_waiting_for_nothing_is_not_waiting():
 
 def ended(graph):
     """Return the nodes that end if every node that can end does, again and again."""
-    over = set()
+    over: set[Any] = set()
     while True:
         now = {
             node

@@ -5,6 +5,7 @@ Its models depend on nothing, so each goes its own way, and the model foretells 
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -80,7 +81,7 @@ class CatalogAlone(RuleBasedStateMachine):
         self.there = set()  # names that have a lane
         self.left = set()  # of those, the ones whose model has left
         self.freed_at = {}
-        self.copies = {name: [] for name in NAMES}  # that were made of each model, in order
+        self.copies: Any = {name: [] for name in NAMES}  # that were made of each model, in order
         read = self.world.source.read
 
         async def read_and_note(key, *args):

@@ -1,5 +1,7 @@
 """The bounded channels from the watcher to the catalog and from the catalog to a model's lane."""
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -36,7 +38,7 @@ class OneLane:
 
     def __init__(self):
         self.world = World()
-        self.over = []
+        self.over: list[Any] = []
         self.lane = ModelLane(
             M, self.world.around, "m", on_over=lambda: self.over.append(True), on_changed=lambda _: None
         )

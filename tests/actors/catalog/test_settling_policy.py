@@ -1,8 +1,8 @@
 """`actors.catalog.settling`: what is looked at, what has gone, and what is waited for."""
 
 from dataclasses import replace
+from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -269,9 +269,9 @@ class Watched(RuleBasedStateMachine):
         self.settling = Settling()
         self.clock = 0
         self.stamps = 0
-        self.truth = {"one": {}, "two": {}}  # source -> name -> Seen
+        self.truth: Any = {"one": {}, "two": {}}  # source -> name -> Seen
         self.down = set()
-        self.answered = {"one": [], "two": []}  # every view of a source, None where it did not answer
+        self.answered: Any = {"one": [], "two": []}  # every view of a source, None where it did not answer
         self.believed = {}  # name -> {source: stamp} when it was last looked at
 
     @initialize(first=st.dictionaries(NAMES, STATES))
@@ -435,4 +435,4 @@ class Watched(RuleBasedStateMachine):
 
 
 Watched.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
-TestWatchedRepositories = pytest.mark.slow(Watched.TestCase)
+TestWatchedRepositories = Watched.TestCase

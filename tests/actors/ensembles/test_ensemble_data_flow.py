@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,21 +50,21 @@ def names(runs):
 def test_steps_that_nobody_asked_for_do_not_run_and_unused_outputs_are_not_asked_for():
     graph = wiring("m a=A -> b=B c=C", "m a=B -> b=D", "m a=C -> b=E")
     asked = course(graph, ("E",))
-    flow = Flow(asked)
+    flow: Any = Flow(asked)
     [first] = flow.begin({"A": 0})
     assert first.step.outputs == {"c": "C"}
     assert names(flow.received(first, {"c": 1}, final=True)) == [2]
 
 
 def test_an_input_of_the_ensemble_can_be_its_output():
-    flow = Flow(course(wiring("m a=A -> b=B"), ("A", "B")))
+    flow: Any = Flow(course(wiring("m a=A -> b=B"), ("A", "B")))
     [only] = flow.begin({"A": 5})
     flow.received(only, {"b": 6}, final=True)
     assert flow.take_answers() == [{"A": 5, "B": 6}]
 
 
 def test_a_missing_output_is_a_deadlock_where_somebody_needs_it():
-    flow = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
+    flow: Any = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
     [first] = flow.begin({"A": 0})
     assert flow.received(first, {}, final=True) == []
     assert flow.over
@@ -77,7 +78,7 @@ def test_a_missing_output_is_a_deadlock_where_somebody_needs_it():
 @pytest.mark.parametrize("given_inputs", [{"A": 1}, {"A": 1, "O": None}])
 def test_a_missing_tensor_is_left_out_where_the_model_can_do_without(given_inputs):
     graph = wiring("first a=A -> b=B", "optional a=A b=B o=O -> c=C")
-    flow = Flow(course(graph, ("C",), optional=StepModel(optional=frozenset(("b", "o")))))
+    flow: Any = Flow(course(graph, ("C",), optional=StepModel(optional=frozenset(("b", "o")))))
     [first] = flow.begin(given_inputs)
     [second] = flow.received(first, {}, final=True)
     assert second.inputs == {"a": 1}
@@ -95,7 +96,7 @@ def test_an_output_that_no_step_gave_is_left_out_of_the_answer(kind):
 
 
 def test_every_response_of_a_decoupled_step_is_an_answer_whatever_outputs_it_has():
-    flow = Flow(course(wiring("many a=A -> b=B c=C"), ("B", "C"), many=DECOUPLED))
+    flow: Any = Flow(course(wiring("many a=A -> b=B c=C"), ("B", "C"), many=DECOUPLED))
     [many] = flow.begin({"A": 0})
     flow.received(many, {"b": 1}, final=False)
     flow.received(many, {}, final=False)
@@ -107,7 +108,7 @@ def test_every_response_of_a_decoupled_step_is_an_answer_whatever_outputs_it_has
 
 def test_an_error_is_told_when_everything_that_runs_has_ended():
     graph = wiring("m a=A -> b=B", "m a=A -> b=C", "m a=B c=C -> b=D")
-    flow = Flow(course(graph, ("D",)))
+    flow: Any = Flow(course(graph, ("D",)))
     one, other = flow.begin({"A": 0})
     flow.failed(one, Internal("first"), final=True)
     assert not flow.over
@@ -118,7 +119,7 @@ def test_an_error_is_told_when_everything_that_runs_has_ended():
 
 
 def test_nothing_runs_after_a_stop():
-    flow = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
+    flow: Any = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
     [first] = flow.begin({"A": 0})
     flow.stop(Internal("enough"))
     assert flow.received(first, {"b": 1}, final=True) == []
@@ -128,7 +129,7 @@ def test_nothing_runs_after_a_stop():
 
 def test_each_response_of_a_decoupled_step_is_an_answer_of_its_own_and_they_keep_their_order():
     graph = wiring("many a=A -> b=B", "m a=B -> b=C")
-    flow = Flow(course(graph, ("C",), many=DECOUPLED))
+    flow: Any = Flow(course(graph, ("C",), many=DECOUPLED))
     [many] = flow.begin({"A": 0})
     [zero] = flow.received(many, {"b": 0}, final=False)
     [one] = flow.received(many, {"b": 1}, final=False)
@@ -143,7 +144,7 @@ def test_each_response_of_a_decoupled_step_is_an_answer_of_its_own_and_they_keep
 
 
 def test_a_decoupled_ensemble_may_end_without_an_answer():
-    flow = Flow(course(wiring("many a=A -> b=B"), ("B",), many=DECOUPLED))
+    flow: Any = Flow(course(wiring("many a=A -> b=B"), ("B",), many=DECOUPLED))
     [many] = flow.begin({"A": 0})
     flow.received(many, {}, final=True, empty=True)
     assert flow.over
@@ -152,7 +153,7 @@ def test_a_decoupled_ensemble_may_end_without_an_answer():
 
 def test_outputs_of_one_iteration_stay_together_and_those_from_before_go_with_each():
     graph = wiring("plain a=A -> b=P", "many a=A -> b=B", "m a=B -> b=C", "more a=C -> b=D")
-    flow = Flow(course(graph, ("P", "B", "D"), many=DECOUPLED, more=DECOUPLED))
+    flow: Any = Flow(course(graph, ("P", "B", "D"), many=DECOUPLED, more=DECOUPLED))
     plain, many = flow.begin({"A": 0})
     flow.received(plain, {"b": "p"}, final=True)
     [m0] = flow.received(many, {"b": "b0"}, final=False)
@@ -173,9 +174,9 @@ def test_a_long_stream_leaves_nothing_behind():
     class Part:
         pass
 
-    flow = Flow(course(wiring("many a=A -> b=B", "m a=B -> b=C"), ("C", "B"), many=DECOUPLED))
+    flow: Any = Flow(course(wiring("many a=A -> b=B", "m a=B -> b=C"), ("C", "B"), many=DECOUPLED))
     [many] = flow.begin({"A": Part()})
-    parts = weakref.WeakSet()
+    parts: Any = weakref.WeakSet()
     for _ in range(50):
         made = {"b": Part()}
         parts.update(made.values())
@@ -276,7 +277,7 @@ class Play:
         self.pick = pick
         self.null = null
         self.fail_at = fail_at
-        self.ran = Counter()
+        self.ran: Any = Counter()
         self.answers = []
         self.open = [(run, 0) for run in self.flow.begin({name: name for name in inputs if name not in null})]
 

@@ -1,6 +1,7 @@
 """Ensembles over models whose workers finish on cue: what is submitted, waits, is told and is held."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -552,7 +553,7 @@ async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_
     whole = world.ensemble(chain("a", "b"))
     await world.settled()
     whole.submit_nowait(ask())
-    leases = []
+    leases: list[Any] = []
     memory = bytearray(8)
     a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
     await world.settled()
@@ -569,7 +570,7 @@ async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world
     await world.settled()
     await b.send()
     whole.submit_nowait(ask())
-    leases = []
+    leases: list[Any] = []
     memory = bytearray(np.full((1, 2), 5, np.float32).tobytes())
     a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
     await world.settled()
@@ -588,7 +589,7 @@ async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_
     await world.settled()
     request = ask(3)
     whole.submit_nowait(request)
-    leases = []
+    leases: list[Any] = []
     a.finish(leases=leases)
     await trio.sleep(5)
     assert leases == ["taken"]
@@ -610,7 +611,7 @@ async def test_the_answers_memory_is_given_back_when_the_answer_is_released(worl
     await world.settled()
     request = ask()
     whole.submit_nowait(request)
-    leases = []
+    leases: list[Any] = []
     a.finish(leases=leases)
     await world.settled()
     (response,) = request.reply.parts
@@ -653,7 +654,7 @@ async def test_a_part_is_credited_when_its_consumers_have_been_accepted(world, a
     await world.settled()
     whole.submit_nowait(ask())
     (stream,) = many.running
-    leases = []
+    leases: list[Any] = []
     for _ in range(4):
         many.part(stream, final=False, leases=leases)
         await world.settled()
@@ -696,7 +697,7 @@ async def test_a_client_that_does_not_read_holds_up_the_decoupled_model_and_not_
     request = ask()
     whole.submit_nowait(request)
     (stream,) = many.running
-    leases = []
+    leases: list[Any] = []
     for _ in range(UNREAD_PARTS + 8):
         many.part(stream, final=False, leases=leases)
         await world.settled()
@@ -719,7 +720,7 @@ async def test_nothing_is_held_for_a_client_that_has_gone(world, autojump_clock)
     request = ask()
     whole.submit_nowait(request)
     (stream,) = many.running
-    leases = []
+    leases: list[Any] = []
     for _ in range(UNREAD_PARTS + 1):
         many.part(stream, final=False, leases=leases)
         await world.settled()

@@ -1,5 +1,7 @@
 """Readiness in virtual time: models that serve, hang, err, come and go, beside a verdict kept current."""
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -86,7 +88,7 @@ class Server:
         if started:
             self.finished.set()
         self.start = trio.current_time()
-        self.log = []
+        self.log: list[Any] = []
         self.readiness = Readiness(
             self.router,
             strict=strict,

@@ -1,6 +1,7 @@
 """What a client meets whose model is not loaded: a wait, an answer, or a reason."""
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -64,7 +65,7 @@ class Bed:
     def sending(self, **options):
         """A request in flight; `outcome` becomes None once it is accepted, or the error."""
         request = make_request(**options)
-        outcome = []
+        outcome: list[Any] = []
 
         async def send():
             try:

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -106,7 +107,7 @@ async def test_a_connection_that_crashes_as_it_begins_leaves_nothing_that_the_en
 ):
     points.arm(point, fail)
     listener = make()
-    crashes = []
+    crashes: list[Any] = []
 
     async def survived(run, *args):
         try:

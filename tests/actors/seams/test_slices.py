@@ -1,6 +1,7 @@
 """Long work comes in slices, shares one turn, and makes way for short batches."""
 
 import threading
+from typing import Any
 
 import pytest
 import trio
@@ -52,7 +53,7 @@ async def test_work_that_is_not_very_long_never_rests(short_slices, autojump_clo
 
 async def test_while_one_rests_no_other_long_work_goes_on(short_slices, autojump_clock):
     """Long works share the core that the short batch is to have."""
-    done = []
+    done: list[Any] = []
     await in_slices(counting([], "before", 1))
     passing.batches += 1
     async with trio.open_nursery() as nursery:
@@ -65,7 +66,7 @@ async def test_while_one_rests_no_other_long_work_goes_on(short_slices, autojump
 
 
 async def test_long_works_take_turns(short_slices):
-    done = []
+    done: list[Any] = []
     async with trio.open_nursery() as nursery:
         for name in "ab":
             nursery.start_soon(in_slices, counting(done, name, 3))
@@ -73,7 +74,7 @@ async def test_long_works_take_turns(short_slices):
 
 
 async def test_work_whose_caller_leaves_is_closed(short_slices):
-    closed = []
+    closed: list[Any] = []
 
     def work():
         try:

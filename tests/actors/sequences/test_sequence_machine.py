@@ -7,6 +7,7 @@ which of two equal ones is first.
 """
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -343,7 +344,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
 
     def alike(self, ready):
         """Return the first sequences, as many as share a batch with the first one."""
-        found = []
+        found: list[Any] = []
         for sequence in ready:
             if sequence.queue[0].batch_key != ready[0].queue[0].batch_key or len(found) == self.batch:
                 break
@@ -558,5 +559,5 @@ class SlotsAndTurns(RuleBasedStateMachine):
         assert not (self.backlog and self.free())
 
 
-TestSlotsAndTurns = pytest.mark.slow(SlotsAndTurns.TestCase)
+TestSlotsAndTurns = SlotsAndTurns.TestCase
 TestSlotsAndTurns.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)

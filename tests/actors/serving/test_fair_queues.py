@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, deque
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -102,7 +103,7 @@ def test_delayed_requests_are_shared_out_as_well():
 
 
 def test_what_is_known_of_tenants_is_bounded():
-    lane = FairLane(Ledger(Fairness(tenant_header="x", default_weight=0.001)))
+    lane: Any = FairLane(Ledger(Fairness(tenant_header="x", default_weight=0.001)))
     stays = make_request("stays")
     lane[stays] = None
     for n in range(3 * REMEMBERED):
@@ -113,7 +114,7 @@ def test_what_is_known_of_tenants_is_bounded():
 
 
 def test_nothing_is_remembered_of_anybody_once_the_queue_is_empty():
-    lane = FairLane(Ledger(Fairness(tenant_header="x")))
+    lane: Any = FairLane(Ledger(Fairness(tenant_header="x")))
     for n in range(10):
         lane[make_request(f"t{n}")] = None
     for _ in range(10):
@@ -469,8 +470,8 @@ class Shares(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.lane = FairLane(Ledger(Fairness(tenant_header="x", weights=WEIGHTS)))
-        self.lines = {tenant: deque() for tenant in WEIGHTS}
+        self.lane: Any = FairLane(Ledger(Fairness(tenant_header="x", weights=WEIGHTS)))
+        self.lines: Any = {tenant: deque() for tenant in WEIGHTS}
         self.got = {}  # pairs that both wait → what each has got since, by weight
 
     @rule(tenant=st.sampled_from("abc"), rows=st.lists(st.integers(1, MOST_ROWS), min_size=1, max_size=5))

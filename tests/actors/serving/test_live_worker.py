@@ -5,6 +5,7 @@ import math
 import os
 import random
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ class Connection:
 
     def packets(self):
         """What the worker would read now; new segments are mapped as it would."""
-        found = []
+        found: list[Any] = []
         while True:
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self.sock, frames.MAX_FRAME, 4)
@@ -507,7 +508,7 @@ class Sent:
 
 
 def test_a_slot_is_free_when_its_last_lease_ends():
-    freed = []
+    freed: list[Any] = []
     slot = Slot(3, Sent(), freed.append)
     slot.lease()
     slot.lease()

@@ -1,5 +1,7 @@
 """A model's queue, scheduler and answers on a clock that jumps, with workers that finish on cue."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -408,7 +410,7 @@ async def test_a_workers_clock_is_believed_as_far_as_it_can_be_true(stage, autoj
     await busy(model)
     await trio.sleep(1)
     batch = next(iter(model.worker.outstanding.values()))
-    cuts = [(request, [], None) for request in batch.requests]
+    cuts: Any = [(request, [], None) for request in batch.requests]
     lies = (2**64 - 1,) * 3
     model.state.outcome.completed(batch, Result(batch.id, 0, 1, lies), cuts, borrowed=False)
     assert model.state.statistics.compute_infer_ns <= 1_000_000_001
@@ -419,7 +421,7 @@ async def test_a_second_answer_goes_nowhere_and_is_counted(stage, autojump_clock
     (request,) = await busy(model)
     batch = next(iter(model.worker.outstanding.values()))
     model.worker.finish()
-    cuts = [(request, [], None)]
+    cuts: Any = [(request, [], None)]
     model.state.outcome.completed(batch, Result(batch.id, 0, 1, (0, 0, 0)), cuts, borrowed=True)
     assert len(request.reply.parts) == 1
     assert model.state.statistics.reply_violations == 1

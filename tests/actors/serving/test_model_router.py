@@ -1,5 +1,7 @@
 """From names to versions, in the contract's words."""
 
+from typing import Any
+
 import pytest
 
 from actors.serving.model import ModelState
@@ -148,7 +150,7 @@ async def test_what_ended_can_be_forgotten(router):
 
 
 async def test_observers_hear_of_every_change(router):
-    heard = []
+    heard: list[Any] = []
     router.roster.on_change(heard.append)
     add(router, "m", 1).standing.become(Status.UNAVAILABLE, "gone")
     assert set(heard) == {ModelKey("m")}

@@ -4,6 +4,7 @@ Workers die, callers leave and time passes.
 """
 
 from functools import partial
+from typing import Any
 
 import trio
 import trio.testing
@@ -166,7 +167,7 @@ class Story:
         state = self.stage.state
         if not state.spec.scheduling.preserve_ordering:
             return
-        first_sent = {}
+        first_sent: dict[Any, Any] = {}
         moments = [
             (at, n, worker) for worker in self.stage.workers for n, (at, _, _) in enumerate(worker.sent)
         ]

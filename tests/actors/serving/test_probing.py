@@ -1,6 +1,7 @@
 """Probe inferences: what is asked, what counts as an answer, and what an outcome says about a new version."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ async def test_an_answer_is_timed_and_let_go_of(nursery, autojump_clock):
 
 
 async def test_every_part_is_let_go_of_and_the_final_one_is_waited_for():
-    released = []
+    released: list[Any] = []
     outcome = await probe(Model(response(released), response(released)), within=1.0)
     assert outcome.answered
     assert len(released) == 2
@@ -211,7 +212,7 @@ async def test_a_model_that_hangs_is_cancelled_and_what_it_says_later_let_go_of(
         answered=False, error="no answer within 2 s", seconds=trio.current_time() - began
     )
     assert model.cancelled == [model.request]
-    released = []
+    released: list[Any] = []
     model.request.reply.put(response(released), final=True)
     assert len(released) == 1
 

@@ -6,6 +6,7 @@ promise which of two equal ones is first.
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -77,7 +78,7 @@ class QueueAgainstLists(RuleBasedStateMachine):
             bounds,
             Fairness(ageing=age),
         )
-        self.lanes = {(level, delayed): [] for level in self.levels for delayed in (False, True)}
+        self.lanes: Any = {(level, delayed): [] for level in self.levels for delayed in (False, True)}
         self.now = 0.0
         self.flagged = []  # met while they were looked at, and not yet told of
         self.out = []  # taken: they may come back
@@ -178,7 +179,7 @@ class QueueAgainstLists(RuleBasedStateMachine):
     @rule(n=st.integers(1, 4))
     def take(self, n):
         self.tell_ends()
-        expected = []
+        expected: list[Any] = []
         for waiting in self.scan():
             if len(expected) == n:
                 break
@@ -286,5 +287,5 @@ class QueueAgainstLists(RuleBasedStateMachine):
             assert (len(self.queue), self.queue.nbytes) == (0, 0)
 
 
-TestQueueAgainstLists = pytest.mark.slow(QueueAgainstLists.TestCase)
+TestQueueAgainstLists = QueueAgainstLists.TestCase
 TestQueueAgainstLists.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

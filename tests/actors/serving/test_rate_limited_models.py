@@ -3,6 +3,8 @@
 The tests run schedulers, states and the limiter, with workers that finish on cue.
 """
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -26,7 +28,7 @@ async def house(nursery):
 
     class House:
         def __init__(self):
-            self.limiter = RateLimiter({})
+            self.limiter: Any = RateLimiter({})
 
         def model(self, name, *, count=1, priority=0, resources=GPU, options=None, **changes):
             specs = instances(name, count=count, priority=priority, resources=resources, **(options or {}))

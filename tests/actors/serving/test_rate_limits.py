@@ -1,5 +1,7 @@
 """The rate limiter's rules, each by itself and under any order of events."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ class Table:
     """A limiter with instances called by letters, each of its own model; it notes which ones are rung."""
 
     def __init__(self, capacities=None, **instances):
-        self.limiter = RateLimiter(capacities or {})
+        self.limiter: Any = RateLimiter(capacities or {})
         self.rung = []
         for key, spec in instances.items():
             self.enter(key, spec)
@@ -76,7 +78,7 @@ def test_a_capacity_that_nobody_gave_is_the_most_that_one_instance_needs():
 
 
 def test_a_device_has_a_pool_of_its_own():
-    one = {"gpu": 0}, {"gpu": 1}, {}
+    one: Any = {"gpu": 0}, {"gpu": 1}, {}
     table = Table(
         {("R", None): 1, ("R", 1): 2},
         **{key: instance(("R", 1), **at) for key, at in zip("abc", one, strict=True)},
@@ -129,7 +131,7 @@ def test_a_model_may_make_its_own_resource_global_by_a_reload():
 
 
 def test_all_instances_of_a_version_enter_or_none():
-    limiter = RateLimiter({("R", None): 1})
+    limiter: Any = RateLimiter({("R", None): 1})
     with pytest.raises(InvalidArgument):
         limiter.enter("m", [("a", instance(("R", 1))), ("b", instance(("R", 2)))], lambda: None)
     assert not limiter.statistics().pools
@@ -236,7 +238,7 @@ class Limiting(RuleBasedStateMachine):
     )
     def start(self, given):
         self.rung = set()
-        self.limiter = RateLimiter(given)
+        self.limiter: Any = RateLimiter(given)
         self.members = {}  # key → [spec, executing]
         self.numbers = iter(range(10**6))
 
@@ -314,7 +316,7 @@ class Limiting(RuleBasedStateMachine):
 
     @invariant()
     def exactly_what_executes_is_held(self):
-        used = {}
+        used: dict[Any, Any] = {}
         for spec, executing in self.members.values():
             for name, units in self.needs(spec).items():
                 used[name] = used.get(name, 0) + units * executing
@@ -324,7 +326,7 @@ class Limiting(RuleBasedStateMachine):
     def who_may_begin_has_been_rung(self):
         """The first instance whose pools have free units was rung; otherwise it would wait for ever."""
         statistics = self.limiter.statistics()
-        wanted = set()
+        wanted: set[Any] = set()
         for key in statistics.line:
             needs = self.needs(self.members[key][0])
             free = all(
@@ -350,7 +352,7 @@ TestLimiting.settings = settings(max_examples=examples(40), stateful_step_count=
 @given(several=st.lists(specs(), min_size=2, max_size=6), chance=st.randoms(use_true_random=False))
 @settings(max_examples=examples(30), deadline=None)
 def test_whoever_always_has_work_executes_again_and_again_in_whatever_order_others_end(several, chance):
-    limiter = RateLimiter({})
+    limiter: Any = RateLimiter({})
     for key, spec in enumerate(several):
         limiter.enter(key, [(key, spec)], lambda: None)
     limited = [key for key in range(len(several)) if limiter.limits(key)]

@@ -1,6 +1,7 @@
 """Records of requests and the lines of their stages, on a clock that jumps; without an order, no records."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -34,8 +35,8 @@ class Book:
     """A recorder, its log lines, and the internal requests that were reported to it."""
 
     def __init__(self, *, stages=True):
-        self.lines = []
-        self.ended = []
+        self.lines: list[Any] = []
+        self.ended: list[Any] = []
         self.recorder = Recorder(
             lambda event, *, level="info", **keys: self.lines.append((event, level, keys)),
             on_internal=lambda request, outcome, peer: self.ended.append((request, outcome, peer)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def make_request():
 
 
 def test_an_answer_waits_for_the_earlier_ones():
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     first, second, third = make_request(), make_request(), make_request()
     tickets = [buffer.ticket(request) for request in (first, second, third)]
     assert buffer.release(tickets[2], "c") == []
@@ -27,13 +29,13 @@ def test_an_answer_waits_for_the_earlier_ones():
 
 
 def test_an_answer_in_its_turn_leaves_at_once():
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     request = make_request()
     assert buffer.release(buffer.ticket(request), "a") == [(request, "a")]
 
 
 def test_a_retried_request_keeps_its_ticket():
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     first, second = make_request(), make_request()
     ticket = buffer.ticket(first)
     buffer.ticket(second)
@@ -42,7 +44,7 @@ def test_a_retried_request_keeps_its_ticket():
 
 
 def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     request = make_request()
     first = buffer.ticket(request)
     buffer.release(first, "a")
@@ -51,7 +53,7 @@ def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
 
 @pytest.mark.parametrize("wrong", [-1, 0, 2])
 def test_a_ticket_that_is_not_out_is_refused(wrong):
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     buffer.release(buffer.ticket(make_request()), "done")
     buffer.ticket(make_request())
     with pytest.raises(ValueError, match=f"ticket {wrong} is not out"):
@@ -59,7 +61,7 @@ def test_a_ticket_that_is_not_out_is_refused(wrong):
 
 
 def test_a_second_answer_for_a_ticket_is_refused():
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     buffer.ticket(make_request())
     second = buffer.ticket(make_request())
     buffer.release(second, "b")
@@ -69,7 +71,7 @@ def test_a_second_answer_for_a_ticket_is_refused():
 
 @given(st.integers(1, 20).flatmap(lambda n: st.permutations(range(n))))
 def test_whatever_the_order_of_answers_delivery_is_in_order_and_complete(finish_order):
-    buffer = ReorderBuffer()
+    buffer: Any = ReorderBuffer()
     requests = [make_request() for _ in finish_order]
     tickets = [buffer.ticket(request) for request in requests]
     delivered = []

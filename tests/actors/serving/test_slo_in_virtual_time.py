@@ -1,6 +1,7 @@
 """A model that promises a latency under steps of load, in virtual time."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -21,7 +22,7 @@ class Load:
     def __init__(self, stage, rate):
         self.stage = stage
         self.rate = rate
-        self.counts = Counter()
+        self.counts: Any = Counter()
         self.latencies = []
 
     async def run(self):

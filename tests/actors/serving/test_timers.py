@@ -1,5 +1,7 @@
 """Deadlines of many things in one heap."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,7 +10,7 @@ from tests.support.examples import examples
 
 
 def test_timers_forget_what_is_dropped():
-    timers = Timers()
+    timers: Any = Timers()
     numbers = [timers.set(float(n), n) for n in range(200)]
     for number in numbers[:150]:
         timers.drop(number)
@@ -23,7 +25,7 @@ def test_timers_forget_what_is_dropped():
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=200), st.floats(0, 10))
 def test_exactly_what_runs_and_is_due_comes_out_in_its_order(plans, now):
-    timers = Timers()
+    timers: Any = Timers()
     set_for = [(at, keep, number, timers.set(at, number)) for number, (at, keep) in enumerate(plans)]
     for _, keep, _, timer in set_for:
         if not keep:

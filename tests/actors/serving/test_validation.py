@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -521,7 +522,7 @@ def test_a_request_in_the_configurations_order_is_judged_as_one_in_another_order
     first = tensor("A", rows[0], *dims, datatype=datatype)
     first.data = bytes(max(0, len(first.data) + more))
     inputs = (first, tensor("B", rows[1], 2, 2))
-    outcomes = []
+    outcomes: list[Any] = []
     for order in (inputs, inputs[::-1]):
         request = request_of(*order)
         try:

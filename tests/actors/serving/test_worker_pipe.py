@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+from typing import Any
 
 import pytest
 import trio
@@ -47,7 +48,7 @@ async def test_packets_keep_their_order_through_a_full_socket(pipe, pair, nurser
     for n in range(200):
         pipe.send_nowait(struct.pack("<I", n) + bytes(10_000))
     assert pipe.backlog
-    seen = []
+    seen: list[Any] = []
     while len(seen) < 200:
         seen += map(number, everything(pair[1]))
         await trio.testing.wait_all_tasks_blocked()

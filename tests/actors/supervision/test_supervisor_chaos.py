@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -83,7 +84,7 @@ async def test_after_any_storm_each_life_has_ended_once_and_the_tree_stops(autoj
             for puppet in puppets:
                 puppet.fail_starts = 0
             await trio.sleep(100)
-        lives = Counter()
+        lives: Any = Counter()
         for line in journal:
             act, name = line.split()
             lives[name] += {"start": 1, "end": -1}.get(act, 0)

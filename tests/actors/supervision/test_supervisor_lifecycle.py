@@ -3,6 +3,7 @@
 import gc
 import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -33,7 +34,7 @@ WAIT = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
 
 
 def puppets(names, **options):
-    journal = []
+    journal: list[Any] = []
     return journal, [Puppet(name, journal=journal, **options) for name in names]
 
 
@@ -52,7 +53,7 @@ async def test_a_failing_start_stops_the_started_ones_in_reverse_and_fails_the_s
     journal, (a, b, c, d) = puppets("abcd")
     c.fail_starts = 1
     supervisor = Supervisor([p.spec() for p in (a, b, c, d)])
-    events = []
+    events: list[Any] = []
     with pytest.raises(StartError, match="'c' did not start") as caught:
         await supervisor.serve(observer=events.append)
     assert isinstance(caught.value.__cause__, Cue)
@@ -204,7 +205,7 @@ async def test_a_child_may_wait_to_be_asked(autojump_clock):
         await ctx.stopping.wait()
         ctx.stopping.then(partial(asked.append, "later"))
 
-    asked = []
+    asked: list[Any] = []
     async with serving(Supervisor([ChildSpec("a", wait)])) as tree:
         await settled()
     assert tree.about(ChildExited)[0].reason == Stopped()
@@ -268,7 +269,7 @@ async def test_cancellation_from_outside_ends_everything_at_once_and_cleanly(aut
     journal, (a, b) = puppets("ab", stop_delay=60)
     inner = Supervisor([b.spec()])
     root = Supervisor([a.spec(), inner.spec("inner")])
-    events = []
+    events: list[Any] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(root.serve, observer=events.append))
         before = trio.current_time()

@@ -1,6 +1,7 @@
 """Two nested supervisors against a model of OTP's semantics: every event in its order, and every row."""
 
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -32,7 +33,7 @@ NAMES = ("outer/a", "outer/z", "outer/new", "inner/p", "inner/q", "inner/r", "in
 # No two restarts are due at the same moment, because the order of simultaneous events is not promised.
 INITIAL = {name: 0.5 + (3 + 2 * at) / 1024 for at, name in enumerate((*NAMES, "outer/inner"))}
 who = st.sampled_from(NAMES)
-starts = st.one_of(st.just([]), st.lists(st.sampled_from(["fail", "fail", "crash", "well"]), max_size=4))
+starts: Any = st.one_of(st.just([]), st.lists(st.sampled_from(["fail", "fail", "crash", "well"]), max_size=4))
 anyone = st.sampled_from([*NAMES, "outer/inner"])
 
 
@@ -63,7 +64,7 @@ class SupervisorAgainstOtp(RuleBasedStateMachine):
     )
     def begin(self, strategies, intensities, options, inner):
         self.trio = SteppedTrio()
-        self.journal = []
+        self.journal: list[Any] = []
         self.players = {name: Player(self.journal) for name in NAMES}
         specs = {
             name: spec_of(name, self.players[name].run, *each)

@@ -1,5 +1,7 @@
 """Children by their path, at any depth, and children that a function names again at each start."""
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -63,7 +65,7 @@ async def test_children_that_a_function_names_are_asked_for_at_each_start(autoju
 
 
 async def test_children_that_a_function_names_are_stopped_together(autojump_clock):
-    journal = []
+    journal: list[Any] = []
     slow = [Puppet(name, journal=journal, stop_delay=2.0) for name in "ab"]
     inner = Supervisor(lambda: [each.spec(shutdown=5.0) for each in slow], strategy=Strategy.ONE_FOR_ONE)
     async with serving(inner) as tree:

@@ -1,6 +1,7 @@
 """Which children restart, with which siblings, how often and after how long: OTP's rows, in virtual time."""
 
 import itertools
+from typing import Any
 
 import pytest
 import trio
@@ -35,7 +36,7 @@ GROUPS = {Strategy.ONE_FOR_ONE: "b", Strategy.ONE_FOR_ALL: "abc", Strategy.REST_
 
 
 def puppets(names, **options):
-    journal = []
+    journal: list[Any] = []
     return journal, [Puppet(name, journal=journal, **options) for name in names]
 
 

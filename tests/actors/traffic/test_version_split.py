@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -35,7 +36,7 @@ async def test_a_model_without_a_plan_is_answered_by_the_version_itself():
 
 async def test_ten_thousand_requests_are_shared_out_ninety_to_ten():
     versions = splitting(random=random.Random(3).random)
-    answered = Counter()
+    answered: Any = Counter()
     for _ in range(100):
         for _ in range(100):
             await versions.send()
@@ -250,7 +251,7 @@ STICKY = [
 @pytest.mark.parametrize(("plan", "options"), STICKY)
 async def test_a_client_or_a_sequence_stays_with_its_version(plan, options):
     versions = splitting(plan=plan, random=random.Random(5).random)
-    seen = Counter()
+    seen: Any = Counter()
     for number in range(40):
         where = set()
         for _ in range(3):
