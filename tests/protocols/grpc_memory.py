@@ -182,6 +182,16 @@ class Client:
         self.send(stream, message)
         return stream
 
+    async def begin(self, message, path=INFER, **headers):
+        """Ask, carry bytes until neither side has any, and return the stream."""
+        stream = self.ask(message, path, **headers)
+        await self.exchange()
+        return stream
+
+    async def answer(self, message, path=INFER, **headers):
+        """Ask, and return what has come on the stream once neither side has anything to say."""
+        return self.answers[await self.begin(message, path, **headers)]
+
     async def exchange(self):
         """Carry bytes until neither side has any, and return the answers."""
         while True:
@@ -248,6 +258,10 @@ class Connected:
 
     def sweep(self):
         self.connection.sweep(trio.current_time())
+
+    async def sweep_after(self, seconds):
+        await trio.sleep(seconds)
+        self.sweep()
 
 
 @asynccontextmanager

@@ -37,6 +37,17 @@ def connected(
     return rig
 
 
+def connecting(*args, **kwargs):
+    """Have the `rig` of a test made with these arguments of `connected`."""
+    return pytest.mark.parametrize("rig", [(args, kwargs)], indirect=True, ids=[""])
+
+
+@pytest.fixture
+def rig(request) -> Rig:
+    args, kwargs = getattr(request, "param", ((), {}))
+    return connected(*args, **kwargs)
+
+
 def asked(rig: Rig, number: int = 1) -> Stream:
     """A stream whose client waits for its answer."""
     rig.send(wire.headers(number, flags=BOTH))
@@ -138,8 +149,8 @@ def test_data_arrives_whole_however_it_is_cut_and_padded(body, padding, cuts, en
     assert rig.recorder.streams[3].ended
 
 
-def test_a_large_frame_is_passed_on_as_it_arrives():
-    rig = connected(Http2Limits(stream_window=2**20))
+@connecting(Http2Limits(stream_window=2**20))
+def test_a_large_frame_is_passed_on_as_it_arrives(rig: Rig):
     speaking(rig)
     sent = wire.data(1, bytes(range(256)) * 4096, wire.END_STREAM)
     heard = rig.recorder.streams[1]
@@ -150,8 +161,7 @@ def test_a_large_frame_is_passed_on_as_it_arrives():
     assert heard.data == sent[9:]
 
 
-def test_what_is_still_arriving_of_a_frame_is_known():
-    rig = connected()
+def test_what_is_still_arriving_of_a_frame_is_known(rig: Rig):
     stream = speaking(rig)
     sent = wire.data(1, bytes(100))
     rig.send(sent[:39])
@@ -160,9 +170,8 @@ def test_what_is_still_arriving_of_a_frame_is_known():
     assert (stream.received, rig.connection.arriving(stream)) == (100, 0)
 
 
-def test_a_priority_of_the_wrong_size_costs_its_stream():
+def test_a_priority_of_the_wrong_size_costs_its_stream(rig: Rig):
     """RFC 9113, section 6.3."""
-    rig = connected()
     speaking(rig)
     rig.send(wire.frame(wire.PRIORITY, 0, 1, bytes(4)))
     assert rig.recorder.streams[1].code == ErrorCode.FRAME_SIZE_ERROR
@@ -170,8 +179,7 @@ def test_a_priority_of_the_wrong_size_costs_its_stream():
         rig.send(wire.frame(wire.PRIORITY, 0, 99, bytes(6)))  # an idle stream can't be reset
 
 
-def test_the_rest_of_a_frame_is_dropped_once_its_stream_was_reset():
-    rig = connected()
+def test_the_rest_of_a_frame_is_dropped_once_its_stream_was_reset(rig: Rig):
     stream = speaking(rig)
     sent = wire.data(1, b"a" * 100, wire.END_STREAM)
     rig.send(sent[:50])
@@ -184,8 +192,7 @@ def test_the_rest_of_a_frame_is_dropped_once_its_stream_was_reset():
         rig.send(wire.data(1, b"more"))
 
 
-def test_a_large_frame_of_an_unknown_type_is_skipped_as_it_arrives():
-    rig = connected()
+def test_a_large_frame_of_an_unknown_type_is_skipped_as_it_arrives(rig: Rig):
     sent = wire.frame(0xF0, 0, 0, bytes(2**20)) + wire.headers(1, flags=BOTH)
     rig.send(sent, cuts=range(0, len(sent), 64 * KIB))
     assert rig.recorder.streams[1].ended
@@ -220,24 +227,24 @@ def test_how_the_bytes_are_cut_changes_nothing(cuts):
 # Windows inward
 
 
-def test_credit_is_announced_when_half_the_window_has_gathered():
-    rig = connected(Http2Limits(connection_window=100_000))
+@connecting(Http2Limits(connection_window=100_000))
+def test_credit_is_announced_when_half_the_window_has_gathered(rig: Rig):
     rig.connection.window.consumed(49_999)
     assert not rig.connection.outward.output
     rig.connection.window.consumed(1)
     assert updates(written(rig)) == [(0, 50_000)]
 
 
-def test_data_beyond_the_connection_s_window_costs_the_connection():
-    rig = connected(Http2Limits(connection_window=65_535, stream_window=100_000))
+@connecting(Http2Limits(connection_window=65_535, stream_window=100_000))
+def test_data_beyond_the_connection_s_window_costs_the_connection(rig: Rig):
     speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
     with pytest.raises(ConnectionViolation, match="FLOW_CONTROL_ERROR"):
         rig.send(wire.data(1, b"x"))
 
 
-def test_credit_opens_the_connection_s_window_again():
-    rig = connected(Http2Limits(connection_window=65_535, stream_window=100_000))
+@connecting(Http2Limits(connection_window=65_535, stream_window=100_000))
+def test_credit_opens_the_connection_s_window_again(rig: Rig):
     stream = speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
     rig.connection.window.consumed(stream.received)
@@ -245,8 +252,8 @@ def test_credit_opens_the_connection_s_window_again():
     assert stream.received == 66_535
 
 
-def test_data_beyond_a_stream_s_window_costs_the_stream():
-    rig = connected(Http2Limits(stream_window=10))
+@connecting(Http2Limits(stream_window=10))
+def test_data_beyond_a_stream_s_window_costs_the_stream(rig: Rig):
     speaking(rig)
     speaking(rig, 3)
     rig.send(wire.data(1, bytes(10)) + wire.data(1, b"x") + wire.data(3, bytes(10)))
@@ -254,8 +261,8 @@ def test_data_beyond_a_stream_s_window_costs_the_stream():
     assert len(rig.recorder.streams[3].data) == 10
 
 
-def test_a_client_that_has_not_seen_our_settings_may_use_the_default_window():
-    rig = connected(Http2Limits(stream_window=10), acknowledged=False)
+@connecting(Http2Limits(stream_window=10), acknowledged=False)
+def test_a_client_that_has_not_seen_our_settings_may_use_the_default_window(rig: Rig):
     speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
     rig.send(wire.frame(wire.SETTINGS, wire.ACK))
@@ -265,8 +272,8 @@ def test_a_client_that_has_not_seen_our_settings_may_use_the_default_window():
     assert rig.recorder.streams[3].code == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_a_grant_opens_both_windows_for_a_message_larger_than_either():
-    rig = connected(Http2Limits(connection_window=65_535))
+@connecting(Http2Limits(connection_window=65_535))
+def test_a_grant_opens_both_windows_for_a_message_larger_than_either(rig: Rig):
     stream = speaking(rig)
     rig.send(wire.data(1, bytes(65_535)))
     rig.connection.window.grant(stream, 200_000)
@@ -276,9 +283,9 @@ def test_a_grant_opens_both_windows_for_a_message_larger_than_either():
     assert stream.received == 265_535
 
 
-def test_a_grant_never_opens_a_window_too_far():
+@connecting(Http2Limits(connection_window=200_000))
+def test_a_grant_never_opens_a_window_too_far(rig: Rig):
     """RFC 9113, section 6.9.1: what does not fit now is announced as the window drains."""
-    rig = connected(Http2Limits(connection_window=200_000))
     stream = speaking(rig)
     rig.connection.window.grant(stream, 2**31 - 1)
     assert updates(written(rig)) == [(1, 2**31 - 1 - 65_535), (0, 2**31 - 1 - 200_000)]
@@ -288,14 +295,13 @@ def test_a_grant_never_opens_a_window_too_far():
     assert updates(written(rig)) == [(0, 100_000)]
 
 
-def test_a_grant_for_a_stream_that_has_ended_is_nothing():
-    rig = connected()
+def test_a_grant_for_a_stream_that_has_ended_is_nothing(rig: Rig):
     rig.connection.window.grant(asked(rig), 1000)
     assert not rig.connection.outward.output
 
 
-def test_data_for_a_stream_that_nobody_was_told_of_is_credited():
-    rig = connected(Http2Limits(max_streams=1, connection_window=65_535))
+@connecting(Http2Limits(max_streams=1, connection_window=65_535))
+def test_data_for_a_stream_that_nobody_was_told_of_is_credited(rig: Rig):
     speaking(rig)
     rig.send(wire.headers(3) + wire.data(3, bytes(40_000)))
     out = written(rig)
@@ -315,8 +321,9 @@ def test_data_for_a_stream_that_nobody_was_told_of_is_credited():
         (b"0", [b"1"], ErrorCode.PROTOCOL_ERROR),
     ],
 )
-def test_a_content_length_is_kept_by_the_first_request_and_by_those_that_repeat_it(length, bodies, code):
-    rig = connected()
+def test_a_content_length_is_kept_by_the_first_request_and_by_those_that_repeat_it(
+    length, bodies, code, rig: Rig
+):
     for number in (1, 3, 5):
         rig.send(wire.headers(number, raw=wire.block() + wire.literal(b"content-length", length)))
         for part in bodies[:-1]:
@@ -326,8 +333,7 @@ def test_a_content_length_is_kept_by_the_first_request_and_by_those_that_repeat_
         assert (heard.code, heard.ended) == (code, code is None)
 
 
-def test_a_content_length_without_content_is_malformed():
-    rig = connected()
+def test_a_content_length_without_content_is_malformed(rig: Rig):
     rig.send(wire.headers(1, raw=wire.block() + wire.literal(b"content-length", b"3"), flags=BOTH))
     assert rig.recorder.streams[1].code == ErrorCode.PROTOCOL_ERROR
 
@@ -335,8 +341,7 @@ def test_a_content_length_without_content_is_malformed():
 # Answers
 
 
-def test_a_small_answer_is_one_buffer():
-    rig = connected()
+def test_a_small_answer_is_one_buffer(rig: Rig):
     answer(rig, asked(rig))
     rig.drain()
     answer(rig, asked(rig, 3), b"\0\0\0\0\4four")
@@ -349,29 +354,25 @@ def test_a_small_answer_is_one_buffer():
     assert not rig.connection.streams
 
 
-def test_only_the_first_block_says_that_the_table_is_not_used():
-    rig = connected()
+def test_only_the_first_block_says_that_the_table_is_not_used(rig: Rig):
     answer(rig, asked(rig))
     rig.connection.answers.head(asked(rig, 3), TRAILERS, end=True)
     blocks = [one.payload for one in written(rig) if one.kind == wire.HEADERS]
     assert blocks == [b"\x20" + HEAD, TRAILERS, TRAILERS]
 
 
-def test_an_answer_without_a_message_is_one_frame():
-    rig = connected()
+def test_an_answer_without_a_message_is_one_frame(rig: Rig):
     rig.connection.answers.head(asked(rig), HEAD, end=True)
     [one] = written(rig)
     assert (one.kind, one.flags) == (wire.HEADERS, BOTH)
 
 
-def test_an_empty_message_is_no_frame():
-    rig = connected()
+def test_an_empty_message_is_no_frame(rig: Rig):
     rig.connection.answers.answer(asked(rig), HEAD, [], 0, TRAILERS)
     assert kinds(written(rig)) == [(wire.HEADERS, 1)] * 2
 
 
-def test_a_client_that_is_answered_early_is_told_to_send_no_more():
-    rig = connected()
+def test_a_client_that_is_answered_early_is_told_to_send_no_more(rig: Rig):
     answer(rig, speaking(rig))
     answer(rig, speaking(rig, 3))
     out = written(rig)
@@ -382,16 +383,14 @@ def test_a_client_that_is_answered_early_is_told_to_send_no_more():
         rig.send(wire.data(1, b"x"))
 
 
-def test_a_client_that_is_answered_early_at_length_is_told_so_at_the_end():
-    rig = connected()
+def test_a_client_that_is_answered_early_at_length_is_told_so_at_the_end(rig: Rig):
     answer(rig, speaking(rig), bytes(40_000))
     assert kinds(written(rig))[-2:] == [(wire.HEADERS, 1), (wire.RST_STREAM, 1)]
     rig.send(wire.headers(1, [(b"x-a", b"1")]) + wire.data(1, b"late", wire.END_STREAM))
     assert not rig.connection.outward.output
 
 
-def test_what_waits_is_what_was_not_handed_out():
-    rig = connected()
+def test_what_waits_is_what_was_not_handed_out(rig: Rig):
     answer(rig, asked(rig))
     rig.connection.answers.message(asked(rig, 3), [bytes(70_000)], 70_000)
     assert rig.connection.outward.pending == 70_000
@@ -401,8 +400,7 @@ def test_what_waits_is_what_was_not_handed_out():
     assert rig.connection.outward.waiting == rig.connection.outward.pending == 70_000 - (65_535 - 7)
 
 
-def test_what_new_settings_hurry_along_still_waits():
-    rig = connected()
+def test_what_new_settings_hurry_along_still_waits(rig: Rig):
     for number in range(1, 200, 2):
         answer(rig, asked(rig, number), bytes(500))
     waiting = rig.connection.outward.waiting
@@ -413,8 +411,8 @@ def test_what_new_settings_hurry_along_still_waits():
     assert rig.connection.outward.waiting == rig.connection.outward.unread == 0
 
 
-def test_small_messages_count_as_pending_once_many_are_ready():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 1 << 30))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 1 << 30))
+def test_small_messages_count_as_pending_once_many_are_ready(rig: Rig):
     rig.send(wire.window_update(0, 1 << 30))
     stream = asked(rig)
     rig.connection.answers.head(stream, HEAD)
@@ -429,8 +427,7 @@ def test_small_messages_count_as_pending_once_many_are_ready():
 
 @pytest.mark.parametrize("size", [100, 50_000])
 @pytest.mark.parametrize("first", [True, False])
-def test_an_answer_in_pieces_of_memory_is_refused_before_any_of_it_is_sent(size, first):
-    rig = connected()
+def test_an_answer_in_pieces_of_memory_is_refused_before_any_of_it_is_sent(size, first, rig: Rig):
     if not first:
         answer(rig, asked(rig))
         rig.drain()
@@ -444,8 +441,8 @@ def test_an_answer_in_pieces_of_memory_is_refused_before_any_of_it_is_sent(size,
     assert not rig.connection.outward.output
 
 
-def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 10))
+def test_an_answer_waits_for_its_stream_s_window_and_goes_on(rig: Rig):
     stream = asked(rig)
     answer(rig, stream, bytes(25))
     out = written(rig)
@@ -461,8 +458,8 @@ def test_an_answer_waits_for_its_stream_s_window_and_goes_on():
     assert not rig.connection.streams
 
 
-def test_small_messages_use_the_window_up():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 10))
+def test_small_messages_use_the_window_up(rig: Rig):
     stream = asked(rig)
     for part in (b"1234", b"5678", b"90ab"):
         rig.connection.answers.message(stream, [part], 4)
@@ -470,8 +467,8 @@ def test_small_messages_use_the_window_up():
     assert stream.pending == 2
 
 
-def test_an_answer_waits_for_the_connection_s_window_and_goes_on():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_an_answer_waits_for_the_connection_s_window_and_goes_on(rig: Rig):
     stream = asked(rig)
     answer(rig, stream, bytes(70_000))
     assert len(body(written(rig), 1)) == 65_535
@@ -484,8 +481,8 @@ def test_an_answer_waits_for_the_connection_s_window_and_goes_on():
     assert kinds(written(rig)) == [(wire.DATA, 3), (wire.HEADERS, 3)]
 
 
-def test_a_window_may_become_negative():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 100))
+def test_a_window_may_become_negative(rig: Rig):
     stream = asked(rig)
     answer(rig, stream, bytes(150))
     assert len(body(written(rig), 1)) == 100
@@ -499,8 +496,8 @@ def test_a_window_may_become_negative():
     assert len(body(written(rig), 1)) == 49
 
 
-def test_a_window_may_become_negative_while_its_stream_stands_in_line():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_a_window_may_become_negative_while_its_stream_stands_in_line(rig: Rig):
     stream, other = asked(rig), asked(rig, 3)
     answer(rig, stream, bytes(60_000))
     answer(rig, other, bytes(60_000))
@@ -512,37 +509,36 @@ def test_a_window_may_become_negative_while_its_stream_stands_in_line():
     assert len(body(written(rig), 3)) == 2
 
 
-def test_a_window_that_opens_before_the_stream_s_turn_is_no_second_turn():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 0))
+def test_a_window_that_opens_before_the_stream_s_turn_is_no_second_turn(rig: Rig):
     answer(rig, asked(rig), bytes(10))
     rig.send(wire.window_update(1, 4) + wire.window_update(1, 4))
     assert body(written(rig), 1) == bytes(8)
     assert not rig.connection.outward.output
 
 
-def test_data_fits_the_frames_that_the_peer_takes():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 20_000))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 20_000))
+def test_data_fits_the_frames_that_the_peer_takes(rig: Rig):
     answer(rig, asked(rig), bytes(50_000))
     assert [len(one.payload) for one in written(rig) if one.kind == wire.DATA] == [20_000, 20_000, 10_000]
 
 
-def test_frames_stay_short_however_long_the_peer_takes_them():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 2**24 - 1))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20), (wire.MAX_FRAME_SIZE, 2**24 - 1))
+def test_frames_stay_short_however_long_the_peer_takes_them(rig: Rig):
     rig.send(wire.window_update(0, 2**20))
     answer(rig, asked(rig), bytes(200_000))
     assert max(len(one.payload) for one in written(rig)) == 64 * KIB
 
 
-def test_long_trailers_are_continued():
-    rig = connected()
+def test_long_trailers_are_continued(rig: Rig):
     rig.connection.answers.head(asked(rig), encode_headers([(b"grpc-message", b"m" * 40_000)]), end=True)
     out = written(rig)
     assert [one.kind for one in out] == [wire.HEADERS, wire.CONTINUATION, wire.CONTINUATION]
     assert [one.flags for one in out] == [wire.END_STREAM, 0, wire.END_HEADERS]
 
 
-def test_large_messages_are_handed_out_as_views_of_their_own_memory():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_large_messages_are_handed_out_as_views_of_their_own_memory(rig: Rig):
     first, second = bytearray(b"a" * 20_000), bytearray(b"b" * 30_000)
     rig.connection.answers.answer(
         asked(rig), HEAD, [b"\0\0\0\0\0", first, memoryview(second)], 50_005, TRAILERS
@@ -552,15 +548,15 @@ def test_large_messages_are_handed_out_as_views_of_their_own_memory():
     assert [view.obj for view in views if len(view) > 5 and view.obj not in (first, second)] == []
 
 
-def test_messages_of_numbers_are_sent_as_bytes():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_messages_of_numbers_are_sent_as_bytes(rig: Rig):
     numbers = memoryview(bytearray(range(200)) * 100).cast("I", (50, 100))
     rig.connection.answers.message(asked(rig), [numbers, b""], 20_000)
     assert body(written(rig), 1) == numbers.tobytes()
 
 
-def test_memory_that_is_wanted_back_is_copied():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10_000))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 10_000))
+def test_memory_that_is_wanted_back_is_copied(rig: Rig):
     lent = bytearray(b"a" * 30_000)
     stream = asked(rig)
     answer(rig, stream, lent)
@@ -572,8 +568,8 @@ def test_memory_that_is_wanted_back_is_copied():
     rig.connection.answers.own(stream)
 
 
-def test_what_was_copied_is_not_copied_again():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 0))
+def test_what_was_copied_is_not_copied_again(rig: Rig):
     stream = asked(rig)
     lent = []
     for number in range(4):
@@ -592,8 +588,8 @@ def test_what_was_copied_is_not_copied_again():
     assert body(rig.frames, 1) == b"".join(b"x" + bytes([number]) * 1_000_000 for number in range(4))
 
 
-def test_a_long_answer_is_copied_in_slices_while_more_is_sent():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100_000))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 100_000))
+def test_a_long_answer_is_copied_in_slices_while_more_is_sent(rig: Rig):
     stream = asked(rig)
     lent, later = bytearray(b"a" * 3_000_000), bytearray(b"b" * 100_000)
     rig.connection.answers.message(stream, [b"x", lent], 3_000_001)
@@ -610,8 +606,8 @@ def test_a_long_answer_is_copied_in_slices_while_more_is_sent():
     assert seen + body(rig.frames, 1) == b"x" + b"a" * 3_000_000 + b"y" + b"b" * 100_000
 
 
-def test_a_stream_that_is_reset_while_it_is_copied_stays_gone():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 0))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 0))
+def test_a_stream_that_is_reset_while_it_is_copied_stays_gone(rig: Rig):
     stream = asked(rig)
     rig.connection.answers.message(stream, [bytearray(3_000_000)], 3_000_000)
     written(rig)
@@ -623,8 +619,8 @@ def test_a_stream_that_is_reset_while_it_is_copied_stays_gone():
     assert list(rig.connection.answers.owning(stream)) == []
 
 
-def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+def test_messages_and_trailers_keep_their_order_whatever_they_wait_for(rig: Rig):
     stream = asked(rig)
     connection = rig.connection
     connection.answers.head(stream, HEAD)
@@ -646,8 +642,8 @@ def test_messages_and_trailers_keep_their_order_whatever_they_wait_for():
     assert out[-1].flags == BOTH
 
 
-def test_a_small_message_overtakes_a_large_one_of_another_stream():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_a_small_message_overtakes_a_large_one_of_another_stream(rig: Rig):
     answer(rig, asked(rig), bytes(2**20))
     out = written(rig, 30_000)
     answer(rig, asked(rig, 3))
@@ -655,16 +651,16 @@ def test_a_small_message_overtakes_a_large_one_of_another_stream():
     assert len(body(out, 1)) < 65_535
 
 
-def test_large_answers_take_turns():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_large_answers_take_turns(rig: Rig):
     for number in (1, 3, 5):
         answer(rig, asked(rig, number), bytes(40_000))
     turns = [one.stream for one in written(rig) if one.kind == wire.DATA]
     assert turns[:4] == [1, 3, 5, 1]
 
 
-def test_small_answers_without_end_do_not_stop_a_large_one():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 2**20))
+def test_small_answers_without_end_do_not_stop_a_large_one(rig: Rig):
     rig.send(wire.window_update(0, 2**20))
     answer(rig, asked(rig), bytes(100_000))
     seen = b""
@@ -677,17 +673,16 @@ def test_small_answers_without_end_do_not_stop_a_large_one():
         seen += body(written(rig, 10_000), 1)
 
 
-def test_frames_about_the_connection_overtake_answers():
-    rig = connected()
+def test_frames_about_the_connection_overtake_answers(rig: Rig):
     answer(rig, asked(rig))
     rig.send(wire.frame(wire.PING, 0, 0, b"12345678"))
     rig.connection.control.ping(b"abcdefgh")
     assert kinds(written(rig))[:3] == [(wire.PING, 0), (wire.PING, 0), (wire.HEADERS, 1)]
 
 
-def test_settings_are_acknowledged_behind_what_kept_to_the_old_ones():
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 100))
+def test_settings_are_acknowledged_behind_what_kept_to_the_old_ones(rig: Rig):
     """RFC 9113, section 6.5.3: once it has the acknowledgement, the peer may hold us to the new ones."""
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 100))
     answer(rig, asked(rig), bytes(100))
     answer(rig, asked(rig, 3), bytes(200))
     rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 0)]))
@@ -695,8 +690,7 @@ def test_settings_are_acknowledged_behind_what_kept_to_the_old_ones():
     assert not rig.connection.outward.output
 
 
-def test_about_as_much_is_handed_out_as_was_asked_for():
-    rig = connected()
+def test_about_as_much_is_handed_out_as_was_asked_for(rig: Rig):
     for number in range(1, 101, 2):
         answer(rig, asked(rig, number), bytes(1000))
     sizes = []
@@ -705,8 +699,7 @@ def test_about_as_much_is_handed_out_as_was_asked_for():
     assert all(5000 <= size < 6200 for size in sizes[:-1])
 
 
-def test_a_reset_overtakes_nothing_that_its_stream_sent():
-    rig = connected()
+def test_a_reset_overtakes_nothing_that_its_stream_sent(rig: Rig):
     stream = asked(rig)
     rig.connection.answers.head(stream, HEAD)
     rig.connection.answers.reset(stream, ErrorCode.CANCEL)
@@ -732,8 +725,8 @@ def test_a_stream_that_is_reset_leaves_the_line(when):
     assert rig.connection.outward.pending == 0
 
 
-def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_order():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_order(rig: Rig):
     rig.send(wire.window_update(0, 1 << 30))
     numbers = range(1, 1000, 2)
     for number in numbers:
@@ -749,8 +742,8 @@ def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_or
     assert not rig.connection.outward.output
 
 
-def test_a_client_s_reset_drops_what_was_pending():
-    rig = connected(None, (wire.INITIAL_WINDOW_SIZE, 10))
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 10))
+def test_a_client_s_reset_drops_what_was_pending(rig: Rig):
     stream = asked(rig)
     answer(rig, stream, bytes(1000))
     written(rig)
@@ -760,8 +753,7 @@ def test_a_client_s_reset_drops_what_was_pending():
     assert not rig.connection.outward.output
 
 
-def test_what_is_sent_on_a_stream_that_is_gone_is_dropped():
-    rig = connected()
+def test_what_is_sent_on_a_stream_that_is_gone_is_dropped(rig: Rig):
     stream = asked(rig)
     rig.send(wire.rst_stream(1))
     answer(rig, stream)
@@ -776,8 +768,8 @@ def test_what_is_sent_on_a_stream_that_is_gone_is_dropped():
 # Streams that open and close
 
 
-def test_one_stream_too_many_is_refused_and_the_next_served_once_there_is_room():
-    rig = connected(Http2Limits(max_streams=2))
+@connecting(Http2Limits(max_streams=2))
+def test_one_stream_too_many_is_refused_and_the_next_served_once_there_is_room(rig: Rig):
     asked(rig)
     second = asked(rig, 3)
     rig.send(wire.headers(5, flags=BOTH))
@@ -787,16 +779,14 @@ def test_one_stream_too_many_is_refused_and_the_next_served_once_there_is_room()
     asked(rig, 7)
 
 
-def test_a_repeated_block_is_read_once_for_all_its_calls():
-    rig = connected()
+def test_a_repeated_block_is_read_once_for_all_its_calls(rig: Rig):
     for number in range(1, 21, 2):
         rig.send(wire.headers(number) + wire.data(number, b"hi", wire.END_STREAM))
     heads = [one.head for one in rig.recorder.streams.values()]
     assert all(head is heads[0] for head in heads)
 
 
-def test_padding_and_priority_are_no_part_of_the_block():
-    rig = connected()
+def test_padding_and_priority_are_no_part_of_the_block(rig: Rig):
     plain = wire.block()
     rig.send(wire.headers(1, flags=BOTH))
     rig.send(wire.frame(wire.HEADERS, BOTH | wire.PADDED, 3, b"\x07" + plain + bytes(7)))
@@ -814,8 +804,7 @@ def test_padding_and_priority_are_no_part_of_the_block():
 
 
 @pytest.mark.slow
-def test_late_frames_are_ignored_however_many_streams_were_cut_short():
-    rig = connected()
+def test_late_frames_are_ignored_however_many_streams_were_cut_short(rig: Rig):
     for number in range(1, 10_001, 2):
         rig.connection.answers.reset(speaking(rig, number), ErrorCode.CANCEL)
         rig.drain()
@@ -825,8 +814,7 @@ def test_late_frames_are_ignored_however_many_streams_were_cut_short():
         rig.send(wire.data(9_999, b"x"))
 
 
-def test_an_answer_given_as_its_request_opens_is_the_end_of_it():
-    rig = connected()
+def test_an_answer_given_as_its_request_opens_is_the_end_of_it(rig: Rig):
     opened = rig.recorder.opened
 
     def refuse(stream: Stream, head: tuple[wire.Field, ...]) -> None:
@@ -840,8 +828,7 @@ def test_an_answer_given_as_its_request_opens_is_the_end_of_it():
     assert not any(one.ended for one in rig.recorder.streams.values())
 
 
-def test_a_stream_that_is_reset_over_its_data_does_not_end():
-    rig = connected()
+def test_a_stream_that_is_reset_over_its_data_does_not_end(rig: Rig):
     heard = rig.recorder.received
 
     def refuse(stream: Stream, data: memoryview) -> None:
@@ -859,8 +846,7 @@ def test_a_stream_that_is_reset_over_its_data_does_not_end():
 # Going away
 
 
-def test_a_graceful_goodbye_loses_no_call():
-    rig = connected()
+def test_a_graceful_goodbye_loses_no_call(rig: Rig):
     asked(rig)
     rig.connection.control.go_away(ErrorCode.NO_ERROR, last=frames.LARGEST_STREAM)
     asked(rig, 3)
@@ -877,16 +863,14 @@ def test_a_graceful_goodbye_loses_no_call():
     assert kinds(written(rig)).count((wire.DATA, 3)) == 1
 
 
-def test_the_last_stream_of_a_goodbye_never_rises():
-    rig = connected()
+def test_the_last_stream_of_a_goodbye_never_rises(rig: Rig):
     asked(rig)
     rig.connection.control.go_away(ErrorCode.NO_ERROR)
     rig.connection.control.go_away(ErrorCode.INTERNAL_ERROR, last=99)
     assert [one.number(0) for one in written(rig)] == [1, 1]
 
 
-def test_streams_up_to_the_last_of_a_goodbye_are_served():
-    rig = connected()
+def test_streams_up_to_the_last_of_a_goodbye_are_served(rig: Rig):
     asked(rig)
     rig.connection.control.go_away(ErrorCode.NO_ERROR, last=3)
     asked(rig, 3)
@@ -894,16 +878,14 @@ def test_streams_up_to_the_last_of_a_goodbye_are_served():
     assert 5 not in rig.recorder.streams
 
 
-def test_the_calls_of_a_client_that_leaves_go_on():
-    rig = connected()
+def test_the_calls_of_a_client_that_leaves_go_on(rig: Rig):
     stream = asked(rig)
     rig.send(wire.frame(wire.GOAWAY, 0, 0, bytes(8) + b"bye"))
     answer(rig, stream)
     assert kinds(written(rig)).count((wire.DATA, 1)) == 1
 
 
-def test_a_violation_ends_the_connection_with_one_goaway_that_says_why():
-    rig = connected()
+def test_a_violation_ends_the_connection_with_one_goaway_that_says_why(rig: Rig):
     asked(rig)
     with pytest.raises(ConnectionViolation):
         rig.send(wire.data(0, b"x"))
@@ -922,8 +904,8 @@ def test_a_violation_ends_the_connection_with_one_goaway_that_says_why():
     ],
     ids=["HEADERS", "together", "CONTINUATION, its head alone"],
 )
-def test_too_much_metadata_is_called_that_with_how_much_is_taken(octets):
-    rig = connected(Http2Limits(max_header_block=1024))
+@connecting(Http2Limits(max_header_block=1024))
+def test_too_much_metadata_is_called_that_with_how_much_is_taken(octets, rig: Rig):
     with pytest.raises(ConnectionViolation) as raised:
         rig.send(octets)
     assert raised.value.message == "1500 bytes of metadata, more than the 1024 taken"
@@ -960,8 +942,8 @@ CHATTER = [
 
 
 @pytest.mark.parametrize("one", [one for _, one in CHATTER], ids=[name for name, _ in CHATTER])
-def test_frames_that_carry_nothing_are_bounded(one):
-    rig = connected(FEW)
+@connecting(FEW)
+def test_frames_that_carry_nothing_are_bounded(one, rig: Rig):
     speaking(rig)
     asked(rig, 3)
     rig.send(wire.rst_stream(3))
@@ -969,23 +951,23 @@ def test_frames_that_carry_nothing_are_bounded(one):
     calm(rig, one * 40)
 
 
-def test_frames_that_carry_nothing_are_excused_by_time():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_frames_that_carry_nothing_are_excused_by_time(rig: Rig):
     for _ in range(50):
         rig.now += 1
         rig.send(wire.window_update(0, 1) * 10)
 
 
-def test_window_updates_are_excused_by_the_calls_they_follow():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_window_updates_are_excused_by_the_calls_they_follow(rig: Rig):
     for number in range(1, 401, 2):
         answer(rig, asked(rig, number))
         rig.drain()
         rig.send(wire.window_update(0, 1) * 9)
 
 
-def test_window_updates_are_excused_by_the_data_they_follow():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_window_updates_are_excused_by_the_data_they_follow(rig: Rig):
     answer(rig, asked(rig), bytes(10**6))
     for _ in range(900):
         if not rig.connection.streams:
@@ -1001,8 +983,8 @@ ANSWERED = wire.window_update(0, 100) + wire.window_update(1, 100) + wire.frame(
 
 
 @pytest.mark.parametrize("size", [1, 100, 3000, 40_000])
-def test_windows_and_pings_are_excused_by_the_messages_they_follow(size):
-    rig = connected(FEW)
+@connecting(FEW)
+def test_windows_and_pings_are_excused_by_the_messages_they_follow(size, rig: Rig):
     stream = speaking(rig)
     for _ in range(300):
         rig.connection.answers.message(stream, [bytes(size)], size)
@@ -1011,24 +993,24 @@ def test_windows_and_pings_are_excused_by_the_messages_they_follow(size):
         rig.send(wire.window_update(0, size) + wire.window_update(1, size) + ANSWERED)
 
 
-def test_windows_and_pings_are_excused_by_the_messages_they_go_with():
+@connecting(FEW)
+def test_windows_and_pings_are_excused_by_the_messages_they_go_with(rig: Rig):
     """An example: the messages of a stream of requests that has no answer yet."""
-    rig = connected(FEW)
     speaking(rig)
     for _ in range(300):
         rig.now -= 0.01
         rig.send(wire.data(1, b"x") + ANSWERED)
 
 
-def test_a_message_of_the_peer_excuses_no_more_than_goes_with_one():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_a_message_of_the_peer_excuses_no_more_than_goes_with_one(rig: Rig):
     speaking(rig)
     rig.now -= 0.01
     calm(rig, (wire.data(1, b"x") + ANSWERED * 2) * 100)
 
 
-def test_answers_to_pings_are_excused_by_the_pings():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_answers_to_pings_are_excused_by_the_pings(rig: Rig):
     for _ in range(300):
         rig.connection.control.ping(bytes(8))
         rig.drain()
@@ -1036,9 +1018,9 @@ def test_answers_to_pings_are_excused_by_the_pings():
         rig.send(wire.frame(wire.PING, wire.ACK, 0, bytes(8)))
 
 
-def test_windows_that_are_opened_by_crumbs_excuse_nothing():
+@connecting(FEW, (wire.INITIAL_WINDOW_SIZE, 0))
+def test_windows_that_are_opened_by_crumbs_excuse_nothing(rig: Rig):
     """CVE-2019-9511: each update would have us send a frame of one byte."""
-    rig = connected(FEW, (wire.INITIAL_WINDOW_SIZE, 0))
     answer(rig, asked(rig), bytes(10_000))
     for _ in range(90):
         rig.drain()
@@ -1047,49 +1029,49 @@ def test_windows_that_are_opened_by_crumbs_excuse_nothing():
     calm(rig, wire.window_update(1, 1) * 40)
 
 
-def test_stream_numbers_that_were_left_out_excuse_nothing():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_stream_numbers_that_were_left_out_excuse_nothing(rig: Rig):
     asked(rig, 100_001)
     rig.send(wire.window_update(0, 1) * 90)
     calm(rig, wire.window_update(0, 1) * 40)
 
 
-def test_settings_are_bounded():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_settings_are_bounded(rig: Rig):
     calm(rig, wire.settings([(wire.INITIAL_WINDOW_SIZE, 1)]) * 6)
 
 
-def test_settings_are_excused_by_time():
-    rig = connected(FEW)
+@connecting(FEW)
+def test_settings_are_excused_by_time(rig: Rig):
     for _ in range(20):
         rig.now += 1
         rig.send(wire.settings([(wire.INITIAL_WINDOW_SIZE, 1)]))
 
 
-def test_rapid_resets_are_bounded():
+@connecting(Http2Limits(reset_burst=50, reset_rate=10.0))
+def test_rapid_resets_are_bounded(rig: Rig):
     """CVE-2023-44487."""
-    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
     calm(rig, b"".join(wire.headers(number) + wire.rst_stream(number) for number in range(1, 201, 2)))
 
 
-def test_resets_that_the_client_has_us_send_are_bounded():
+@connecting(Http2Limits(reset_burst=50, reset_rate=10.0))
+def test_resets_that_the_client_has_us_send_are_bounded(rig: Rig):
     """CVE-2025-8671: the client breaks a rule on each stream instead of resetting it."""
-    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
     calm(rig, b"".join(wire.headers(number) + wire.window_update(number, 0) for number in range(1, 201, 2)))
 
 
-def test_requests_that_are_refused_are_bounded():
-    rig = connected(Http2Limits(max_streams=1, reset_burst=50, reset_rate=10.0))
+@connecting(Http2Limits(max_streams=1, reset_burst=50, reset_rate=10.0))
+def test_requests_that_are_refused_are_bounded(rig: Rig):
     calm(rig, b"".join(wire.headers(number, flags=BOTH) for number in range(1, 201, 2)))
 
 
-def test_malformed_requests_are_bounded():
-    rig = connected(Http2Limits(reset_burst=50, reset_rate=10.0))
+@connecting(Http2Limits(reset_burst=50, reset_rate=10.0))
+def test_malformed_requests_are_bounded(rig: Rig):
     calm(rig, b"".join(wire.headers(number, [], flags=BOTH) for number in range(1, 201, 2)))
 
 
-def test_all_calls_may_time_out_every_second():
-    rig = connected(Http2Limits(max_streams=100, reset_burst=200, reset_rate=100.0))
+@connecting(Http2Limits(max_streams=100, reset_burst=200, reset_rate=100.0))
+def test_all_calls_may_time_out_every_second(rig: Rig):
     number = 1
     for _ in range(10):
         numbers = range(number, number + 200, 2)
@@ -1099,14 +1081,12 @@ def test_all_calls_may_time_out_every_second():
         number += 200
 
 
-def test_a_block_in_too_many_pieces_is_refused():
+def test_a_block_in_too_many_pieces_is_refused(rig: Rig):
     """CVE-2024-27316 and its kin."""
-    rig = connected()
     calm(rig, wire.frame(wire.HEADERS, 0, 1, wire.block()) + wire.frame(wire.CONTINUATION, 0, 1) * 9)
 
 
-def test_a_block_that_grows_too_large_is_refused():
-    rig = connected()
+def test_a_block_that_grows_too_large_is_refused(rig: Rig):
     piece = wire.literal(b"x", bytes(100)) * 150
     calm(rig, wire.frame(wire.HEADERS, 0, 1, piece) + wire.frame(wire.CONTINUATION, 0, 1, piece) * 3)
 
@@ -1115,15 +1095,14 @@ def test_a_block_that_grows_too_large_is_refused():
     ("kind", "size"),
     [(wire.HEADERS, 40_000), (wire.CONTINUATION, 40_000), (wire.SETTINGS, 6000), (wire.GOAWAY, 9000)],
 )
-def test_a_frame_that_would_be_kept_is_refused_before_it_is_here(kind, size):
-    rig = connected()
+def test_a_frame_that_would_be_kept_is_refused_before_it_is_here(kind, size, rig: Rig):
     if kind == wire.CONTINUATION:
         rig.send(wire.frame(wire.HEADERS, 0, 1, wire.block()))
     calm(rig, wire.frame(kind, 0, 0 if kind in (wire.SETTINGS, wire.GOAWAY) else 1, size=size))
 
 
-def test_a_peer_that_reads_nothing_can_t_have_answers_pile_up():
-    rig = connected(Http2Limits(max_queued=100))
+@connecting(Http2Limits(max_queued=100))
+def test_a_peer_that_reads_nothing_can_t_have_answers_pile_up(rig: Rig):
     ping = wire.frame(wire.PING, 0, 0, bytes(8))
     for _ in range(5):
         rig.send(ping * 100)
@@ -1131,8 +1110,7 @@ def test_a_peer_that_reads_nothing_can_t_have_answers_pile_up():
     calm(rig, ping * 101)
 
 
-def test_a_handler_may_end_the_connection_over_a_ping():
-    rig = connected()
+def test_a_handler_may_end_the_connection_over_a_ping(rig: Rig):
 
     def strike(now: float) -> None:
         raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
