@@ -139,6 +139,17 @@ class Connection:
     async def settle(self):
         await trio.testing.wait_all_tasks_blocked(0.001)
 
+    async def call(self, *args, **kwargs):
+        """Have the worker call; return the last request that the callee has got by then, if any."""
+        self.worker.call(*args, **kwargs)
+        await self.settle()
+        return self.callee.requests[-1] if self.callee.requests else None
+
+    async def tell(self, packet):
+        """Have the worker send a packet, and the server take it."""
+        self.worker.sock.send(packet)
+        await self.settle()
+
     async def condemned(self):
         await self.settle()
         return [str(error) for error in self.worker.condemned]
@@ -158,137 +169,125 @@ async def connected(*, deadlocks=None, limits=LIMITS, **changes):
             nursery.cancel_scope.cancel()
 
 
-async def test_an_answer_is_copied_and_released_at_once():
-    async with connected() as connection:
-        connection.worker.call()
-        await connection.settle()
-        (request,) = connection.callee.requests
-        connection.callee.respond(request, 8)
-        assert connection.callee.released == 1
-        (part,) = connection.worker.parts()
-        assert (part.batch_id, part.final, part.nbytes) == (1, True, 8)
+def connecting(**kwargs):
+    """Have the connection of a test made in another way than usual."""
+    return pytest.mark.parametrize("connection", [kwargs], indirect=True, ids=[""])
 
 
-async def test_a_large_letter_and_a_large_answer_go_in_sealed_segments():
-    async with connected() as connection:
-        data = random.Random(1).randbytes(1_000_000)
-        descriptor = write_segment([data[:500_000], data[500_000:]])
-        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, len(data)))
-        os.close(descriptor)
-        placed = Placed("INPUT", FP32, (250_000,), 0, len(data))
-        (first, _) = next(Letter(frames.CALL, 1, {"model": "callee"}, [placed], b"", len(data)).packets())
-        connection.worker.sock.send(first)
-        await connection.settle()
-        (request,) = connection.callee.requests
-        assert bytes(request.inputs[0].data) == data
-        connection.callee.respond(request, 1_000_000)
-        (part,) = connection.worker.parts()
-        assert len(part.data) == 1_000_000
+@pytest.fixture
+async def connection(request):
+    async with connected(**getattr(request, "param", {})) as connection:
+        yield connection
 
 
-async def test_answers_wait_for_credit_and_so_does_their_memory():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        (request,) = connection.callee.requests
-        for _ in range(WINDOW_PARTS + 5):
-            connection.callee.respond(request, final=False)
-        connection.callee.respond(request, 0)
-        assert len(connection.worker.parts()) == WINDOW_PARTS == connection.callee.released
-        connection.worker.sock.send(frames.encode_credit(1, 0, 3, 12))
-        await connection.settle()
-        assert len(connection.worker.parts()) == 3
-        connection.worker.sock.send(frames.encode_credit(1, 0, 10, 40))
-        await connection.settle()
-        assert [part.final for part in connection.worker.parts()] == [False, False, True]
-        assert connection.callee.released == WINDOW_PARTS + 6
+async def test_an_answer_is_copied_and_released_at_once(connection):
+    request = await connection.call()
+    connection.callee.respond(request, 8)
+    assert connection.callee.released == 1
+    (part,) = connection.worker.parts()
+    assert (part.batch_id, part.final, part.nbytes) == (1, True, 8)
 
 
-async def test_cancelling_ends_a_call_at_once_and_tells_the_callee():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        (request,) = connection.callee.requests
-        connection.worker.sock.send(frames.encode_cancel(1, 0))
-        await connection.settle()
-        (part,) = connection.worker.parts()
-        assert (part.final, part.answer.code) == (True, ErrorCode.CANCELLED)
-        assert connection.callee.cancelled == [request]
-        connection.callee.respond(request)
-        assert connection.callee.released == 1
-        assert connection.worker.parts() == []
+async def test_a_large_letter_and_a_large_answer_go_in_sealed_segments(connection):
+    data = random.Random(1).randbytes(1_000_000)
+    descriptor = write_segment([data[:500_000], data[500_000:]])
+    connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, len(data)))
+    os.close(descriptor)
+    placed = Placed("INPUT", FP32, (250_000,), 0, len(data))
+    (first, _) = next(Letter(frames.CALL, 1, {"model": "callee"}, [placed], b"", len(data)).packets())
+    await connection.tell(first)
+    (request,) = connection.callee.requests
+    assert bytes(request.inputs[0].data) == data
+    connection.callee.respond(request, 1_000_000)
+    (part,) = connection.worker.parts()
+    assert len(part.data) == 1_000_000
 
 
-async def test_a_callee_that_is_asked_for_an_end_is_heard_out():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        (request,) = connection.callee.requests
+@connecting(decoupled=True)
+async def test_answers_wait_for_credit_and_so_does_their_memory(connection):
+    request = await connection.call()
+    for _ in range(WINDOW_PARTS + 5):
         connection.callee.respond(request, final=False)
-        for _ in range(2):
-            connection.worker.sock.send(frames.encode_cancel(1, STOP_SENDING))
-        await connection.settle()
-        assert connection.callee.cancelled == [request]
-        connection.callee.respond(request, 8, final=False)
-        connection.callee.respond(request, 0)
-        parts = connection.worker.parts()
-        assert [(part.nbytes, part.final) for part in parts] == [(4, False), (8, False), (0, True)]
+    connection.callee.respond(request, 0)
+    assert len(connection.worker.parts()) == WINDOW_PARTS == connection.callee.released
+    await connection.tell(frames.encode_credit(1, 0, 3, 12))
+    assert len(connection.worker.parts()) == 3
+    await connection.tell(frames.encode_credit(1, 0, 10, 40))
+    assert [part.final for part in connection.worker.parts()] == [False, False, True]
+    assert connection.callee.released == WINDOW_PARTS + 6
 
 
-async def test_what_had_not_begun_when_it_was_asked_for_an_end_says_so():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        (request,) = connection.callee.requests
+@connecting(decoupled=True)
+async def test_cancelling_ends_a_call_at_once_and_tells_the_callee(connection):
+    request = await connection.call()
+    await connection.tell(frames.encode_cancel(1, 0))
+    (part,) = connection.worker.parts()
+    assert (part.final, part.answer.code) == (True, ErrorCode.CANCELLED)
+    assert connection.callee.cancelled == [request]
+    connection.callee.respond(request)
+    assert connection.callee.released == 1
+    assert connection.worker.parts() == []
+
+
+@connecting(decoupled=True)
+async def test_a_callee_that_is_asked_for_an_end_is_heard_out(connection):
+    request = await connection.call()
+    connection.callee.respond(request, final=False)
+    for _ in range(2):
         connection.worker.sock.send(frames.encode_cancel(1, STOP_SENDING))
-        await connection.settle()
-        connection.callee.respond(request, error=Cancelled(""))
-        (part,) = connection.worker.parts()
-        assert (part.answer.code, part.answer.message) == (
-            ErrorCode.CANCELLED,
-            "the caller has cancelled this call",
-        )
+    await connection.settle()
+    assert connection.callee.cancelled == [request]
+    connection.callee.respond(request, 8, final=False)
+    connection.callee.respond(request, 0)
+    parts = connection.worker.parts()
+    assert [(part.nbytes, part.final) for part in parts] == [(4, False), (8, False), (0, True)]
 
 
-async def test_who_reads_no_more_need_not_hear_out_a_callee():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        for how in (STOP_SENDING, GIVE_UP):
-            connection.worker.sock.send(frames.encode_cancel(1, how))
-        await connection.settle()
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
-        assert connection.callee.cancelled == connection.callee.requests
+@connecting(decoupled=True)
+async def test_what_had_not_begun_when_it_was_asked_for_an_end_says_so(connection):
+    request = await connection.call()
+    await connection.tell(frames.encode_cancel(1, STOP_SENDING))
+    connection.callee.respond(request, error=Cancelled(""))
+    (part,) = connection.worker.parts()
+    assert (part.answer.code, part.answer.message) == (
+        ErrorCode.CANCELLED,
+        "the caller has cancelled this call",
+    )
 
 
-async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitted():
-    async with connected() as connection:
-
-        def full(request):
-            raise trio.WouldBlock
-
-        async def wait(request):
-            raise AssertionError("it has ended")
-
-        connection.callee.submit_nowait, connection.callee.submit = full, wait
-        connection.worker.call()
-        connection.worker.sock.send(frames.encode_cancel(1, 0))
-        await connection.settle()
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+@connecting(decoupled=True)
+async def test_who_reads_no_more_need_not_hear_out_a_callee(connection):
+    await connection.call()
+    for how in (STOP_SENDING, GIVE_UP):
+        connection.worker.sock.send(frames.encode_cancel(1, how))
+    await connection.settle()
+    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+    assert connection.callee.cancelled == connection.callee.requests
 
 
-async def test_the_inputs_of_a_call_go_with_its_answer():
+async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitted(connection):
+    def full(request):
+        raise trio.WouldBlock
+
+    async def wait(request):
+        raise AssertionError("it has ended")
+
+    connection.callee.submit_nowait, connection.callee.submit = full, wait
+    connection.worker.call()
+    await connection.tell(frames.encode_cancel(1, 0))
+    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+
+
+async def test_the_inputs_of_a_call_go_with_its_answer(connection):
     """They must not wait for the collector: each large input is a mapping of its own."""
-    async with connected() as connection:
-        connection.worker.call()
-        await connection.settle()
-        reference = weakref.ref(connection.callee.requests[0].inputs[0].data)
-        gc.disable()
-        try:
-            connection.callee.respond(connection.callee.requests.pop())
-            assert reference() is None
-        finally:
-            gc.enable()
+    await connection.call()
+    reference = weakref.ref(connection.callee.requests[0].inputs[0].data)
+    gc.disable()
+    try:
+        connection.callee.respond(connection.callee.requests.pop())
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refusal():
@@ -305,8 +304,7 @@ async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refus
         connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[])
         gc.disable()
         try:
-            connection.worker.call(parent=[4, -1], blocking=True)
-            await connection.settle()
+            await connection.call(parent=[4, -1], blocking=True)
             assert [reference() for reference in circles.data] == [None]
         finally:
             gc.enable()
@@ -314,154 +312,139 @@ async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refus
         assert connection.callee.requests == []
 
 
-async def test_the_end_of_the_connection_cancels_what_is_under_way():
-    async with connected() as connection:
-        gone = []
-        connection.subjects.on_end(gone.append)
-        connection.worker.call()
-        await connection.settle()
-        connection.worker.sock.shutdown(socket.SHUT_RDWR)
-        await connection.settle()
-        assert connection.callee.cancelled == connection.callee.requests
-        assert [caller.instance for caller in gone] == ["caller_0_0"]
-        connection.callee.respond(connection.callee.requests[0])
-        assert connection.callee.released == 1
+async def test_the_end_of_the_connection_cancels_what_is_under_way(connection):
+    gone = []
+    connection.subjects.on_end(gone.append)
+    await connection.call()
+    connection.worker.sock.shutdown(socket.SHUT_RDWR)
+    await connection.settle()
+    assert connection.callee.cancelled == connection.callee.requests
+    assert [caller.instance for caller in gone] == ["caller_0_0"]
+    connection.callee.respond(connection.callee.requests[0])
+    assert connection.callee.released == 1
 
 
-async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation():
-    async with connected() as connection:
-        parent = SimpleNamespace(
-            deadline=7.5, synthetic=True, affinity="a", tenant="t", cancelled=False, answered=False
-        )
-        batch = SimpleNamespace(id=4, requests=[None, parent])
-        connection.worker.outstanding[4] = batch
-        connection.worker.call(parent=[4, 1], blocking=True)
-        await connection.settle()
-        (request,) = connection.callee.requests
-        assert (request.deadline, request.synthetic, request.affinity, request.tenant) == (
-            7.5,
-            True,
-            "a",
-            "t",
-        )
-        assert [call.request for call in connection.calls.book.blocking[batch.id]] == [request]
-        parent.cancelled = True
-        connection.calls.cancelled(parent)
-        assert connection.callee.cancelled == [request]
-        assert not connection.calls.book.blocking
-        connection.worker.call(2, parent=[4, 1])
-        await connection.settle()
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
+async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation(connection):
+    parent = SimpleNamespace(
+        deadline=7.5, synthetic=True, affinity="a", tenant="t", cancelled=False, answered=False
+    )
+    batch = SimpleNamespace(id=4, requests=[None, parent])
+    connection.worker.outstanding[4] = batch
+    request = await connection.call(parent=[4, 1], blocking=True)
+    assert (request.deadline, request.synthetic, request.affinity, request.tenant) == (
+        7.5,
+        True,
+        "a",
+        "t",
+    )
+    assert [call.request for call in connection.calls.book.blocking[batch.id]] == [request]
+    parent.cancelled = True
+    connection.calls.cancelled(parent)
+    assert connection.callee.cancelled == [request]
+    assert not connection.calls.book.blocking
+    await connection.call(2, parent=[4, 1])
+    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
 
 
-async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait():
-    async with connected() as connection:
-        first, second = (
-            SimpleNamespace(
-                deadline=math.inf,
-                synthetic=False,
-                affinity="",
-                tenant="",
-                cancelled=False,
-                answered=False,
-                padding=False,
-            )
-            for _ in range(2)
-        )
-        connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[first, second])
-        connection.worker.call(parent=[4, -1])
-        await connection.settle()
-        first.answered = second.cancelled = True
-        connection.calls.cancelled(second)
-        assert connection.callee.cancelled == connection.callee.requests
-        connection.worker.call(2, parent=[4, -1])
-        await connection.settle()
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
-
-
-async def test_a_call_after_the_answer_of_all_is_made_for_its_effect():
-    async with connected() as connection:
-        parent = SimpleNamespace(
+async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait(connection):
+    first, second = (
+        SimpleNamespace(
             deadline=math.inf,
             synthetic=False,
             affinity="",
             tenant="",
             cancelled=False,
-            answered=True,
+            answered=False,
             padding=False,
         )
-        connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[parent])
-        connection.worker.call(parent=[4, 0])
-        await connection.settle()
-        assert len(connection.callee.requests) == 1
+        for _ in range(2)
+    )
+    connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[first, second])
+    await connection.call(parent=[4, -1])
+    first.answered = second.cancelled = True
+    connection.calls.cancelled(second)
+    assert connection.callee.cancelled == connection.callee.requests
+    await connection.call(2, parent=[4, -1])
+    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
 
 
-async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold():
-    async with connected(limits=CallLimits(nbytes=3_000_000)) as connection:
-        for number in range(1, 6):
-            connection.worker.call(number)
-        await connection.settle()
-        for request in connection.callee.requests:
-            connection.callee.respond(request, 1_000_000)
-        parts = connection.worker.parts()
-        assert [part.answer.code for part in parts] == [None] * 3 + [ErrorCode.UNAVAILABLE] * 2
-        connection.worker.sock.send(bytes((frames.TAKEN,)))
-        connection.worker.call(6)
-        await connection.settle()
-        connection.callee.respond(connection.callee.requests[-1], 1_000_000)
-        assert [part.answer.code for part in connection.worker.parts()] == [None]
+async def test_a_call_after_the_answer_of_all_is_made_for_its_effect(connection):
+    parent = SimpleNamespace(
+        deadline=math.inf,
+        synthetic=False,
+        affinity="",
+        tenant="",
+        cancelled=False,
+        answered=True,
+        padding=False,
+    )
+    connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[parent])
+    await connection.call(parent=[4, 0])
+    assert len(connection.callee.requests) == 1
 
 
-async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it():
+@connecting(limits=CallLimits(nbytes=3_000_000))
+async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(connection):
+    for number in range(1, 6):
+        connection.worker.call(number)
+    await connection.settle()
+    for request in connection.callee.requests:
+        connection.callee.respond(request, 1_000_000)
+    parts = connection.worker.parts()
+    assert [part.answer.code for part in parts] == [None] * 3 + [ErrorCode.UNAVAILABLE] * 2
+    connection.worker.sock.send(bytes((frames.TAKEN,)))
+    await connection.call(6)
+    connection.callee.respond(connection.callee.requests[-1], 1_000_000)
+    assert [part.answer.code for part in connection.worker.parts()] == [None]
+
+
+@connecting(limits=CallLimits(nbytes=1_000_000), decoupled=True)
+async def test_a_caller_that_takes_nothing_of_a_stream_that_nothing_stops_loses_it(connection):
     """Parts that hold no other request's memory delay no other request: those of an ensemble, for example."""
-    async with connected(limits=CallLimits(nbytes=1_000_000), decoupled=True) as connection:
-        connection.worker.call()
-        connection.worker.call(2)
-        await connection.settle()
-        first, second = connection.callee.requests
-        sent = 0
-        while not connection.callee.cancelled:
-            outputs = [Tensor("OUTPUT", FP32, (250,), bytes(1000))]
-            first.reply.put(InferResponse(model_name="callee", model_version=1, outputs=outputs), final=False)
-            sent += 1
-        assert WINDOW_PARTS < sent < 1000
-        *parts, last = connection.worker.parts()
-        assert len(parts) == WINDOW_PARTS
-        assert (last.final, last.answer.code) == (True, ErrorCode.UNAVAILABLE)
-        for _ in range(WINDOW_PARTS + 5):
-            connection.callee.respond(second, final=False)
-        assert len(connection.worker.parts()) == WINDOW_PARTS
+    connection.worker.call()
+    await connection.call(2)
+    first, second = connection.callee.requests
+    sent = 0
+    while not connection.callee.cancelled:
+        outputs = [Tensor("OUTPUT", FP32, (250,), bytes(1000))]
+        first.reply.put(InferResponse(model_name="callee", model_version=1, outputs=outputs), final=False)
+        sent += 1
+    assert WINDOW_PARTS < sent < 1000
+    *parts, last = connection.worker.parts()
+    assert len(parts) == WINDOW_PARTS
+    assert (last.final, last.answer.code) == (True, ErrorCode.UNAVAILABLE)
+    for _ in range(WINDOW_PARTS + 5):
+        connection.callee.respond(second, final=False)
+    assert len(connection.worker.parts()) == WINDOW_PARTS
 
 
-async def test_more_calls_than_a_worker_may_have_are_refused():
-    async with connected() as connection:
-        for number in range(1, LIMITS.calls + 3):
-            connection.worker.call(number)
-            if not number % 64:
-                await connection.settle()
-        await connection.settle()
-        assert len(connection.callee.requests) == LIMITS.calls
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE] * 2
+async def test_more_calls_than_a_worker_may_have_are_refused(connection):
+    for number in range(1, LIMITS.calls + 3):
+        connection.worker.call(number)
+        if not number % 64:
+            await connection.settle()
+    await connection.settle()
+    assert len(connection.callee.requests) == LIMITS.calls
+    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE] * 2
 
 
-async def test_more_questions_than_a_worker_may_have_are_refused():
-    async with connected() as connection:
-        go = trio.Event()
+async def test_more_questions_than_a_worker_may_have_are_refused(connection):
+    go = trio.Event()
 
-        async def wait(body, attachments, caller):
-            await go.wait()
-            return {}
+    async def wait(body, attachments, caller):
+        await go.wait()
+        return {}
 
-        connection.subjects.answer("wait", wait)
-        for number in range(1, LIMITS.asks + 2):
-            letter = Letter(frames.ASK, number, {"subject": "wait", "attachments": []}, (), b"{}", 2)
-            connection.worker.send(letter)
-        await connection.settle()
-        (part,) = connection.worker.parts()
-        assert part.answer.code is ErrorCode.UNAVAILABLE
-        go.set()
-        await connection.settle()
-        assert len(connection.worker.parts()) == LIMITS.asks
+    connection.subjects.answer("wait", wait)
+    for number in range(1, LIMITS.asks + 2):
+        letter = Letter(frames.ASK, number, {"subject": "wait", "attachments": []}, (), b"{}", 2)
+        connection.worker.send(letter)
+    await connection.settle()
+    (part,) = connection.worker.parts()
+    assert part.answer.code is ErrorCode.UNAVAILABLE
+    go.set()
+    await connection.settle()
+    assert len(connection.worker.parts()) == LIMITS.asks
 
 
 # -- hostility -----------------------------------------------------------------------------------------------
@@ -487,13 +470,12 @@ def memfd(size, seals):
         (lambda: os.pipe()[0], 8192),
     ],
 )
-async def test_what_is_no_sealed_segment_is_not_mapped(make, size):
-    async with connected() as connection:
-        descriptor = make()
-        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, size))
-        os.close(descriptor)
-        (verdict,) = await connection.condemned()
-        assert "segment" in verdict
+async def test_what_is_no_sealed_segment_is_not_mapped(make, size, connection):
+    descriptor = make()
+    connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, size))
+    os.close(descriptor)
+    (verdict,) = await connection.condemned()
+    assert "segment" in verdict
 
 
 async def test_a_segment_of_huge_pages_is_not_mapped():
@@ -508,18 +490,16 @@ async def test_a_segment_of_huge_pages_is_not_mapped():
         map_segment(descriptor, size, writable=False)
 
 
-async def test_a_descriptor_where_none_belongs_ends_the_connection():
-    async with connected() as connection:
-        descriptor = write_segment([bytes(8)])
-        connection.worker.send_descriptor(descriptor, frames.encode_cancel(0, 0))
-        os.close(descriptor)
-        assert await connection.condemned() == ["a worker sent a descriptor with a frame that has none"]
+async def test_a_descriptor_where_none_belongs_ends_the_connection(connection):
+    descriptor = write_segment([bytes(8)])
+    connection.worker.send_descriptor(descriptor, frames.encode_cancel(0, 0))
+    os.close(descriptor)
+    assert await connection.condemned() == ["a worker sent a descriptor with a frame that has none"]
 
 
-async def test_a_segment_without_a_descriptor_ends_the_connection():
-    async with connected() as connection:
-        connection.worker.sock.send(frames.encode_segment(0, 0, 8))
-        assert await connection.condemned() == ["a frame that announces a descriptor came without one"]
+async def test_a_segment_without_a_descriptor_ends_the_connection(connection):
+    connection.worker.sock.send(frames.encode_segment(0, 0, 8))
+    assert await connection.condemned() == ["a frame that announces a descriptor came without one"]
 
 
 async def test_a_bad_frame_with_a_descriptor_leaves_none_behind():
@@ -533,88 +513,83 @@ async def test_a_bad_frame_with_a_descriptor_leaves_none_behind():
     assert not left_open(before)
 
 
-async def test_many_segments_hold_few_descriptors_of_the_server():
-    async with connected() as connection:
-        before = open_descriptors()
-        placed = Placed("INPUT", FP32, (1024,), 0, 4096)
-        for number in range(1, 3 * LIMITS.segments):
-            descriptor = write_segment([bytes((number,)) * 4096])
-            connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 4096))
-            os.close(descriptor)
-            letter = Letter(frames.CALL, number, {"model": "callee"}, [placed], b"", 4096)
-            connection.worker.sock.send(next(letter.packets())[0])
-            if not number % 32:
-                await connection.settle()
-        await connection.settle()
-        requests, connection.callee.requests = connection.callee.requests, []
-        assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * LIMITS.segments))
-        assert len(left_open(before)) <= LIMITS.segments
-        while requests:
-            connection.callee.respond(requests.pop(0), 200_000)
-        assert len(left_open(before)) <= LIMITS.segments
+async def test_many_segments_hold_few_descriptors_of_the_server(connection):
+    before = open_descriptors()
+    placed = Placed("INPUT", FP32, (1024,), 0, 4096)
+    for number in range(1, 3 * LIMITS.segments):
+        descriptor = write_segment([bytes((number,)) * 4096])
+        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 4096))
+        os.close(descriptor)
+        letter = Letter(frames.CALL, number, {"model": "callee"}, [placed], b"", 4096)
+        connection.worker.sock.send(next(letter.packets())[0])
+        if not number % 32:
+            await connection.settle()
+    await connection.settle()
+    requests, connection.callee.requests = connection.callee.requests, []
+    assert [request.inputs[0].data[7] for request in requests] == list(range(1, 3 * LIMITS.segments))
+    assert len(left_open(before)) <= LIMITS.segments
+    while requests:
+        connection.callee.respond(requests.pop(0), 200_000)
+    assert len(left_open(before)) <= LIMITS.segments
 
 
-async def test_a_worker_that_reads_no_refusals_is_ended():
-    async with connected() as connection:
-        packet = bytearray(b"".join(next(Letter(frames.CALL, 0, {"model": "none"}).packets())))
-        number = 0
-        while not connection.worker.condemned:
-            number += 1
-            packet[8:16] = number.to_bytes(8, "little")
-            try:
-                connection.worker.sock.send(packet)
-            except BlockingIOError:
-                number -= 1
-                await trio.lowlevel.checkpoint()
-            except BrokenPipeError:
-                break
-        assert LIMITS.unread < number < 2 * LIMITS.unread
-        assert await connection.condemned() == ["a worker calls again and again and never reads the answers"]
+async def test_a_worker_that_reads_no_refusals_is_ended(connection):
+    packet = bytearray(b"".join(next(Letter(frames.CALL, 0, {"model": "none"}).packets())))
+    number = 0
+    while not connection.worker.condemned:
+        number += 1
+        packet[8:16] = number.to_bytes(8, "little")
+        try:
+            connection.worker.sock.send(packet)
+        except BlockingIOError:
+            number -= 1
+            await trio.lowlevel.checkpoint()
+        except BrokenPipeError:
+            break
+    assert LIMITS.unread < number < 2 * LIMITS.unread
+    assert await connection.condemned() == ["a worker calls again and again and never reads the answers"]
 
 
-async def test_questions_count_with_what_they_bring():
-    async with connected(limits=CallLimits(nbytes=100_000)) as connection:
-        go = trio.Event()
+@connecting(limits=CallLimits(nbytes=100_000))
+async def test_questions_count_with_what_they_bring(connection):
+    go = trio.Event()
 
-        async def wait(body, attachments, caller):
-            await go.wait()
-            return {}
+    async def wait(body, attachments, caller):
+        await go.wait()
+        return {}
 
-        connection.subjects.answer("wait", wait)
-        data = b"{}" + bytes(40_000)
-        for number in range(1, 4):
-            fields = {"subject": "wait", "attachments": [["a", 40_000]]}
-            connection.worker.send(Letter(frames.ASK, number, fields, (), data, len(data)))
-        await connection.settle()
-        (part,) = connection.worker.parts()
-        assert (part.batch_id, part.answer.code) == (3, ErrorCode.UNAVAILABLE)
-        go.set()
-        await connection.settle()
-        assert len(connection.worker.parts()) == 2
-
-
-async def test_no_more_json_is_parsed_than_holds_nobody_up():
-    async with connected() as connection:
-        connection.subjects.hear("x", lambda body, caller: None)
-        for size in (LARGEST_BODY, LARGEST_BODY + 1):
-            body = b'{"a":"' + b"x" * (size - 8) + b'"}'
-            fields = {"subject": "x", "attachments": []}
-            for pieces in Letter(frames.TELL, 0, fields, (), body, size).packets():
-                connection.worker.sock.sendmsg(pieces)
-                await connection.settle()
-            assert len(connection.worker.condemned) == (size > LARGEST_BODY)
+    connection.subjects.answer("wait", wait)
+    data = b"{}" + bytes(40_000)
+    for number in range(1, 4):
+        fields = {"subject": "wait", "attachments": [["a", 40_000]]}
+        connection.worker.send(Letter(frames.ASK, number, fields, (), data, len(data)))
+    await connection.settle()
+    (part,) = connection.worker.parts()
+    assert (part.batch_id, part.answer.code) == (3, ErrorCode.UNAVAILABLE)
+    go.set()
+    await connection.settle()
+    assert len(connection.worker.parts()) == 2
 
 
-async def test_a_question_that_no_worker_of_ours_would_ask_ends_the_connection():
-    async with connected() as connection:
+async def test_no_more_json_is_parsed_than_holds_nobody_up(connection):
+    connection.subjects.hear("x", lambda body, caller: None)
+    for size in (LARGEST_BODY, LARGEST_BODY + 1):
+        body = b'{"a":"' + b"x" * (size - 8) + b'"}'
+        fields = {"subject": "x", "attachments": []}
+        for pieces in Letter(frames.TELL, 0, fields, (), body, size).packets():
+            connection.worker.sock.sendmsg(pieces)
+            await connection.settle()
+        assert len(connection.worker.condemned) == (size > LARGEST_BODY)
 
-        async def refuse(body, attachments, caller):
-            raise FrameError("no such thing")
 
-        connection.subjects.answer("odd", refuse)
-        letter = Letter(frames.ASK, 1, {"subject": "odd", "attachments": []}, (), b"{}", 2)
-        connection.worker.send(letter)
-        assert await connection.condemned() == ["no such thing"]
+async def test_a_question_that_no_worker_of_ours_would_ask_ends_the_connection(connection):
+    async def refuse(body, attachments, caller):
+        raise FrameError("no such thing")
+
+    connection.subjects.answer("odd", refuse)
+    letter = Letter(frames.ASK, 1, {"subject": "odd", "attachments": []}, (), b"{}", 2)
+    connection.worker.send(letter)
+    assert await connection.condemned() == ["no such thing"]
 
 
 async def test_a_connection_that_has_ended_needs_no_garbage_collector():
@@ -622,8 +597,7 @@ async def test_a_connection_that_has_ended_needs_no_garbage_collector():
     try:
         async with connected() as connection:
             reference = weakref.ref(connection.calls)
-            connection.worker.call()
-            await connection.settle()
+            await connection.call()
             connection.callee.respond(connection.callee.requests.pop())
             connection.worker.sock.shutdown(socket.SHUT_RDWR)
             await connection.settle()
@@ -657,28 +631,25 @@ async def test_no_worker_can_change_what_it_has_sent():
         [bytes((frames.RESULT,)) + bytes(60)],
     ],
 )
-async def test_a_frame_out_of_place_ends_the_connection(packets):
-    async with connected() as connection:
-        for packet in packets:
-            connection.worker.sock.send(packet)
-        assert len(await connection.condemned()) == 1
+async def test_a_frame_out_of_place_ends_the_connection(packets, connection):
+    for packet in packets:
+        connection.worker.sock.send(packet)
+    assert len(await connection.condemned()) == 1
 
 
-async def test_credit_that_was_not_earned_ends_the_connection():
-    async with connected(decoupled=True) as connection:
-        connection.worker.call()
-        await connection.settle()
-        connection.worker.sock.send(frames.encode_credit(1, 0, 1, 4))
-        (verdict,) = await connection.condemned()
-        assert "which has fewer" in verdict
+@connecting(decoupled=True)
+async def test_credit_that_was_not_earned_ends_the_connection(connection):
+    await connection.call()
+    connection.worker.sock.send(frames.encode_credit(1, 0, 1, 4))
+    (verdict,) = await connection.condemned()
+    assert "which has fewer" in verdict
 
 
-async def test_a_letter_within_another_ends_the_connection():
-    async with connected() as connection:
-        (head, data), *_ = Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
-        connection.worker.sock.sendmsg((head, data))
-        connection.worker.call(2)
-        assert await connection.condemned() == [f"a frame of kind {frames.CALL} within another letter"]
+async def test_a_letter_within_another_ends_the_connection(connection):
+    (head, data), *_ = Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
+    connection.worker.sock.sendmsg((head, data))
+    connection.worker.call(2)
+    assert await connection.condemned() == [f"a frame of kind {frames.CALL} within another letter"]
 
 
 @pytest.mark.slow
@@ -739,90 +710,84 @@ async def branch_of(connection):
     return socket.socket(fileno=descriptors[0])
 
 
-async def test_a_child_has_numbers_and_answers_of_its_own():
-    async with connected() as connection:
-        child = PlayedWorker(await branch_of(connection))
-        for worker in (connection.worker, child):
-            worker.call()
-            await connection.settle()
-        for size, request in zip((8, 16), connection.callee.requests, strict=True):
-            connection.callee.respond(request, size)
-        assert [part.nbytes for part in connection.worker.parts()] == [8]
-        assert [part.nbytes for part in child.parts()] == [16]
-        child.sock.close()
+async def test_a_child_has_numbers_and_answers_of_its_own(connection):
+    child = PlayedWorker(await branch_of(connection))
+    for worker in (connection.worker, child):
+        worker.call()
+        await connection.settle()
+    for size, request in zip((8, 16), connection.callee.requests, strict=True):
+        connection.callee.respond(request, size)
+    assert [part.nbytes for part in connection.worker.parts()] == [8]
+    assert [part.nbytes for part in child.parts()] == [16]
+    child.sock.close()
+    assert await connection.condemned() == []
+
+
+async def test_a_child_may_ask_in_the_middle_of_a_letter(connection):
+    (first, more), *_ = list(
+        Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
+    )
+    connection.worker.sock.send(first + bytes(more))
+    with await branch_of(connection):
         assert await connection.condemned() == []
 
 
-async def test_a_child_may_ask_in_the_middle_of_a_letter():
-    async with connected() as connection:
-        (first, more), *_ = list(
-            Letter(frames.CALL, 1, {"model": "callee"}, (), bytes(100_000), 100_000).packets()
-        )
-        connection.worker.sock.send(first + bytes(more))
-        with await branch_of(connection):
-            assert await connection.condemned() == []
+async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses(connection):
+    child = PlayedWorker(await branch_of(connection))
+    for worker in (connection.worker, child):
+        worker.call()
+        await connection.settle()
+    ours, theirs = connection.callee.requests
+    child.sock.close()
+    await connection.settle()
+    assert connection.callee.cancelled == [theirs]
+    assert ours not in connection.callee.cancelled
+    assert connection.calls.book.account.calls == 1
 
 
-async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses():
-    async with connected() as connection:
-        child = PlayedWorker(await branch_of(connection))
-        for worker in (connection.worker, child):
-            worker.call()
+async def test_limits_hold_for_a_worker_and_its_children_together(connection):
+    child = PlayedWorker(await branch_of(connection))
+    for number in range(1, LIMITS.calls // 2 + 1):
+        connection.worker.call(number)
+        child.call(number)
+        if number % 32 == 0:
             await connection.settle()
-        ours, theirs = connection.callee.requests
-        child.sock.close()
+    child.call(LIMITS.calls)
+    await connection.settle()
+    (refusal,) = child.parts()
+    assert refusal.answer.message == f"{LIMITS.calls} calls of this worker are under way already"
+    child.sock.close()
+
+
+@connecting(limits=CallLimits(branches=2))
+async def test_there_are_so_many_children_with_a_connection(connection):
+    children = [await branch_of(connection) for _ in range(2)]
+    with asked_for_branch(connection.worker) as answers:
         await connection.settle()
-        assert connection.callee.cancelled == [theirs]
-        assert ours not in connection.callee.cancelled
-        assert connection.calls.book.account.calls == 1
+        assert answers.recv(1024)[1:] == b"2 processes forked by this worker make calls already"
+    children.pop().close()
+    await connection.settle()
+    children.append(await branch_of(connection))
+    for each in children:
+        each.close()
 
 
-async def test_limits_hold_for_a_worker_and_its_children_together():
-    async with connected() as connection:
-        child = PlayedWorker(await branch_of(connection))
-        for number in range(1, LIMITS.calls // 2 + 1):
-            connection.worker.call(number)
-            child.call(number)
-            if number % 32 == 0:
-                await connection.settle()
-        child.call(LIMITS.calls)
-        await connection.settle()
-        (refusal,) = child.parts()
-        assert refusal.answer.message == f"{LIMITS.calls} calls of this worker are under way already"
-        child.sock.close()
+async def test_a_child_can_not_have_children_connected_by_way_of_its_own(connection):
+    child = PlayedWorker(await branch_of(connection))
+    asked_for_branch(child).close()
+    assert "a frame of kind 68" in (await connection.condemned())[0]
+    child.sock.close()
 
 
-async def test_there_are_so_many_children_with_a_connection():
-    async with connected(limits=CallLimits(branches=2)) as connection:
-        children = [await branch_of(connection) for _ in range(2)]
-        with asked_for_branch(connection.worker) as answers:
-            await connection.settle()
-            assert answers.recv(1024)[1:] == b"2 processes forked by this worker make calls already"
-        children.pop().close()
-        await connection.settle()
-        children.append(await branch_of(connection))
-        for each in children:
-            each.close()
-
-
-async def test_a_child_can_not_have_children_connected_by_way_of_its_own():
-    async with connected() as connection:
-        child = PlayedWorker(await branch_of(connection))
-        asked_for_branch(child).close()
-        assert "a frame of kind 68" in (await connection.condemned())[0]
-        child.sock.close()
-
-
-async def test_whatever_the_descriptor_is_the_worker_alone_pays(tmp_path):
-    async with connected() as connection:
-        with (tmp_path / "file").open("w") as file:
-            connection.worker.send_descriptor(file.fileno(), bytes((frames.BRANCH,)))
-            assert await connection.condemned() == []
-        read, write = os.pipe()
-        for each in (read, write):
-            connection.worker.send_descriptor(each, bytes((frames.BRANCH,)))
-            os.close(each)
-        asked_for_branch(connection.worker).close()
+async def test_whatever_the_descriptor_is_the_worker_alone_pays(tmp_path, connection):
+    with (tmp_path / "file").open("w") as file:
+        connection.worker.send_descriptor(file.fileno(), bytes((frames.BRANCH,)))
         assert await connection.condemned() == []
-        connection.worker.sock.send(bytes((frames.BRANCH,)))
-        assert await connection.condemned() == ["a frame that announces a descriptor came without one"]
+    read, write = os.pipe()
+    for each in (read, write):
+        connection.worker.send_descriptor(each, bytes((frames.BRANCH,)))
+        os.close(each)
+    asked_for_branch(connection.worker).close()
+    assert await connection.condemned() == []
+    connection.worker.sock.send(bytes((frames.BRANCH,)))
+    assert await connection.condemned() == ["a frame that announces a descriptor came without one"]

@@ -115,6 +115,23 @@ def serve(request, backend):
     return serve
 
 
+def serving(**kwargs):
+    """Have the listener of a test made in another way than usual."""
+    return pytest.mark.parametrize("served", [kwargs], indirect=True, ids=[""])
+
+
+@pytest.fixture
+async def served(request, serve):
+    async with serve(**getattr(request, "param", {})) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(served):
+    async with served.connect() as client:
+        yield client
+
+
 @asynccontextmanager
 async def serve_on_loopback(app, limits, **options):
     listener = HttpListener(app, limits=limits, **options, admit=getattr(app, "admit", None))
@@ -152,40 +169,36 @@ def infer(model="held", value=5):
 # Requests and answers
 
 
-async def test_a_connection_answers_one_request_after_the_other(serve):
-    async with serve() as served, served.connect() as client:
-        for _ in range(3):
-            await client.send(HEALTH)
-            assert await client.receive(len(LIVE)) == LIVE
+async def test_a_connection_answers_one_request_after_the_other(client):
+    for _ in range(3):
+        await client.send(HEALTH)
+        assert await client.receive(len(LIVE)) == LIVE
 
 
-async def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(serve):
-    async with serve() as served:
-        with uncollected() as left:
-            async with served.connect() as client:
-                await client.send(infer("add") + HEALTH)
-                await client.receive(len(LIVE))
-            await served.until(lambda now: not any(now.phases.values()))
-            await trio.testing.wait_all_tasks_blocked()
-        assert left == []
+async def test_a_connection_that_ended_leaves_nothing_to_the_garbage_collector(served):
+    with uncollected() as left:
+        async with served.connect() as client:
+            await client.send(infer("add") + HEALTH)
+            await client.receive(len(LIVE))
+        await served.until(lambda now: not any(now.phases.values()))
+        await trio.testing.wait_all_tasks_blocked()
+    assert left == []
 
 
-async def test_pipelined_requests_are_answered_in_order(serve):
-    async with serve() as served, served.connect() as client:
-        await client.send((HEALTH + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n") * 500)
-        for _ in range(500):
-            assert (await client.response())[0] == 200
-            assert (await client.response())[0] == 404
+async def test_pipelined_requests_are_answered_in_order(client):
+    await client.send((HEALTH + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n") * 500)
+    for _ in range(500):
+        assert (await client.response())[0] == 200
+        assert (await client.response())[0] == 404
 
 
-async def test_a_request_may_come_one_byte_at_a_time(serve):
-    async with serve() as served, served.connect() as client:
-        for byte in infer("zeros", 3):
-            await client.send(bytes([byte]))
-            await trio.lowlevel.checkpoint()
-        status, fields, body = await client.response()
-        assert status == 200
-        assert body[int(fields["Inference-Header-Content-Length"]) :] == bytes(3)
+async def test_a_request_may_come_one_byte_at_a_time(client):
+    for byte in infer("zeros", 3):
+        await client.send(bytes([byte]))
+        await trio.lowlevel.checkpoint()
+    status, fields, body = await client.response()
+    assert status == 200
+    assert body[int(fields["Inference-Header-Content-Length"]) :] == bytes(3)
 
 
 @pytest.mark.parametrize(
@@ -201,36 +214,33 @@ async def test_a_request_may_come_one_byte_at_a_time(serve):
         ),
     ],
 )
-async def test_connections_are_kept_by_the_rules_of_http(serve, head, answer, stays):
-    async with serve() as served, served.connect() as client:
-        await client.send(head)
-        assert await client.receive(len(answer)) == answer
-        if stays:
-            await client.send(HEALTH)
-            assert await client.receive(len(LIVE)) == LIVE
-        else:
-            assert await client.closed()
+async def test_connections_are_kept_by_the_rules_of_http(head, answer, stays, client):
+    await client.send(head)
+    assert await client.receive(len(answer)) == answer
+    if stays:
+        await client.send(HEALTH)
+        assert await client.receive(len(LIVE)) == LIVE
+    else:
+        assert await client.closed()
 
 
-async def test_a_client_that_waits_is_told_to_continue(serve):
+async def test_a_client_that_waits_is_told_to_continue(client):
     head, body = infer("zeros", 3).split(b"\r\n\r\n")
-    async with serve() as served, served.connect() as client:
-        await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
-        interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-        assert await client.receive(len(interim)) == interim
-        await client.send(body)
-        assert (await client.response())[0] == 200
+    await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await client.receive(len(interim)) == interim
+    await client.send(body)
+    assert (await client.response())[0] == 200
 
 
-async def test_a_head_request_gets_no_body(serve):
-    async with serve() as served, served.connect() as client:
-        await client.send(b"HEAD /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        head = await client.receive_all()
-        assert head.startswith(b"HTTP/1.1 405 ")
-        assert head.endswith(b"\r\n\r\n")
+async def test_a_head_request_gets_no_body(client):
+    await client.send(b"HEAD /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    head = await client.receive_all()
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert head.endswith(b"\r\n\r\n")
 
 
-async def test_a_large_body_arrives_whole_and_comes_back(serve):
+async def test_a_large_body_arrives_whole_and_comes_back(client):
     count = 1_000_000
     tensor = {
         "name": "X",
@@ -240,24 +250,22 @@ async def test_a_large_body_arrives_whole_and_comes_back(serve):
     }
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     data = b"\1\2\3\4" * count
-    async with serve() as served, served.connect() as client:
-        await client.send(
-            b"POST /v2/models/scores/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: %d\r\n"
-            b"Content-Length: %d\r\n\r\n" % (len(head), len(head) + len(data)) + head
-        )
-        await client.send(data)
-        status, fields, body = await client.response()
-        assert status == 200
-        assert body[int(fields["Inference-Header-Content-Length"]) :] == data
+    await client.send(
+        b"POST /v2/models/scores/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: %d\r\n"
+        b"Content-Length: %d\r\n\r\n" % (len(head), len(head) + len(data)) + head
+    )
+    await client.send(data)
+    status, fields, body = await client.response()
+    assert status == 200
+    assert body[int(fields["Inference-Header-Content-Length"]) :] == data
 
 
-async def test_a_chunked_body_arrives_whole(serve):
+async def test_a_chunked_body_arrives_whole(client):
     head, body = infer("zeros", 3).split(b"\r\n\r\n")
     head = head.split(b"\r\n")[0] + b"\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    async with serve() as served, served.connect() as client:
-        await client.send(head + chunks)
-        assert (await client.response())[0] == 200
+    await client.send(head + chunks)
+    assert (await client.response())[0] == 200
 
 
 async def test_header_names_reach_the_application_as_received_too(serve):
@@ -291,40 +299,39 @@ async def test_header_names_reach_the_application_as_received_too(serve):
         (b"GET / HTTP/2.0\r\n\r\n", 505),
     ],
 )
-async def test_a_refused_request_ends_its_connection_after_those_before_it(serve, message, status):
-    limits = ListenerLimits(
+@serving(
+    limits=ListenerLimits(
         connection=ConnectionLimits(request=RequestLimits(max_head_size=8192, max_body_size=1_000_000))
     )
-    async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(HEALTH + message)
-        assert await client.receive(len(LIVE)) == LIVE
-        refused, fields, body = await client.response()
-        assert refused == status
-        assert fields["Connection"] == "close"
-        assert fields["Content-Type"] == "application/json"
-        assert set(json.loads(body)) == {"error"}
-        assert await client.closed()
+)
+async def test_a_refused_request_ends_its_connection_after_those_before_it(message, status, client):
+    await client.send(HEALTH + message)
+    assert await client.receive(len(LIVE)) == LIVE
+    refused, fields, body = await client.response()
+    assert refused == status
+    assert fields["Connection"] == "close"
+    assert fields["Content-Type"] == "application/json"
+    assert set(json.loads(body)) == {"error"}
+    assert await client.closed()
 
 
-async def test_a_body_of_too_many_chunks_is_refused_and_the_connection_closed(serve):
+async def test_a_body_of_too_many_chunks_is_refused_and_the_connection_closed(client):
     start = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with serve() as served, served.connect() as client:
-        await client.send(start + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n")
-        status, fields, body = await client.response()
-        assert status == 400
-        assert json.loads(body) == {
-            "error": "Chunked request body exceeds maximum of 65536 non-empty chunks. "
-            "Send fewer or larger HTTP chunks."
-        }
-        assert fields["Connection"] == "close"
+    await client.send(start + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n")
+    status, fields, body = await client.response()
+    assert status == 400
+    assert json.loads(body) == {
+        "error": "Chunked request body exceeds maximum of 65536 non-empty chunks. "
+        "Send fewer or larger HTTP chunks."
+    }
+    assert fields["Connection"] == "close"
 
 
-async def test_a_refusal_reaches_a_client_that_is_still_sending(serve):
-    limits = ListenerLimits(connection=ConnectionLimits(request=RequestLimits(max_body_size=1000)))
-    async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n")
-        await client.send(b"x" * 3_000_000)
-        assert (await client.response())[0] == 413
+@serving(limits=ListenerLimits(connection=ConnectionLimits(request=RequestLimits(max_body_size=1000))))
+async def test_a_refusal_reaches_a_client_that_is_still_sending(client):
+    await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n")
+    await client.send(b"x" * 3_000_000)
+    assert (await client.response())[0] == 413
 
 
 # Applications that fail, and plain ASGI
@@ -410,21 +417,20 @@ async def test_an_application_can_wait_for_its_client_to_leave(serve):
 
 
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
-async def test_a_client_that_leaves_cancels_its_inference(serve, backend, how):
+async def test_a_client_that_leaves_cancels_its_inference(backend, how, served):
     model = backend.model("held")
-    async with serve() as served:
-        async with served.connect() as client:
-            await client.send(infer())
-            await served.until(lambda s: s.phases.get(Phase.ANSWERING))
-            assert len(model.submitted) == 1
-            assert model.cancelled == []
-            if how == "half-close":
-                client.socket.shutdown(socket.SHUT_WR)
-                assert await client.closed()
-            elif how == "reset":
-                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        await served.until(lambda s: not s.phases)
-        assert model.cancelled == model.submitted
+    async with served.connect() as client:
+        await client.send(infer())
+        await served.until(lambda s: s.phases.get(Phase.ANSWERING))
+        assert len(model.submitted) == 1
+        assert model.cancelled == []
+        if how == "half-close":
+            client.socket.shutdown(socket.SHUT_WR)
+            assert await client.closed()
+        elif how == "reset":
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    await served.until(lambda s: not s.phases)
+    assert model.cancelled == model.submitted
 
 
 async def test_a_client_that_leaves_does_not_disturb_the_others(serve, backend):
@@ -441,11 +447,10 @@ async def test_a_client_that_leaves_does_not_disturb_the_others(serve, backend):
         assert (await stays.response())[0] == 200
 
 
-async def test_a_probe_whose_client_half_closed_is_still_answered(serve):
-    async with serve() as served, served.connect() as client:
-        await client.send(HEALTH)
-        client.socket.shutdown(socket.SHUT_WR)
-        assert await client.receive_all() == LIVE
+async def test_a_probe_whose_client_half_closed_is_still_answered(client):
+    await client.send(HEALTH)
+    client.socket.shutdown(socket.SHUT_WR)
+    assert await client.receive_all() == LIVE
 
 
 # Slow readers
@@ -468,14 +473,13 @@ async def test_a_slow_reader_of_a_large_answer_holds_no_lease(serve, backend):
         assert served.listener.statistics().buffered == 0
 
 
-async def test_a_reader_that_leaves_amid_a_large_answer_frees_everything(serve, backend):
-    async with serve() as served:
-        async with served.connect(SO_RCVBUF=65536) as client:
-            await client.send(infer("zeros", BIG))
-            await served.until(lambda s: s.phases.get(Phase.WRITING))
-        await served.until(lambda s: not s.phases)
-        assert served.listener.statistics().buffered == 0
-        assert backend.model("zeros").released == 1
+async def test_a_reader_that_leaves_amid_a_large_answer_frees_everything(backend, served):
+    async with served.connect(SO_RCVBUF=65536) as client:
+        await client.send(infer("zeros", BIG))
+        await served.until(lambda s: s.phases.get(Phase.WRITING))
+    await served.until(lambda s: not s.phases)
+    assert served.listener.statistics().buffered == 0
+    assert backend.model("zeros").released == 1
 
 
 async def test_a_reader_that_reads_nothing_is_given_up(serve, backend, autojump_clock):
@@ -497,73 +501,71 @@ async def test_a_reader_that_reads_nothing_is_given_up(serve, backend, autojump_
 # Patience
 
 
-async def test_an_idle_connection_is_closed_in_time(serve, autojump_clock):
-    async with serve(limits=impatient(idle_timeout=600.0)) as served, served.connect() as client:
-        await client.send(HEALTH)
-        assert await client.receive(len(LIVE)) == LIVE
-        started = trio.current_time()
-        assert await client.closed()
-        assert 600 <= trio.current_time() - started <= 602
+@serving(limits=impatient(idle_timeout=600.0))
+async def test_an_idle_connection_is_closed_in_time(autojump_clock, client):
+    await client.send(HEALTH)
+    assert await client.receive(len(LIVE)) == LIVE
+    started = trio.current_time()
+    assert await client.closed()
+    assert 600 <= trio.current_time() - started <= 602
 
 
-async def test_a_head_that_dribbles_in_is_given_up(serve, autojump_clock):
-    async with serve(limits=impatient(head_timeout=30.0)) as served, served.connect() as client:
-        started = trio.current_time()
-        await client.send(b"GET / HTTP/1.1\r\nHost: h\r\n")
+@serving(limits=impatient(head_timeout=30.0))
+async def test_a_head_that_dribbles_in_is_given_up(autojump_clock, client):
+    started = trio.current_time()
+    await client.send(b"GET / HTTP/1.1\r\nHost: h\r\n")
 
-        async def dribble():
-            for _ in range(100):
-                await trio.sleep(5)
-                await client.send(b"X: y\r\n")
+    async def dribble():
+        for _ in range(100):
+            await trio.sleep(5)
+            await client.send(b"X: y\r\n")
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dribble)
-            status, _, body = await client.response()
-            nursery.cancel_scope.cancel()
-        assert (status, json.loads(body)) == (408, {"error": "Request Timeout"})
-        assert 30 <= trio.current_time() - started <= 32
-
-
-async def test_empty_lines_do_not_keep_a_connection(serve, autojump_clock):
-    async with serve(limits=impatient(idle_timeout=100.0)) as served, served.connect() as client:
-        async with trio.open_nursery() as nursery:
-
-            async def dribble():
-                while True:
-                    await trio.sleep(5)
-                    await client.send(b"\r\n")
-
-            nursery.start_soon(dribble)
-            assert await client.closed()
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() <= 102
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble)
+        status, _, body = await client.response()
+        nursery.cancel_scope.cancel()
+    assert (status, json.loads(body)) == (408, {"error": "Request Timeout"})
+    assert 30 <= trio.current_time() - started <= 32
 
 
-async def test_a_body_that_dribbles_in_is_given_up(serve, autojump_clock):
-    limits = impatient(grace=60.0, minimum_rate=1024.0)
-    async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+@serving(limits=impatient(idle_timeout=100.0))
+async def test_empty_lines_do_not_keep_a_connection(autojump_clock, client):
+    async with trio.open_nursery() as nursery:
 
         async def dribble():
             while True:
                 await trio.sleep(5)
-                await client.send(b"x")
+                await client.send(b"\r\n")
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dribble)
-            assert (await client.response())[0] == 408
-            nursery.cancel_scope.cancel()
-        assert 60 <= trio.current_time() <= 62
+        nursery.start_soon(dribble)
+        assert await client.closed()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() <= 102
 
 
-async def test_a_slow_body_that_keeps_the_pace_is_waited_for(serve, autojump_clock):
-    limits = impatient(grace=10.0, minimum_rate=1024.0)
-    async with serve(limits=limits) as served, served.connect() as client:
-        await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 102400\r\n\r\n")
-        for _ in range(50):
-            await trio.sleep(1.9)
-            await client.send(b"x" * 2048)
-        assert (await client.response())[0] == 500
+@serving(limits=impatient(grace=60.0, minimum_rate=1024.0))
+async def test_a_body_that_dribbles_in_is_given_up(autojump_clock, client):
+    await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+
+    async def dribble():
+        while True:
+            await trio.sleep(5)
+            await client.send(b"x")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble)
+        assert (await client.response())[0] == 408
+        nursery.cancel_scope.cancel()
+    assert 60 <= trio.current_time() <= 62
+
+
+@serving(limits=impatient(grace=10.0, minimum_rate=1024.0))
+async def test_a_slow_body_that_keeps_the_pace_is_waited_for(autojump_clock, client):
+    await client.send(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 102400\r\n\r\n")
+    for _ in range(50):
+        await trio.sleep(1.9)
+        await client.send(b"x" * 2048)
+    assert (await client.response())[0] == 500
 
 
 async def test_a_long_inference_has_no_deadline_of_the_connection_s(serve, backend, autojump_clock):
@@ -600,124 +602,117 @@ async def test_draining_closes_idle_connections_and_finishes_busy_ones(serve, ba
         assert served.listener.statistics().draining
 
 
-async def test_a_request_that_is_half_here_is_finished_while_draining(serve):
-    async with serve() as served, served.connect() as client:
-        await client.send(HEALTH[:10])
-        await served.until(lambda s: s.phases.get(Phase.READING))
-        served.listener.drain()
-        await client.send(HEALTH[10:])
-        assert await client.receive_all() == LIVE_LAST
+async def test_a_request_that_is_half_here_is_finished_while_draining(served, client):
+    await client.send(HEALTH[:10])
+    await served.until(lambda s: s.phases.get(Phase.READING))
+    served.listener.drain()
+    await client.send(HEALTH[10:])
+    assert await client.receive_all() == LIVE_LAST
 
 
 @pytest.mark.parametrize("accepted", [False, True], ids=["in the backlog", "accepted"])
-async def test_what_was_sent_before_draining_is_answered(serve, accepted):
-    async with serve() as served:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(socket.create_connection(served.address)) for _ in range(5)]
-            if accepted:
-                await served.until(lambda s: s.phases == {Phase.IDLE: 5})
-            for client in clients:
-                client.sendall(HEALTH)
-            served.listener.drain()
-            for client in clients:
-                answer = await Client(trio.socket.from_stdlib_socket(client)).receive_all()
-                assert answer == LIVE_LAST
-
-
-async def test_requests_that_were_sent_ahead_are_all_answered_before_the_end(serve, backend):
-    model = backend.model("held")
-    async with serve() as served, served.connect() as client:
-        await client.send(infer() + HEALTH + HEALTH)
-        await served.until(lambda s: s.phases == {Phase.ANSWERING: 1})
+async def test_what_was_sent_before_draining_is_answered(accepted, served):
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(served.address)) for _ in range(5)]
+        if accepted:
+            await served.until(lambda s: s.phases == {Phase.IDLE: 5})
+        for client in clients:
+            client.sendall(HEALTH)
         served.listener.drain()
-        (request,) = model.submitted
-        request.reply.put(model.respond(request, ()), final=True)
-        status, fields, _ = await client.response()
-        assert (status, "Connection" in fields) == (200, False)
-        assert await client.receive_all() == LIVE + LIVE_LAST
+        for client in clients:
+            answer = await Client(trio.socket.from_stdlib_socket(client)).receive_all()
+            assert answer == LIVE_LAST
+
+
+async def test_requests_that_were_sent_ahead_are_all_answered_before_the_end(backend, served, client):
+    model = backend.model("held")
+    await client.send(infer() + HEALTH + HEALTH)
+    await served.until(lambda s: s.phases == {Phase.ANSWERING: 1})
+    served.listener.drain()
+    (request,) = model.submitted
+    request.reply.put(model.respond(request, ()), final=True)
+    status, fields, _ = await client.response()
+    assert (status, "Connection" in fields) == (200, False)
+    assert await client.receive_all() == LIVE + LIVE_LAST
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["begun before", "found as it begins"])
 async def test_a_head_that_never_becomes_whole_holds_up_the_end_for_seconds_only(
-    serve, autojump_clock, before
+    autojump_clock, before, served, client
 ):
-    async with serve() as served, served.connect() as client:
-        if not before:
-            await served.until(lambda s: s.phases == {Phase.IDLE: 1})
-        await client.send(HEALTH[:10])
-        if before:
-            await served.until(lambda s: s.phases.get(Phase.READING))
-        began = trio.current_time()
-        served.listener.drain()
-        answer = await client.receive_all()
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b'{"error":"Server exiting"}' in answer
-        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+    if not before:
+        await served.until(lambda s: s.phases == {Phase.IDLE: 1})
+    await client.send(HEALTH[:10])
+    if before:
+        await served.until(lambda s: s.phases.get(Phase.READING))
+    began = trio.current_time()
+    served.listener.drain()
+    answer = await client.receive_all()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'{"error":"Server exiting"}' in answer
+    assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
 
 
 @pytest.mark.parametrize("sent", [0, 500, 500_000])
 @pytest.mark.parametrize("before", [True, False], ids=["begun before", "begun while it drains"])
 async def test_a_body_that_never_becomes_whole_holds_up_the_end_for_seconds_only(
-    serve, autojump_clock, before, sent
+    autojump_clock, before, sent, served, client
 ):
-    async with serve() as served, served.connect() as client:
-        head, rest = HALF_A_REQUEST[:10], HALF_A_REQUEST[10:] + b"x" * sent
-        await client.send(head)
-        await served.until(lambda s: s.phases.get(Phase.READING))
-        if before:
-            await client.send(rest)
-            await trio.sleep(20)
-        began = trio.current_time()
-        served.listener.drain()
-        if not before:
-            await client.send(rest)
-        answer = await client.receive_all()
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b'{"error":"Server exiting"}' in answer
-        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
-        with trio.fail_after(5):
-            await served.listener.wait_drained()
+    head, rest = HALF_A_REQUEST[:10], HALF_A_REQUEST[10:] + b"x" * sent
+    await client.send(head)
+    await served.until(lambda s: s.phases.get(Phase.READING))
+    if before:
+        await client.send(rest)
+        await trio.sleep(20)
+    began = trio.current_time()
+    served.listener.drain()
+    if not before:
+        await client.send(rest)
+    answer = await client.receive_all()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'{"error":"Server exiting"}' in answer
+    assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+    with trio.fail_after(5):
+        await served.listener.wait_drained()
 
 
-async def test_a_body_that_dribbles_in_holds_up_the_end_for_seconds_only(serve, autojump_clock):
-    async with serve() as served, served.connect() as client:
-        await client.send(HALF_A_REQUEST + b"x" * 500)
-        await served.until(lambda s: s.phases.get(Phase.READING))
-        began = trio.current_time()
-        served.listener.drain()
+async def test_a_body_that_dribbles_in_holds_up_the_end_for_seconds_only(autojump_clock, served, client):
+    await client.send(HALF_A_REQUEST + b"x" * 500)
+    await served.until(lambda s: s.phases.get(Phase.READING))
+    began = trio.current_time()
+    served.listener.drain()
 
-        async def dribble():
-            while True:
-                await trio.sleep(1)
-                await client.send(b"x")
+    async def dribble():
+        while True:
+            await trio.sleep(1)
+            await client.send(b"x")
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dribble)
-            assert (await client.response())[0] == 503
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble)
+        assert (await client.response())[0] == 503
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - began == pytest.approx(LAST_CALL, abs=1.5)
 
 
-async def test_a_body_that_keeps_the_pace_is_served_while_draining(serve, backend, autojump_clock):
+async def test_a_body_that_keeps_the_pace_is_served_while_draining(backend, autojump_clock, served, client):
     model = backend.model("held")
     head, _, body = infer().partition(b"\r\n\r\n")
     padding = b" " * 40_000  # which JSON does not mind
-    async with serve() as served, served.connect() as client:
-        whole = head.replace(
-            b"Content-Length: %d" % len(body), b"Content-Length: %d" % (len(body) + len(padding))
-        )
-        await client.send(whole + b"\r\n\r\n")
-        await served.until(lambda s: s.phases.get(Phase.READING))
-        served.listener.drain()
-        for at in range(0, len(padding), 2000):
-            await trio.sleep(1.9)
-            await client.send(padding[at : at + 2000])
-        await client.send(body)
-        await served.until(lambda _: model.submitted)
-        (request,) = model.submitted
-        request.reply.put(model.respond(request, ()), final=True)
-        status, fields, _ = await client.response()
-        assert (status, fields["Connection"]) == (200, "close")
+    whole = head.replace(
+        b"Content-Length: %d" % len(body), b"Content-Length: %d" % (len(body) + len(padding))
+    )
+    await client.send(whole + b"\r\n\r\n")
+    await served.until(lambda s: s.phases.get(Phase.READING))
+    served.listener.drain()
+    for at in range(0, len(padding), 2000):
+        await trio.sleep(1.9)
+        await client.send(padding[at : at + 2000])
+    await client.send(body)
+    await served.until(lambda _: model.submitted)
+    (request,) = model.submitted
+    request.reply.put(model.respond(request, ()), final=True)
+    status, fields, _ = await client.response()
+    assert (status, fields["Connection"]) == (200, "close")
 
 
 async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_socket(backend):
@@ -733,26 +728,25 @@ async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_soc
     listener.close()
 
 
-async def test_nobody_else_is_let_in_than_there_is_room_for_when_draining_begins(serve):
-    async with serve(limits=ListenerLimits(max_connections=2)) as served:
-        with ExitStack() as stack:
-            for _ in range(9):
-                stack.enter_context(socket.create_connection(served.address)).sendall(HEALTH)
-            served.listener.drain()
-            await served.listener.wait_drained()
-            assert served.listener.statistics().accepted <= 2 + reserve(2)
-
-
-async def test_nothing_is_accepted_while_draining(serve):
-    async with serve() as served:
+@serving(limits=ListenerLimits(max_connections=2))
+async def test_nobody_else_is_let_in_than_there_is_room_for_when_draining_begins(served):
+    with ExitStack() as stack:
+        for _ in range(9):
+            stack.enter_context(socket.create_connection(served.address)).sendall(HEALTH)
         served.listener.drain()
         await served.listener.wait_drained()
-        async with served.connect() as late:
-            await late.send(HEALTH)
-            with trio.move_on_after(0.05) as scope:
-                await late.response()
-            assert scope.cancelled_caught
-        assert served.spawned == []
+        assert served.listener.statistics().accepted <= 2 + reserve(2)
+
+
+async def test_nothing_is_accepted_while_draining(served):
+    served.listener.drain()
+    await served.listener.wait_drained()
+    async with served.connect() as late:
+        await late.send(HEALTH)
+        with trio.move_on_after(0.05) as scope:
+            await late.response()
+        assert scope.cancelled_caught
+    assert served.spawned == []
 
 
 async def test_serving_ends_once_drained(backend):
