@@ -47,8 +47,8 @@ def run_once(node):
             yield from run_once(child)
         return
     yield node
-    for child in ast.iter_child_nodes(node):
-        yield from run_once(child)
+    for each in ast.iter_child_nodes(node):
+        yield from run_once(each)
 
 
 def kept(tree, exceptions):

@@ -115,7 +115,7 @@ class FakeSource(Double):
         self.reads = []
         self.copies = []
         self.read_seconds = {}
-        self.listing_seconds = 0
+        self.listing_seconds = 0.0
 
     async def listing(self):
         await trio.sleep(self.listing_seconds)

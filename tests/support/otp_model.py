@@ -28,7 +28,7 @@ class Player:
         self.supervisor: Any = None
         self.starts = []
         self.on_stop = "stop"
-        self.ctx = None
+        self.ctx: Any = None
         self.told: Any = None
 
     async def run(self, ctx):
@@ -120,7 +120,7 @@ class Otp:
         self.intensity = intensity
         self.outer = None
         self.up = self.starting = False
-        self.ended = None  # of a root
+        self.ended: Any = None  # of a root
         self.rows = []
         self.deaths = []
         self.mail: deque[tuple[Row, int, float]] = deque()

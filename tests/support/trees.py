@@ -53,7 +53,7 @@ class Puppet:
         self.stop_delay = stop_delay
         self.lives = 0  # starts, failed ones included
         self.started_at: list[float] = []
-        self.ctx: ChildContext | None = None  # of the present life
+        self.ctx: Any = None  # of the present life
         self._cue = trio.Event()
         self._error: Exception | None = None
 

@@ -1,6 +1,7 @@
 """The response cache in a model's way, on a clock that jumps: which answer each request gets, which wait."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ class Near:
     """A model whose answers are kept in the server, and how the cache is called from outside."""
 
     def __init__(self, nursery, *, size=SIZE, far=None, **changes):
-        self.logged = []
+        self.logged: list[Any] = []
         self.cache = ResponseCache(
             near=None if far is not None else LruCache(size),
             far=far,
@@ -642,7 +643,7 @@ async def play(far, plan):
     async with trio.open_nursery() as nursery:
         store = FarDouble() if far else None
         at = Near(nursery, far=store, capacity=2, queue_bounds=QueueBounds(requests=3))
-        sent = []
+        sent: list[Any] = []
         for what, number in plan:
             await act(at, store, sent, what, number)
         while store is not None and store.asked:

@@ -22,6 +22,7 @@ from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 
 def tensor(name="INPUT", data=bytes(8), shape=(1, 2), datatype=DataType.FP32):
@@ -30,7 +31,7 @@ def tensor(name="INPUT", data=bytes(8), shape=(1, 2), datatype=DataType.FP32):
 
 def request(*inputs, **options):
     return InferRequest(
-        model_name="model", inputs=inputs or (tensor(),), reply=None, accepted_at=0.0, **options
+        model_name="model", inputs=inputs or (tensor(),), reply=NoPort(), accepted_at=0.0, **options
     )
 
 
@@ -95,7 +96,7 @@ def test_a_parameters_type_counts():
 
 
 def test_an_entry_views_nobodys_memory():
-    memory = bytearray(np.float32([1, 2]).tobytes())
+    memory = bytearray(np.array([1, 2], np.float32).tobytes())
     response = InferResponse(
         model_name="m", model_version=1, outputs=[tensor("OUTPUT", memoryview(memory), [1, 2])]
     )

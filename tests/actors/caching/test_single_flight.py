@@ -1,5 +1,7 @@
 """Equal requests share one execution: each is answered once, and none waits for a leader that has gone."""
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,10 +11,11 @@ from actors.caching.policy.flights import FAILURES, Flights
 from actors.values.requests import InferRequest
 from actors.values.specs import QueueBounds
 from tests.support.examples import examples
+from tests.support.ports import NoPort
 
 
 def request(name="", nbytes=1):
-    made = InferRequest(model_name="model", id=name, reply=None, accepted_at=0.0)
+    made = InferRequest(model_name="model", id=name, reply=NoPort(), accepted_at=0.0)
     made.nbytes = nbytes
     return made
 
@@ -175,7 +178,8 @@ class FlightMachine(RuleBasedStateMachine):
     @invariant()
     def who_waits_waits_for_somebody_who_runs(self):
         for key in self.waiting.values():
-            assert self.flights.at(key).leader in self.running
+            flight: Any = self.flights.at(key)
+            assert flight.leader in self.running
 
     def teardown(self):
         for made in list(self.running):

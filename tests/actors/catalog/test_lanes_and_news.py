@@ -49,7 +49,7 @@ class OneLane:
             await self.lane.send(Noted(self.notes, number))
 
     def look(self):
-        return LookAt(self.world.source, None, lambda *_: None, changed=True)
+        return LookAt(self.world.source, self.world.catalog.parts.ensure, lambda *_: None, changed=True)
 
 
 @pytest.fixture

@@ -315,7 +315,7 @@ class Watched(RuleBasedStateMachine):
         }
         self.clock += 1
         for source, view in views.items():
-            if view is not DOWN and not any(each is not None for each in self.answered[source]):
+            if not isinstance(view, NoAnswer) and not any(each is not None for each in self.answered[source]):
                 # The model may have been loaded before the first look.
                 for name in view:
                     self.believed.setdefault(name, {}).setdefault(source, "as it was at start")

@@ -10,6 +10,7 @@ from actors.catalog.watcher import Watcher
 from actors.supervision.spec import Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.values.specs import ModelKey
+from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.trees import serving, settled
 
@@ -17,7 +18,7 @@ INTERVAL = 15.0
 M = ModelKey("m")
 
 
-class FakeNews:
+class FakeNews(Double):
     """The way to the catalog: notes what was sent, and when. `Listed` is counted."""
 
     def __init__(self):
@@ -307,4 +308,4 @@ async def test_with_namespaces_a_model_is_known_by_its_repository(autojump_clock
 
 def test_an_interval_is_positive():
     with pytest.raises(ValueError, match="interval is 0 s"):
-        Watcher(None, FakeNews(), interval=0, log=Logged(), wall_clock=lambda: 0)
+        Watcher(World().observe, FakeNews(), interval=0, log=Logged(), wall_clock=lambda: 0)

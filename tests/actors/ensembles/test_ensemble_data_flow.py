@@ -237,7 +237,7 @@ def graphs(draw):
     """Steps that read earlier steps' tensors, the requested outputs, and which steps are decoupled."""
     tensors = [f"I{number}" for number in range(draw(st.integers(1, 3)))]
     inputs = tuple(tensors)
-    origin = dict.fromkeys(tensors, ())  # the decoupled steps before it
+    origin: dict[str, tuple[int, ...]] = dict.fromkeys(tensors, ())  # the decoupled steps before it
     steps, models = [], {}
     for number in range(draw(st.integers(1, 6))):
         group = origin[draw(st.sampled_from(tensors))]

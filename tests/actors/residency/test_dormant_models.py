@@ -1,6 +1,5 @@
 """What a client meets whose model is not loaded: a wait, an answer, or a reason."""
 
-import math
 from typing import Any
 
 import pytest
@@ -13,10 +12,11 @@ from actors.values.marks import ClientMarks
 from actors.values.specs import ModelKey, QueueBounds
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_request, make_spec
 
 
-class Model:
+class Model(Double):
     """Accepts each request, or raises the given error."""
 
     def __init__(self, *refusals):
@@ -45,7 +45,7 @@ class Bed:
         self.rings = 0
         self.room = WaitingRoom(ModelKey("model"), self._ring)
         self.dormant = Dormant(make_spec(**changes), self.room, self._resolve)
-        self.now_serving = self.dormant
+        self.now_serving: Any = self.dormant
         self.asked = []
 
     def _ring(self):
@@ -349,7 +349,12 @@ async def test_wakes_are_timed_from_the_first_request_to_the_end_of_the_load(nur
 
 
 def test_frontends_are_told_of_the_header_that_keeps_clients_with_one_version():
-    assert Dormant(make_spec(), WaitingRoom(ModelKey("model"), print), math).marks is None
+    assert (
+        Dormant(make_spec(), WaitingRoom(ModelKey("model"), print), lambda name, version: Model()).marks
+        is None
+    )
     plan = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")
-    dormant = Dormant(make_spec(traffic=plan), WaitingRoom(ModelKey("model"), print), math)
+    dormant = Dormant(
+        make_spec(traffic=plan), WaitingRoom(ModelKey("model"), print), lambda name, version: Model()
+    )
     assert dormant.marks == ClientMarks(affinity_header="x-user")

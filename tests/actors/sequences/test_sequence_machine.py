@@ -18,7 +18,7 @@ from actors.sequences.policy.lives import RECHECK
 from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
-from actors.values.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from actors.values.errors import DeadlineExceeded, InvalidArgument, TritiumError, Unavailable
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
 from actors.values.specs import DirectStrategy, OldestStrategy, QueueBounds, SequenceBatching
 from actors.values.tensors import Tensor
@@ -80,8 +80,9 @@ class SlotsAndTurns(RuleBasedStateMachine):
                 strategy=strategy, max_idle=IDLE, checkpoint=keeps, iterative=iterative
             ),
         )
-        self.sequencing = sequencing_of(spec)
-        self.queue = self.sequencing.queue
+        sequencing: Any = sequencing_of(spec)
+        self.sequencing = sequencing
+        self.queue = sequencing.queue
         self.stopping = ""
         self.now = 0.0
         self.arrivals = 0
@@ -272,7 +273,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         who, flags = request.correlation_id, request.flags
         own = self.iterative and not who
         sequence = self.live.get(who)
-        refused = None
+        refused: type[TritiumError] | None = None
         if not who and not own:
             refused = InvalidArgument
         elif self.stopping and (own or flags & START):

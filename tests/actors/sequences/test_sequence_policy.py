@@ -3,6 +3,8 @@
 The rules are those of the contract, scheduling.md section 6.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ def model_of(*, slots=4, instances=1, bounds=None, **scheduling):
         scheduling=SequenceBatching(**scheduling),
         queue_bounds=bounds or QueueBounds(),
     )
-    model = sequencing_of(spec)
+    model: Any = sequencing_of(spec)
     for instance in range(instances):
         model.join(str(instance), 1, 0.0)
     return model

@@ -11,6 +11,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.specs import InstanceSpec
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
+from tests.support.doubles import Double
 from tests.support.model_doubles import FakeWorker, make_spec
 
 
@@ -96,7 +97,7 @@ async def test_a_second_life_does_not_wait(autojump_clock):
         await comeback.wait_turn(versions[0][1], Stopping())
 
 
-class Launches:
+class Launches(Double):
     """A launcher that notes which instances are to be started; its workers never come into existence."""
 
     def __init__(self):

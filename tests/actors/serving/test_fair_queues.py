@@ -449,7 +449,7 @@ class FairQueue(RuleBasedStateMachine):
         head = self.queue.head(1000)
         assert len(head) == len(set(head))
         assert set(head) == alive
-        shares = self.queue.shares()
+        shares: Any = self.queue.shares()
         assert sum(share.queued for share in shares.values()) == len(self.queue)
 
     def teardown(self):

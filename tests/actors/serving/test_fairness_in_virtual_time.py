@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -49,7 +50,8 @@ SHARED = Fairness(tenant_header="x-tenant", weights={"a": 1.0, "b": 1.0, "flood"
 
 async def contend(seconds, *, fairness, batch=4, service=0.1, rates=(10.0, 10.0, 100.0), **changes):
     """Have three tenants contend for 40 requests a second; return each tenant's count and latencies."""
-    got, waits = Counter(), {}
+    got: Counter[str] = Counter()
+    waits: dict[str, Any] = {}
     async with trio.open_nursery() as nursery:
         stage = Stage(nursery, fairness=fairness, max_batch_size=batch, **changes)
         nursery.start_soon(serve, stage.worker, service)
@@ -162,7 +164,8 @@ async def test_ageing_keeps_a_level_from_starving(autojump_clock, nursery, age):
     fairness = Fairness(ageing=age) if age else None
     stage = Stage(nursery, scheduling=scheduling, fairness=fairness, max_batch_size=1)
     nursery.start_soon(serve, stage.worker, 0.1)
-    got, waits = Counter(), {}
+    got: Counter[str] = Counter()
+    waits: dict[str, Any] = {}
     nursery.start_soon(partial(keep_sending, stage, "high", 0.08, got, waits))
     await trio.sleep(1.0)
     low = await stage.send(priority=2)
@@ -176,7 +179,8 @@ async def test_what_tenants_got_is_told_with_the_statistics(autojump_clock, nurs
     request.tenant = "a"
     await stage.state.submit(request)
     await stage.settled()
-    tenants = stage.state.describe_statistics()["tritium"]["tenants"]
+    described: Any = stage.state.describe_statistics()
+    tenants = described["tritium"]["tenants"]
     assert tenants["a"] == {"requests": 1, "rows": 1, "share": 1.0, "refused": 0, "queued": 0}
     assert set(tenants) == {"a", "b", "flood", "other"}
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -140,15 +141,16 @@ async def test_a_short_batch_that_waits_behind_an_execution_is_sent_in_the_turn_
 async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_taken_back(nursery):
     life = Life(nursery)
     await life.serving()
-    life.instance.worker.stop_prefetching()
+    worker: Any = life.instance.worker
+    worker.stop_prefetching()
     (cancelled,) = life.queue(rows=LONG)
     life.state.submit_nowait(make_request())
     life.state.cancel(cancelled)
     # The place is spent until the instance has come to it, and the ring of the cancellation is too early.
-    assert not life.instance.worker.has_room
+    assert not worker.has_room
     life.state.doorbell.answer()
     await trio.testing.wait_all_tasks_blocked()
-    assert life.instance.worker.has_room
+    assert worker.has_room
     with trio.fail_after(1):
         await life.state.doorbell.wait()
     life.worker.exit(Signal(9))
@@ -209,7 +211,12 @@ async def test_a_long_batch_is_prepared_once(nursery, monkeypatch):
     life = Life(nursery)
     await life.serving()
     made, make_room = [], Slot.make_room
-    monkeypatch.setattr(Slot, "make_room", lambda *args: made.append(args[1:]) or make_room(*args))
+
+    def noted(slot, side, nbytes):
+        made.append((side, nbytes))
+        make_room(slot, side, nbytes)
+
+    monkeypatch.setattr(Slot, "make_room", noted)
     life.queue(rows=LONG)
     await life.worker.batch()
     assert made == [(INPUT, 8 * LONG)]

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,14 @@ from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import ControlPage, Segment
 from actors.wire.batch_frames import Answer, Execute, Placed, Result
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_request, make_spec
 from tests.support.shortage import SAID, no_memory
 
 SEGFAULT = Signal(11)
 
 
-class Context:
+class Context(Double):
     """As much of a `ChildContext` as an instance touches."""
 
     path = "models/model/1/instances/0"
@@ -60,7 +62,7 @@ class PlayedWorker:
         self.far.setblocking(False)
         self.obedient = obedient  # exits on SIGTERM and STOP
         self.signals = []
-        self.control = None
+        self.control: Any = None
         self._reason = None
         self._ended = trio.Event()
 
@@ -132,18 +134,18 @@ class Life:
 
     def __init__(self, nursery, *, worker=None, refuse=None, state=None, **changes):
         self.ctx = Context()
-        self.worker = worker or PlayedWorker()
+        self.worker: Any = worker or PlayedWorker()
         self.refuse = refuse
         self.start = trio.current_time()
         self.logged = []
-        self.state = state or ModelState(
+        self.state: Any = state or ModelState(
             make_spec(**changes),
             statistics=ModelStatistics(),
             on_status=lambda state: None,
             wall_clock=lambda: 0,
         )
         self.instance = self.state.instances[0]
-        self.error = None
+        self.error: Any = None
         self.ended_at = None
         self._ended = trio.Event()
         nursery.start_soon(self._run)

@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -34,6 +35,7 @@ from engine.repository.source import Fetched
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model
+from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
 
@@ -100,8 +102,9 @@ def crashes(point, *, times=1):
         if left >= 0:
             raise ValueError("a bug")
 
-    with faults.given(faults.Points()):
-        faults.points.arm(point, crash)
+    points = faults.Points()
+    with faults.given(points):
+        points.arm(point, crash)
         yield
 
 
@@ -181,7 +184,7 @@ async def test_a_version_that_could_not_be_ended_is_ended_by_the_next_life_of_it
 
 
 async def test_a_catalog_that_keeps_crashing_ends_nothing_that_serves(nursery, autojump_clock):
-    world = World(model("m"), mode=ControlMode.POLL)
+    world: Any = World(model("m"), mode=ControlMode.POLL)
     listing, world.source.listing = world.source.listing, None  # what is called then is no function
     world.root = Supervisor(
         [world.lanes.spec("lanes"), world.retirements.spec("retirements"), world.catalog.spec()],
@@ -453,7 +456,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
 # -- scaling in place
 
 
-class Unhurried:
+class Unhurried(Double):
     """A launcher whose workers never come into existence."""
 
     async def launch(self, spec, instance):
@@ -475,7 +478,7 @@ class Scaled:
             metrics=MetricsSettings(),
             stop_within=10.0,
         )
-        self.state = None
+        self.state: Any = None
 
     async def begin(self, *, working):
         instances = tuple(InstanceSpec(name=f"m_0_{each}") for each in range(len(working)))
@@ -573,7 +576,7 @@ class Stuck:
         return []
 
 
-class Copying:
+class Copying(Double):
     """A repository of one model whose every fetch makes a copy."""
 
     uri = "/copying"
@@ -595,8 +598,8 @@ class Copying:
 
 
 def reader_of(*sources, **options):
-    options = ReadOptions(backends={}, backend_settings={}, **options)
-    return RepositoryReader(sources, options, Janitor(Logged()), Digests())
+    read = ReadOptions(backends={}, backend_settings={}, **options)
+    return RepositoryReader(sources, read, Janitor(Logged()), Digests())
 
 
 def forget_phase(_phase, _details):
@@ -630,7 +633,8 @@ async def test_a_copy_is_removed_whenever_its_reader_was_cancelled(tmp_path, nur
             scope.cancel()
 
         nursery.start_soon(cancel)
-        (await reader.read(M, None, forget_phase)).settle()  # it may have been quicker
+        found: Any = await reader.read(M, None, forget_phase)
+        found.settle()  # it may have been quicker
     with trio.fail_after(5):
         while not source.released:
             janitor.finish()
@@ -646,7 +650,7 @@ async def test_uploaded_files_that_can_not_be_written_are_refused_and_leave_noth
     janitor = Janitor(Logged())
     reader = RepositoryReader([], ReadOptions(backends={}, backend_settings={}), janitor, Digests())
     override = Override(config="{}", files={f"1/{name}": b""})
-    found = await reader.read(M, override, forget_phase)
+    found: Any = await reader.read(M, override, forget_phase)
     assert not found.readable
     assert why in found.reason
     found.settle()

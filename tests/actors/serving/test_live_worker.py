@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.seams.steps import at_once
 from actors.serving.instances.batches import HANDED
 from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.pipe import Pipe
@@ -27,13 +26,14 @@ from actors.wire.frames import FrameError
 from actors.wire.gathering import COPY_LIMIT
 from actors.wire.slots import IDLE_KEEP, Slot
 from chaos.record.descriptors import left_open, open_descriptors
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_request, make_spec
 from tests.support.shortage import SAID, no_memory
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
 
 
-class Events:
+class Events(Double):
     """What the worker reported to its owner."""
 
     def __init__(self):
@@ -83,8 +83,9 @@ class Connection:
         )
         self.worker.load("module:Class", {"name": "model"}, {})
         self.segments = {}
-        self.letter = None
-        self.control = self._page = None
+        self.letter: Any = None
+        self.control: Any = None
+        self._page: ControlPage | None = None
 
     def request(self, columns=2, rows=1, **options):
         made = make_request(**options)
@@ -257,6 +258,7 @@ async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connect):
     connection.dispatch(connection.request(parameters={"story": "x" * 200_000}))
     (packet,) = connection.packets()
     job = Execute.decode(packet)
+    assert job.metadata is not None
     assert job.metadata[0]["parameters"]["story"] == "x" * 200_000
     assert np.frombuffer(connection.segments[job.slot, INPUT].view[:8], "<f4").tolist() == [1.0, 1.0]
 
@@ -545,10 +547,10 @@ def test_large_segments_are_given_back_after_an_idle_turn(nbytes, kept):
     slot.make_room(INPUT, nbytes)
     slot.lease()
     slot.segments[INPUT].view[0] = 1
-    at_once(slot.trimming())
+    list(slot.trimming())
     slot.release()
     assert slot.segments[INPUT].view[0] == 1
-    at_once(slot.trimming())
+    list(slot.trimming())
     assert (slot.segments[INPUT].view[0] == 1) is kept
 
 
@@ -559,7 +561,7 @@ def test_a_slot_that_is_leased_while_it_is_trimmed_keeps_what_is_written_then():
     slot.release()
     view = slot.segments[INPUT].view
     view[:] = b"x" * len(view)
-    at_once(slot.trimming())
+    list(slot.trimming())
     steps = slot.trimming()
     next(steps)
     next(steps)
@@ -580,5 +582,5 @@ def test_a_dead_workers_memory_is_returned_in_pieces_but_for_what_is_viewed():
     assert len(list(slot.emptying())) >= 4
     assert [slot.segments[side].view[-1] for side in (INPUT, OUTPUT)] == [0, ord("x")]
     slot.release()
-    at_once(slot.emptying())
+    list(slot.emptying())
     assert slot.segments[OUTPUT].view[-1] == 0

@@ -63,7 +63,7 @@ async def test_a_turn_that_has_expired_is_not_given_back_twice(nursery, autojump
     starts = Starts(nursery, LoadTurns(2), them)
     await trio.sleep(1.5 * TURN)
     assert len(starts.began) == 2
-    first = min(starts.began, key=starts.began.get)
+    first = min(starts.began, key=lambda name: starts.began[name])
     starts.turns.over(them[int(first)])
     assert await starts.now() == 2
 

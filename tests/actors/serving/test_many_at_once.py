@@ -7,6 +7,7 @@ machine.
 import gc
 import math
 import sys
+from typing import Any
 
 import pytest
 import trio
@@ -24,7 +25,7 @@ from actors.values.specs import (
     QueueBounds,
     SequenceBatching,
 )
-from tests.support.model_doubles import Stage, make_request
+from tests.support.model_doubles import FakeSlot, Stage, make_request
 
 ROOMY = QueueBounds(requests=10**6)
 NARROW = QueueBounds(requests=16)
@@ -32,7 +33,7 @@ SEQUENCES = SequenceBatching(strategy=OldestStrategy(max_candidate_sequences=4),
 BATCHES = DynamicBatching(max_queue_delay=0.1, preferred_batch_sizes=(8,))
 TENANTS = Fairness(tenant_header="x-tenant")
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "sequences that wait for room": {"scheduling": SEQUENCES, "queue_bounds": NARROW},
     "sequences in the backlog": {"scheduling": SEQUENCES, "queue_bounds": ROOMY},
     "one long sequence": {"scheduling": SEQUENCES, "queue_bounds": ROOMY, "one": True},
@@ -235,6 +236,6 @@ async def test_a_batch_that_all_its_clients_leave_is_looked_through_once(nursery
     from actors.serving.instances.batches import InFlight
 
     requests = [make_request() for _ in range(64)]
-    batch = InFlight(1, requests, None, alone=False, began_at=0.0)
+    batch = InFlight(1, requests, FakeSlot(), alone=False, began_at=0.0)
     assert [batch.place_of(request) for request in requests] == list(range(64))
     assert batch.place_of(make_request()) is None

@@ -32,8 +32,9 @@ from actors.values.errors import (
 from actors.values.requests import InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, Probe, QueueBounds, WarmupSample
 from actors.values.tensors import Tensor
+from tests.support.doubles import Double
 from tests.support.model_doubles import Stage, make_spec
-from tests.support.ports import Port
+from tests.support.ports import NoPort, Port
 
 GOOD = ProbeOutcome(answered=True, seconds=0.1)
 BAD = ProbeOutcome(answered=True, error="no zeros, please", seconds=0.1)
@@ -96,7 +97,7 @@ def test_every_model_takes_its_probe(declared, max_batch_size):
             for at, (datatype, dims, optional) in enumerate(declared)
         ),
     )
-    request = probe_request(spec, reply=None, now=0.0)
+    request = probe_request(spec, reply=NoPort(), now=0.0)
     validate(request, spec)
     assert len(request.inputs) == sum(not each.optional for each in spec.inputs)
 
@@ -130,7 +131,7 @@ async def test_samples_that_are_no_requests_are_passed_over():
 # -- through the model
 
 
-class Model:
+class Model(Double):
     """Answers at once with what a test says."""
 
     def __init__(self, *parts, refusal=None):
@@ -138,7 +139,7 @@ class Model:
         self.parts = parts
         self.refusal = refusal
         self.cancelled = []
-        self.request = None
+        self.request: Any = None
 
     async def submit(self, request):
         await trio.lowlevel.checkpoint()
@@ -169,7 +170,8 @@ async def test_an_answer_is_timed_and_let_go_of(nursery, autojump_clock):
     await trio.sleep(0.5)
     stage.worker.finish(borrowed=True)
     await stage.settled()
-    assert outcomes == [ProbeOutcome(answered=True, seconds=pytest.approx(0.5))]
+    assert [(each.answered, each.error) for each in outcomes] == [(True, "")]
+    assert outcomes[0].seconds == pytest.approx(0.5)
     assert stage.state.statistics.success_count == 0  # it was no client's
     assert not stage.state.in_flight
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.serving.policy.queueing import RequestQueue
-from actors.values.errors import Cancelled, DeadlineExceeded, Unavailable
+from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
@@ -103,7 +103,7 @@ class QueueAgainstLists(RuleBasedStateMachine):
 
     def ended(self, now):
         """What is over at `now`, in order."""
-        found = [(request, Cancelled) for request in self.flagged]
+        found: list[tuple[InferRequest, type[TritiumError]]] = [(each, Cancelled) for each in self.flagged]
         self.flagged = []
         while (waiting := min(self.scan(), key=lambda w: w.due, default=None)) and waiting.due <= now:
             self.leave(waiting)

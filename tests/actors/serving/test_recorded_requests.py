@@ -14,6 +14,7 @@ from actors.values.requests import FLAG_SEQUENCE_START
 from actors.values.specs import DirectStrategy, DynamicBatching, SequenceBatching
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
+from tests.support.doubles import Double
 from tests.support.model_doubles import Stage, make_request, make_spec
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
@@ -65,7 +66,7 @@ async def test_a_record_tells_the_batch_and_the_worker_that_a_request_was_execut
     model.state.instances[0].pid = 77
     first, second = await model.send(), await model.send(rows=3)
     await trio.sleep(1)
-    records = [record_of(request) for request in (first, second)]
+    records: list[Any] = [record_of(request) for request in (first, second)]
     assert [each.serial for each in records] == [1, 2]
     assert {(each.instance, each.pid, each.batch_requests, each.batch_rows) for each in records} == {
         ("model_0_0", 77, 2, 4)
@@ -110,7 +111,8 @@ async def test_without_stages_only_the_record_is_kept(stage, autojump_clock):
     await model.settled()
     model.worker.finish()
     assert book.lines == []
-    assert record_of(request).instance == "model_0_0"
+    record: Any = record_of(request)
+    assert record.instance == "model_0_0"
 
 
 async def test_a_request_that_runs_again_knows_when_it_first_ran(stage, autojump_clock):
@@ -120,7 +122,7 @@ async def test_a_request_that_runs_again_knows_when_it_first_ran(stage, autojump
     model.worker.outstanding.clear()
     await trio.sleep(3)
     model.state.dispatcher.dispatch(model.worker.instance, [request])
-    record = record_of(request)
+    record: Any = record_of(request)
     assert record.last_dispatch - record.first_dispatch == 3
 
 
@@ -130,7 +132,8 @@ async def test_what_could_not_be_handed_over_was_executed_by_nobody(stage, autoj
     request = await model.send()
     await model.settled()
     assert request.reply.error is not None
-    assert record_of(request).first_dispatch is None
+    record: Any = record_of(request)
+    assert record.first_dispatch is None
 
 
 async def test_a_request_that_the_server_made_is_told_of_at_its_end_with_the_one_it_is_of(
@@ -149,7 +152,7 @@ async def test_a_request_that_the_server_made_is_told_of_at_its_end_with_the_one
     [(told, outcome, peer)] = book.ended
     assert told is step
     assert (outcome.model_name, peer) == ("model", "")
-    record = record_of(step)
+    record: Any = record_of(step)
     assert (record.relation, record.parent, record.parent_id) == ("step", 1, "whole")
     assert book.said(Event.REQUEST_ACCEPTED)[1]["parent"] == 1
 
@@ -167,7 +170,7 @@ async def test_where_requests_are_not_logged_no_model_knows_of_records(nursery, 
     subtrees = ModelSubtrees(
         Supervisor(),
         Router(),
-        None,
+        Double(),
         log=lambda event, **keys: None,
         metrics=MetricsSettings(),
         stop_within=1.0,

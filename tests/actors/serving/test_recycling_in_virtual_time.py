@@ -14,12 +14,13 @@ from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import Internal
 from actors.values.specs import InstanceSpec, Recycle
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_spec
 
 LOAD_SECONDS = 2.0
 
 
-class PlayedWorker:
+class PlayedWorker(Double):
     """The part of `LiveWorker` that these tests use."""
 
     def __init__(self):

@@ -31,16 +31,16 @@ def told(nursery):
         await held.wait_idle()
         heard.append("idle")
 
-    async def when_idle(connection):
-        nursery.start_soon(wait, connection.worker.held)
-        await trio.testing.wait_all_tasks_blocked()
+    class Told:
+        async def __call__(self):
+            await trio.testing.wait_all_tasks_blocked()
+            return heard
 
-    async def told():
-        await trio.testing.wait_all_tasks_blocked()
-        return heard
+        async def when_idle(self, connection):
+            nursery.start_soon(wait, connection.worker.held)
+            await trio.testing.wait_all_tasks_blocked()
 
-    told.when_idle = when_idle
-    return told
+    return Told()
 
 
 async def test_a_worker_without_a_batch_is_idle_at_once(connect, told):

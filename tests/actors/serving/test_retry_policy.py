@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 from signal import Signals
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -264,7 +265,9 @@ def clients_that_send_again(values, poison, batch_size, luck=()):
     The clients send again after a 503. Accused requests run by themselves, as in
     `actors.serving.deaths.Deaths.recognise`. Returns what each client got in the end, and the number of deaths.
     """
-    accused, quarantined, got = set(), set(), {}
+    accused: set[int] = set()
+    quarantined: set[int] = set()
+    got: dict[int, Any] = {}
     luck, deaths = iter(luck), 0
     waiting = list(enumerate(values))
     while waiting:
@@ -443,12 +446,13 @@ def serve(requests, *, kills, reason=SEGV, bad_luck=()):
 
     Returns the answers, the number of deaths, and those quarantined.
     """
-    answers, deaths, quarantined = {}, 0, []
+    answers: dict[InferRequest, Any] = {}
+    deaths, quarantined = 0, []
     suspects = SuspectQueue()
     queue, luck = [tuple(requests)], iter(bad_luck)
     while queue or len(suspects):
         alone = not queue
-        batch = queue.pop() if queue else suspects.next()
+        batch = queue.pop() if queue else suspects.next() or ()
         killed = next(luck, False)
         if not killed and not kills & set(batch):
             answers |= dict.fromkeys(batch, "answer")
@@ -545,7 +549,7 @@ class SuspectsNeverGetLost(RuleBasedStateMachine):
         super().__init__()
         self.suspects = SuspectQueue()
         self.stack = []  # groups, the next one last
-        self.running = ()
+        self.running: tuple[InferRequest, ...] = ()
 
     @rule(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3))
     def push(self, sizes):
@@ -662,7 +666,8 @@ def test_two_that_look_alike_leave_quarantine_one_by_one():
 def test_quarantine_remembers_exactly_the_latest_and_unexpired(steps):
     quarantine = Quarantine(30.0, capacity=3)
     requests = [carrying(tensor(data=bytes([at % 2, at]))) for at in range(6)]
-    expiries, now = {}, 0.0
+    expiries: dict[int, float] = {}
+    now = 0.0
     for at, add, passing in steps:
         now += passing
         expiries = {other: expires for other, expires in expiries.items() if expires > now}

@@ -16,6 +16,11 @@ from tests.support.model_doubles import Stage
 BATCHED = DynamicBatching(max_queue_delay=1 / 64)
 
 
+def promise_of(stage) -> Any:
+    """Return what keeps the model's promise."""
+    return stage.state.slo
+
+
 class Load:
     """Clients that send `rate` requests a second, regardless of the outcomes."""
 
@@ -98,7 +103,7 @@ async def test_a_step_of_load_is_refused_as_far_as_it_is_too_much_and_that_ends_
     counts, p99 = await load.for_seconds(5.0)
     assert counts["refused"] == 0
     assert p99 < 0.1
-    assert stage.state.slo.sample(0).delay == pytest.approx(1 / 64, rel=0.5)
+    assert promise_of(stage).sample(0).delay == pytest.approx(1 / 64, rel=0.5)
 
 
 @pytest.mark.slow
@@ -126,10 +131,10 @@ async def test_batches_shrink_to_what_the_promise_allows_and_grow_back(autojump_
             await trio.sleep(0.25)
 
     await send_clumps(40)
-    smallest = stage.state.slo.sample(0).size
+    smallest = promise_of(stage).sample(0).size
     row[0] = 1 / 2048
     await send_clumps(100)
-    assert smallest < stage.state.slo.sample(0).size == 8
+    assert smallest < promise_of(stage).sample(0).size == 8
 
 
 async def test_a_model_that_was_slow_once_is_asked_again(autojump_clock, nursery):
@@ -157,7 +162,8 @@ async def test_what_is_measured_is_told_with_the_statistics(autojump_clock, nurs
     stage = Stage(nursery, slo=Slo(p99=0.1), scheduling=BATCHED)
     nursery.start_soon(serve, stage.worker, lambda rows: 1 / 64)
     await (await stage.send()).reply.wait()
-    slo = stage.state.describe_statistics()["tritium"]["slo"]
+    described: Any = stage.state.describe_statistics()
+    slo = described["tritium"]["slo"]
     assert slo["p99"] == 0.1
     assert slo["service"] == pytest.approx(1 / 64)
     assert (slo["rate"], slo["delay"], slo["size"]) == (None, 1 / 64, 8)
@@ -169,7 +175,7 @@ async def test_a_warmup_says_nothing_of_how_long_clients_wait(autojump_clock, nu
     await trio.sleep(0.25)
     stage.worker.finish()
     stage.state.instance_ready(stage.worker.instance, stage.worker)
-    assert stage.state.slo.sample(10).wait == 0.0
+    assert promise_of(stage).sample(10).wait == 0.0
 
 
 @pytest.mark.slow  # tens of thousands of turns of the scheduler

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -49,7 +50,7 @@ def test_two_requests_in_one_batch_are_one_execution():
 def test_a_cache_hit_is_a_success_without_inference_or_execution():
     statistics = ModelStatistics()
     statistics.cache_hit(queue_ns=1, lookup_ns=2, total_ns=5)
-    stats = statistics.as_model_stats("m", 1)["inference_stats"]
+    stats: Any = statistics.as_model_stats("m", 1)["inference_stats"]
     assert counts(statistics) == (1, 0, 0)
     assert stats["success"] == {"count": 1, "ns": 5}
     assert stats["cache_hit"] == {"count": 1, "ns": 2}
@@ -60,7 +61,7 @@ def test_a_cache_miss_adds_its_time_to_the_request():
     statistics = ModelStatistics()
     succeed(statistics)
     statistics.cache_miss(7)
-    stats = statistics.as_model_stats("m", 1)["inference_stats"]
+    stats: Any = statistics.as_model_stats("m", 1)["inference_stats"]
     assert stats["cache_miss"] == {"count": 1, "ns": 7}
     assert stats["success"] == {"count": 1, "ns": 207}
 
@@ -70,7 +71,8 @@ def test_a_failed_request_that_reached_the_backend_is_a_failure_and_an_execution
     execute(statistics)
     statistics.failed(FailureReason.BACKEND, 99)
     assert counts(statistics) == (0, 0, 1)
-    assert statistics.as_model_stats("m", 1)["inference_stats"]["fail"] == {"count": 1, "ns": 99}
+    stats: Any = statistics.as_model_stats("m", 1)["inference_stats"]
+    assert stats["fail"] == {"count": 1, "ns": 99}
 
 
 def test_failures_of_all_reasons_add_up():
@@ -125,7 +127,7 @@ def test_batch_statistics_add_up_to_the_executions(batches):
     statistics = ModelStatistics()
     for rows, ns in batches:
         statistics.batch_executed(rows, ns, ns, ns, 1)
-    element = statistics.as_model_stats("m", 1)
+    element: Any = statistics.as_model_stats("m", 1)
     json.dumps(element)
     sizes = [entry["batch_size"] for entry in element["batch_stats"]]
     assert sizes == sorted({rows for rows, _ in batches})
@@ -145,16 +147,15 @@ def test_containment_counts_are_plain_attributes_that_start_at_zero():
 
 
 def test_latencies_are_observed_only_where_asked_for():
-    statistics = ModelStatistics(
-        summaries=LatencySummaries({0.5: 0.05}), first_response=Histogram((0.1, 1.0))
-    )
+    summaries, first_response = LatencySummaries({0.5: 0.05}), Histogram((0.1, 1.0))
+    statistics = ModelStatistics(summaries=summaries, first_response=first_response)
     statistics.succeeded(1, 1_000, 2_000, 3_000, 4_000, 500_000)
     execute(statistics)
-    assert statistics.summaries.request.quantiles() == {0.5: 500}
-    assert statistics.summaries.queue.quantiles() == {0.5: 1}
-    assert statistics.summaries.compute_output.quantiles() == {0.5: 4}
-    assert statistics.first_response.counts == [0, 1, 0]
-    assert statistics.first_response.total == pytest.approx(0.5)
+    assert summaries.request.quantiles() == {0.5: 500}
+    assert summaries.queue.quantiles() == {0.5: 1}
+    assert summaries.compute_output.quantiles() == {0.5: 4}
+    assert first_response.counts == [0, 1, 0]
+    assert first_response.total == pytest.approx(0.5)
 
 
 def test_a_histogram_counts_a_value_on_a_bound_within_it():
@@ -171,12 +172,13 @@ def test_histogram_bounds_must_ascend(bounds):
 
 
 def test_summaries_forget_when_batches_say_that_time_has_passed():
-    statistics = ModelStatistics(summaries=LatencySummaries({0.5: 0.05}))
+    summaries = LatencySummaries({0.5: 0.05})
+    statistics = ModelStatistics(summaries=summaries)
     execute(statistics, at_ms=1_000)
     succeed(statistics)
     execute(statistics, at_ms=1_000 + 601_000)
-    assert math.isnan(statistics.summaries.request.quantiles()[0.5])
-    assert statistics.summaries.request.total_count == 1
+    assert math.isnan(summaries.request.quantiles()[0.5])
+    assert summaries.request.total_count == 1
 
 
 @pytest.mark.slow

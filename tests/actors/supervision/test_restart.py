@@ -1,5 +1,7 @@
 """The decisions: which exits restart, which siblings restart too, and when the budget is used up."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,10 @@ def test_a_transient_child_is_restarted_after_an_abnormal_exit_only(reason):
 @pytest.mark.parametrize("reason", NORMAL + ABNORMAL, ids=lambda r: r.name)
 def test_a_temporary_child_is_never_restarted(reason):
     assert not wants_restart(Restart.TEMPORARY, reason)
+
+
+async def run(ctx):
+    """Do nothing."""
 
 
 def test_reasons_read_as_sentences_for_people():
@@ -195,8 +201,8 @@ def test_an_exhausted_child_may_be_retried_half_open_at_the_cap():
 
 
 def test_a_budget_used_up_anew_after_a_recovery_is_news():
-    health = DeathRecord.of(ChildSpec("x", start=print, intensity=Intensity(0, 30.0)))
-    actions = []
+    health = DeathRecord.of(ChildSpec("x", start=run, intensity=Intensity(0, 30.0)))
+    actions: list[Any] = []
     for at, uptime in ((0.0, 0.0), (1.0, 0.0), (100.0, 60.0), (101.0, 0.0)):
         death = Death(now=at, uptime=uptime, progressed=False, sample=0.0)
         verdict = judge(health, SHARED, death, on_exhausted=OnExhausted.RETRY_AT_CAP, backoff=Backoff())
@@ -231,8 +237,8 @@ def test_a_life_longer_than_the_period_starts_the_backoff_afresh():
 
 def test_a_new_child_has_the_budget_of_its_spec():
     intensity = Intensity(5, 30.0)
-    assert DeathRecord.of(ChildSpec("a", print, intensity=intensity)).window == RestartWindow(intensity)
-    assert DeathRecord.of(ChildSpec("a", print)).window is None
+    assert DeathRecord.of(ChildSpec("a", run, intensity=intensity)).window == RestartWindow(intensity)
+    assert DeathRecord.of(ChildSpec("a", run)).window is None
 
 
 @given(

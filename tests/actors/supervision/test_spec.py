@@ -30,7 +30,7 @@ def test_a_child_is_a_permanent_worker_unless_told_otherwise():
 
 def test_a_spec_is_frozen():
     with pytest.raises(FrozenInstanceError):
-        ChildSpec("a", start).name = "b"
+        ChildSpec("a", start).name = "b"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_name_may_hold_several_segments():
 
 def test_a_start_that_was_called_already_is_refused():
     with pytest.raises(TypeError, match="pass the function itself, uncalled"):
-        ChildSpec("a", None)
+        ChildSpec("a", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])

@@ -72,7 +72,8 @@ async def torment(random, supervisor, puppets, specs):
 @pytest.mark.parametrize("seed", range(12))
 async def test_after_any_storm_each_life_has_ended_once_and_the_tree_stops(autojump_clock, strategy, seed):
     print(f"chaos seed {seed}")
-    random, journal = Random(seed), []
+    random = Random(seed)
+    journal: list[str] = []
     puppets, specs = troupe(random, journal)
     backoff = Backoff(initial=0.05, cap=0.4)
     inner = Supervisor(list(specs.values())[:6], strategy=strategy, intensity=FOREVER, backoff=backoff)

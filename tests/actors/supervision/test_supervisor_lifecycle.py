@@ -74,6 +74,7 @@ async def test_a_failing_start_below_fails_every_supervisor_above(autojump_clock
     inner = Supervisor([a.spec()])
     with pytest.raises(StartError, match="'inner' did not start") as caught:
         await Supervisor([inner.spec("inner")]).serve()
+    assert isinstance(caught.value.reason, FailedToStart)
     assert isinstance(caught.value.reason.exception, StartError)
 
 

@@ -208,7 +208,7 @@ async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_cloc
         await settled()
         assert a.lives == 2
         a.crash()
-        gave_up = await tree.gave_up()
+        gave_up: Any = await tree.gave_up()
     assert gave_up.offender == "middle"
     assert gave_up.reason.offender == "middle/inner"
     assert gave_up.reason.reason.offender == "middle/inner/a"
@@ -287,4 +287,5 @@ async def test_failures_mixed_with_a_cancellation_are_the_reason_and_the_cancell
         (event,) = tree.about(ChildExited)
         assert event.context is Context.SHUTDOWN_ERROR
         assert isinstance(event.reason, Crashed)
+        assert isinstance(event.reason.exception, ExceptionGroup)
         assert "over being cancelled" in str(event.reason.exception.exceptions[0])

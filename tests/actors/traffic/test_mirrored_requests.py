@@ -373,7 +373,7 @@ async def test_a_request_that_only_the_mirror_could_take_in_the_end_is_not_mirro
 
 async def test_an_actor_that_dies_while_it_compares_loses_no_more_than_that_comparison():
     versions = mirrored()
-    for outputs in ([Tensor("OUTPUT", DataType.FP32, (1, 2), [0] * 8)], fp32(1, 2)):  # no bytes at all
+    for outputs in ([Tensor("OUTPUT", DataType.FP32, (1, 2), [0] * 8)], fp32(1, 2)):  # type: ignore[arg-type]  # no bytes at all
         await versions.send()
         answer(versions[1], outputs=outputs)
         answer(versions[2], outputs=fp32(1, 2))

@@ -311,7 +311,9 @@ def test_the_newcomer_goes_first_where_both_do_badly():
 def test_the_newer_of_two_small_shares_goes_first():
     bad = Evidence(count(50, 50, 5.0))
     shares = Shares({1: 80, 2: 10, 3: 10}, [1, 2, 3])
-    assert judge(RULE, shares, {1: FINE, 2: bad, 3: bad}).version == 3
+    found = judge(RULE, shares, {1: FINE, 2: bad, 3: bad})
+    assert isinstance(found, RollBack)
+    assert found.version == 3
 
 
 def test_the_main_version_goes_only_where_another_has_shown_to_do_better():

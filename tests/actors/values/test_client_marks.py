@@ -14,12 +14,13 @@ from actors.values.requests import InferRequest
 from actors.values.specs import Fairness
 from actors.values.traffic import TrafficPlan
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 STICKY = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")
 
 
 def marked(marks, *, headers=None, address="192.0.2.1", parameters=None):
-    request = InferRequest(model_name="add", parameters=parameters, reply=None, accepted_at=0.0)
+    request = InferRequest(model_name="add", parameters=parameters, reply=NoPort(), accepted_at=0.0)
     marks.put_on(request, lambda name: (headers or {}).get(name, ""), lambda: address)
     return request
 

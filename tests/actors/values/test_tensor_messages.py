@@ -2,6 +2,7 @@
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
+from tests.support.ports import NoPort
 
 FIXED = [datatype for datatype in DataType if datatype is not DataType.BYTES]
 
@@ -41,9 +43,9 @@ def test_all_fourteen_datatypes_are_found_by_each_of_their_names():
 
 
 @pytest.mark.parametrize("datatype", [each for each in FIXED if each is not DataType.BF16], ids=str)
-def test_a_numpy_dtype_names_its_datatype_in_either_byte_order(datatype):
-    assert from_numpy_dtype(datatype.numpy) is datatype
-    assert from_numpy_dtype(datatype.numpy.newbyteorder(">")) is datatype
+def test_a_numpy_dtype_names_its_datatype_in_either_byte_order(datatype: Any):
+    for each in (datatype.numpy, datatype.numpy.newbyteorder(">")):
+        assert from_numpy_dtype(each) == datatype
 
 
 @pytest.mark.parametrize("dtype", ["O", "S5", "U5"])
@@ -181,7 +183,9 @@ def test_a_response_is_released_once():
 
 
 def test_a_request_names_itself_in_error_texts():
-    assert InferRequest(model_name="m", reply=None, accepted_at=0.0).prefix == "[request id: <id_unknown>] "
-    named = InferRequest(model_name="m", id="7", reply=None, accepted_at=0.0)
+    assert (
+        InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0).prefix == "[request id: <id_unknown>] "
+    )
+    named = InferRequest(model_name="m", id="7", reply=NoPort(), accepted_at=0.0)
     assert named.prefix == "[request id: 7] "
     assert repr(named) == "<InferRequest 7 of 'm', 1 rows>"
