@@ -27,7 +27,7 @@ from actors.values.specs import (
 )
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer
-from tests.support.model_doubles import Context, Port, Stage, make_spec
+from tests.support.model_doubles import Context, Stage, TimedPort, make_spec
 
 SIZE = 1_000_000
 FAILED = Answer(code=ErrorCode.INTERNAL, message="no")
@@ -58,7 +58,7 @@ class Near:
         return InferRequest(
             model_name="model",
             inputs=[Tensor.from_numpy("INPUT", np.full((1, elements), value, np.float32))],
-            reply=Port(),
+            reply=TimedPort(),
             accepted_at=trio.current_time(),
             **options,
         )
