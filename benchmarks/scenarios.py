@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -67,33 +68,26 @@ def same(inputs: Tensors) -> Tensors:
     return {"OUTPUT0": inputs["INPUT0"]}
 
 
+_add_sub = partial(Scenario, concurrencies=(1, 16, 64), inputs=pair, expected=sum_and_difference)
+
 SCENARIOS: Final = (
-    Scenario(
+    _add_sub(
         name="onnx-binary",
         title="ONNX add/sub, binary",
         model="onnx_add_sub",
         encoding="binary",
-        concurrencies=(1, 16, 64),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    Scenario(
+    _add_sub(
         name="onnx-json",
         title="ONNX add/sub, JSON",
         model="onnx_add_sub",
         encoding="json",
-        concurrencies=(1, 16, 64),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    Scenario(
+    _add_sub(
         name="python-binary",
         title="Python add/sub, binary",
         model="python_add_sub",
         encoding="binary",
-        concurrencies=(1, 16, 64),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
     Scenario(
         name="digits",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from benchmarks.scenarios import (
@@ -117,42 +118,37 @@ class GrpcScenario:
         return Asked(self.model) if self.script is None else self.script(0)[0]
 
 
+_add_sub = partial(GrpcScenario, inputs=pair, expected=sum_and_difference)
+_scripted = partial(_add_sub, way=Way.SCRIPT, referenced=False)
+
 GRPC_SCENARIOS: Final = (
-    GrpcScenario(
+    _add_sub(
         name="grpc-unary",
         title="ONNX add/sub, unary",
         model="onnx_add_sub",
         way=Way.UNARY,
         shapes=(Shape(1, 1), Shape(4, 8), Shape(8, 16), Shape(16, 32)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="grpc-metadata",
         title="ONNX add/sub, unary, per-call metadata",
         model="onnx_add_sub",
         way=Way.METADATA,
         shapes=(Shape(8, 16),),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="grpc-metadata-indexed",
         title="ONNX add/sub, unary, per-call metadata, indexed",
         model="onnx_add_sub",
         way=Way.METADATA_INDEXED,
         shapes=(Shape(8, 16),),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="grpc-stream",
         title="ONNX add/sub, streaming",
         model="onnx_add_sub",
         way=Way.STREAM,
         shapes=(Shape(1, 1), Shape(4, 8), Shape(8, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
     GrpcScenario(
         name="grpc-identity-1mib",
@@ -185,49 +181,33 @@ GRPC_SCENARIOS: Final = (
         on_gpu=True,
         transfer=16 * MIB,
     ),
-    GrpcScenario(
+    _scripted(
         name="sequences-none",
         title="ONNX add/sub, dynamic batches, for comparison",
         model="onnx_add_sub",
-        way=Way.SCRIPT,
         script=one_after_the_other("onnx_add_sub"),
-        referenced=False,
         shapes=(Shape(4, 8), Shape(4, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _scripted(
         name="sequences-direct",
         title="ONNX add/sub in sequences of 50, direct",
         model="sequence_direct",
-        way=Way.SCRIPT,
         script=sequences("sequence_direct", 50),
-        referenced=False,
         shapes=(Shape(4, 8), Shape(4, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _scripted(
         name="sequences-oldest",
         title="ONNX add/sub in sequences of 50, oldest",
         model="sequence_oldest",
-        way=Way.SCRIPT,
         script=sequences("sequence_oldest", 50),
-        referenced=False,
         shapes=(Shape(4, 8), Shape(4, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _scripted(
         name="chain-calls",
         title="three add/sub models, called one after the other (a third of a chain)",
         model="chain_1",
-        way=Way.SCRIPT,
         script=one_after_the_other("chain_1", "chain_2", "chain_3"),
-        referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
     GrpcScenario(
         name="chain-ensemble",
@@ -240,77 +220,57 @@ GRPC_SCENARIOS: Final = (
         inputs=pair,
         expected=sum_and_difference_thrice,
     ),
-    GrpcScenario(
+    _scripted(
         name="cache-hit",
         title="ONNX add/sub, answered by the response cache",
         model="cached",
-        way=Way.SCRIPT,
         script=one_after_the_other("cached"),
-        referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _scripted(
         name="fair-queues",
         title="ONNX add/sub, four tenants with a fair queue",
         model="fair",
-        way=Way.SCRIPT,
         script=of_tenants("fair", 4),
-        referenced=False,
         shapes=(Shape(4, 8), Shape(4, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _scripted(
         name="rate-limit",
         title="ONNX add/sub, each execution holding a resource",
         model="rate_limited",
-        way=Way.SCRIPT,
         script=one_after_the_other("rate_limited"),
-        referenced=False,
         shapes=(Shape(4, 8), Shape(4, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="python-unary",
         title="Python add/sub, unary",
         model="python_add_sub",
         way=Way.UNARY,
         referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8), Shape(8, 16)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="python-stream",
         title="Python add/sub, streaming, for comparison",
         model="python_add_sub",
         way=Way.STREAM,
         referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="python-decoupled",
         title="Python add/sub, decoupled, streaming",
         model="python_decoupled",
         way=Way.STREAM,
         referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
-    GrpcScenario(
+    _add_sub(
         name="python-bls",
         title="Python model that asks the ONNX add/sub (BLS), unary",
         model="python_bls",
         way=Way.UNARY,
         referenced=False,
         shapes=(Shape(1, 1), Shape(4, 8)),
-        inputs=pair,
-        expected=sum_and_difference,
     ),
 )

@@ -23,15 +23,12 @@ def test_a_run_of_h2load_over_http2_is_read(captured):
     assert (load.errors, load.refused) == (0, 0)
 
 
-def test_calls_that_fail_look_good_to_h2load_and_are_told_by_the_bytes_they_lack(captured):
-    text = captured("h2load_grpc_refused.txt")
+@pytest.mark.parametrize(("run", "share"), [("good", 0), ("refused", 1)])
+def test_calls_that_fail_look_good_to_h2load_and_are_told_by_the_bytes_they_lack(captured, run, share):
+    text = captured(f"h2load_grpc_{run}.txt")
     load = parsers.h2load(text, "")
     assert load.refused == 0
-    assert incomplete(text, ANSWER_SIZE) == load.requests
-
-
-def test_answers_with_their_messages_are_complete(captured):
-    assert incomplete(captured("h2load_grpc_good.txt"), ANSWER_SIZE) == 0
+    assert incomplete(text, ANSWER_SIZE) == share * load.requests
 
 
 def test_output_without_traffic_is_refused():
@@ -52,14 +49,12 @@ OWN = {
 }
 
 
-def test_a_run_of_the_own_client_is_read():
-    load = own_output(json.dumps(OWN), ANSWER_SIZE)
-    assert (load.rate, load.p50, load.p99, load.errors, load.refused) == (5.0, 0.001, 0.002, 1, 3)
-
-
-def test_answers_without_their_messages_are_refusals_to_the_own_client():
-    text = json.dumps(OWN | {"refused": 0, "answer_bytes": 5 * (5 + ANSWER_SIZE)})
-    assert own_output(text, ANSWER_SIZE).refused == 7
+@pytest.mark.parametrize(
+    ("told", "refused"), [({}, 3), ({"refused": 0, "answer_bytes": 5 * (5 + ANSWER_SIZE)}, 7)]
+)
+def test_a_run_of_the_own_client_is_read_and_answers_without_their_messages_are_refusals(told, refused):
+    load = own_output(json.dumps(OWN | told), ANSWER_SIZE)
+    assert (load.rate, load.p50, load.p99, load.errors, load.refused) == (5.0, 0.001, 0.002, 1, refused)
 
 
 def test_a_run_of_the_own_client_without_answers_has_no_latency():

@@ -8,24 +8,14 @@ from benchmarks import parsers
 from benchmarks.parsers import ProcessStat, UnreadableOutput
 
 
-def test_a_clean_run_of_wrk_is_read_in_seconds(captured):
-    load = parsers.wrk(captured("wrk_good.txt"))
-    assert load.requests > 10_000
+@pytest.mark.parametrize(
+    ("run", "errors", "refused"), [("good", 0, 0.0), ("refused", 0, 1.0), ("broken", 8 + 30134, 0.0)]
+)
+def test_a_run_of_wrk_is_read_in_seconds(captured, run, errors, refused):
+    load = parsers.wrk(captured(f"wrk_{run}.txt"))
     assert load.rate == pytest.approx(load.requests / load.seconds, rel=0.02)
-    assert 1e-4 < load.p50 < load.p99 < 0.1
-    assert (load.errors, load.refused) == (0, 0)
-
-
-def test_answers_with_an_error_status_are_refusals_to_wrk(captured):
-    load = parsers.wrk(captured("wrk_refused.txt"))
-    assert load.refused == load.requests > 0
-    assert load.errors == 0
-
-
-def test_broken_connections_are_errors_to_wrk(captured):
-    load = parsers.wrk(captured("wrk_broken.txt"))
-    assert load.errors == 8 + 30134
-    assert load.refused == 0
+    assert (load.errors, load.refused) == (errors, refused * load.requests)
+    assert load.p50 <= load.p99 < 0.1
 
 
 def test_text_that_is_not_from_wrk_is_refused_with_the_text():
@@ -41,15 +31,12 @@ def test_latencies_of_h2load_come_from_its_log(captured):
     assert (load.errors, load.refused) == (0, 0)
 
 
-def test_a_log_as_h2load_writes_it_is_read(captured):
-    load = parsers.h2load(captured("h2load_good.txt"), captured("h2load_log.txt"))
+@pytest.mark.parametrize(("run", "refused"), [("good", 0.0), ("refused", 1.0)])
+def test_a_run_of_h2load_is_read_with_the_log_that_it_writes(captured, run, refused):
+    load = parsers.h2load(captured(f"h2load_{run}.txt"), captured("h2load_log.txt"))
     assert 1e-5 < load.p50 <= load.p99 < 0.1
-
-
-def test_answers_with_an_error_status_are_refusals_to_h2load(captured):
-    load = parsers.h2load(captured("h2load_refused.txt"), "")
-    assert load.refused == load.requests > 0
-    assert load.errors == 0
+    assert load.requests > 0
+    assert (load.errors, load.refused) == (0, refused * load.requests)
 
 
 def test_a_run_of_h2load_without_answers_has_no_latency(captured):
@@ -76,24 +63,6 @@ def _stat(command: str, state: str = "S") -> str:
     return f"99 ({command}) {' '.join(fields)}\n"
 
 
-@pytest.mark.parametrize("command", ["python", "a b", "odd) S 1 (name"])
-def test_a_process_is_read_whatever_its_command_is_called(command):
-    expected = ProcessStat(pid=99, parent=77, started=4242, ticks=5 + 6 + 7 + 8, zombie=False)
-    assert parsers.proc_stat(_stat(command)) == expected
-
-
-def test_a_zombie_is_told_from_a_running_process():
-    assert parsers.proc_stat(_stat("python", state="Z")).zombie
-
-
-def test_resident_memory_is_read_in_bytes():
-    assert parsers.resident_bytes("Name:\tpython\nVmRSS:\t   34900 kB\nThreads:\t1\n") == 34900 * 1024
-
-
-def test_a_zombie_has_no_resident_memory():
-    assert parsers.resident_bytes("Name:\tpython\nThreads:\t1\n") == 0
-
-
 def _node(name, *children, **info):
     return {"name": name, "info": info, "children": list(children)}
 
@@ -105,14 +74,22 @@ def test_workers_are_found_under_their_model_only():
         _node(
             "models",
             _node("add/1", _node("instances", _node("0", pid=11), _node("1", pid=12)), _node("scheduler")),
+            _node("idle/1", _node("instances", _node("0"), _node("1", pid=None))),
             _node("adder/1", _node("instances", _node("0", pid=13))),
         ),
     )
     assert parsers.worker_pids(tree, "add") == (11, 12)
     assert parsers.worker_pids(tree, "adder") == (13,)
-    assert parsers.worker_pids(tree, "other") == ()
+    assert parsers.worker_pids(tree, "idle") == parsers.worker_pids(tree, "other") == ()
 
 
-def test_an_instance_without_a_process_is_passed_over():
-    tree = _node("models", _node("add", _node("1", _node("instances", _node("0"), _node("1", pid=None)))))
-    assert parsers.worker_pids(tree, "add") == ()
+@pytest.mark.parametrize("command", ["python", "a b", "odd) S 1 (name"])
+@pytest.mark.parametrize("state", ["S", "Z"])
+def test_a_process_is_read_whatever_its_command_is_called(command, state):
+    expected = ProcessStat(pid=99, parent=77, started=4242, ticks=5 + 6 + 7 + 8, zombie=state == "Z")
+    assert parsers.proc_stat(_stat(command, state)) == expected
+
+
+@pytest.mark.parametrize(("status", "nbytes"), [("VmRSS:\t   34900 kB\n", 34900 * 1024), ("", 0)])
+def test_resident_memory_is_read_in_bytes_and_a_zombie_has_none(status, nbytes):
+    assert parsers.resident_bytes(f"Name:\tpython\n{status}Threads:\t1\n") == nbytes

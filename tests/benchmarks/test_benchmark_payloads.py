@@ -77,20 +77,17 @@ def test_bytes_that_no_output_accounts_for_are_a_wrong_answer():
         payloads.decode(head + b"abc", len(head))
 
 
-def test_a_wrong_value_is_named():
-    with pytest.raises(WrongAnswer, match="'S'"):
-        payloads.check({"S": np.ones(2, np.float32)}, {"S": np.zeros(2, np.float32)})
-
-
-def test_a_missing_output_is_named():
-    with pytest.raises(WrongAnswer, match="'S'"):
-        payloads.check({}, {"S": np.zeros(2, np.float32)})
-
-
-def test_without_expected_values_numbers_must_be_finite():
-    payloads.check({"S": np.zeros(2, np.float32)}, None)
-    with pytest.raises(WrongAnswer, match="not finite"):
-        payloads.check({"S": np.array([np.nan], np.float32)}, None)
+@pytest.mark.parametrize(
+    ("outputs", "expected", "reason"),
+    [
+        ({"S": np.ones(2, np.float32)}, {"S": np.zeros(2, np.float32)}, "'S'"),
+        ({}, {"S": np.zeros(2, np.float32)}, "'S'"),
+        ({"S": np.array([np.nan], np.float32)}, None, "not finite"),
+    ],
+)
+def test_wrong_and_missing_outputs_are_named_and_numbers_must_be_finite(outputs, expected, reason):
+    with pytest.raises(WrongAnswer, match=reason):
+        payloads.check(outputs, expected)
 
 
 def test_metadata_alone_is_enough_to_build_inputs():

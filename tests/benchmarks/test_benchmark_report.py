@@ -47,10 +47,6 @@ def test_a_percentile_is_one_of_the_values_and_enough_lie_at_or_below_it(values,
     assert sum(value <= found for value in values) >= len(values) * percent / 100 * (1 - 1e-12)
 
 
-def test_there_is_no_percentile_of_nothing():
-    assert math.isnan(percentile([], 50))
-
-
 def test_figures_are_medians_over_rounds_and_failures_are_summed():
     measured = _measured(ADD, "tritium", 100, 300, 200, errors=2)
     assert measured.rate == 200
@@ -105,12 +101,6 @@ def test_side_by_side_every_server_is_set_against_the_first():
     assert _column(table, "p50 ÷ a") == ["1.00×", "0.50×"]
 
 
-def test_a_cell_that_the_baseline_lacks_has_figures_and_no_ratio():
-    found = _report(_measured(BIG, "a", 100), _measured(ADD, "b", 150), yardstick=False)
-    table = report.tables(found)[0]
-    assert _column(table, "req/s ÷ a") == ["1.00×", "–"]
-
-
 def test_the_load_client_is_a_column_only_where_there_are_two():
     second = Cell("add", "Add", 16, "h2load")
     one = _report(_measured(ADD, "yardstick", 1), _measured(ADD, "tritium", 1))
@@ -138,10 +128,6 @@ def test_every_row_is_as_long_as_the_columns():
 )
 def test_durations_are_written_in_milliseconds(seconds, text):
     assert report.milliseconds(seconds) == text
-
-
-def test_a_ratio_to_nothing_is_not_written():
-    assert report.ratio(1.0, 0.0) == "–"
 
 
 def test_plain_columns_line_up():

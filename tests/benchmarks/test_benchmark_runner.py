@@ -24,6 +24,8 @@ class Fake(Subject):
     wrong = False
 
     def infer(self, model, request):
+        assert SCENARIO.inputs is not None
+        assert SCENARIO.expected is not None
         inputs = SCENARIO.inputs()
         return (inputs if self.wrong else SCENARIO.expected(inputs)), 304
 

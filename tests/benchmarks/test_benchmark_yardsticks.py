@@ -26,6 +26,7 @@ def test_a_load_client_measures_the_responder(name, tmp_path):
     request = Request(b"x" * 300, {"Content-Type": "application/octet-stream"})
     with subjects.yardstick(tmp_path) as subject:
         load = clients.CLIENTS[name](subject.url("", 304), request, concurrency=4, seconds=0.3)
+        assert subject.pid is not None
         assert processes.cpu_seconds(subject.pid) > 0
     assert load.requests > 0
     assert 0 < load.p50 <= load.p99
