@@ -87,7 +87,7 @@ def _run(words: Sequence[str]) -> int:
 def _soak(words: Sequence[str]) -> int:
     description = (
         "Has the server under the load, with a fault now and then, for so long that a leak must show; the verdict has the slope of its"
-        " memory,\ndescriptors, threads and children, with 95 % confidence."
+        " memory,\ndescriptors, threads and children."
     )
     parser = _parser(" soak", description, "example: python -m chaos soak --minutes 120 --rate 50")
     _add_load(parser, minutes=120, faults=1, rate=50)
@@ -135,16 +135,10 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
 
 def _without_places(words: Sequence[str]) -> list[str]:
     """Leave out where the record and the report go: a repetition of the run elsewhere has no use for that."""
-    kept: list[str] = []
-    skips = False
-    for word in words:
-        if skips:
-            skips = False
-        elif word in ("--folder", "--report"):
-            skips = True
-        elif not word.startswith(("--folder=", "--report=")):
-            kept.append(word)
-    return kept
+    places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    places.add_argument("--folder")
+    places.add_argument("--report")
+    return places.parse_known_args(words)[1]
 
 
 def _teller() -> Callable[[str], None]:
@@ -162,9 +156,6 @@ def _carried_out(what: Plan, setting: Setting, tell: Callable[[str], None]) -> s
     from chaos.subject.server import ServerFailed
 
     failures: list[str] = []
-
-    def failed(group: BaseExceptionGroup[Exception]) -> None:
-        failures.extend(str(each) for each in _leaves(group))
 
     async def run_until_told() -> None:
         """SIGTERM, which a job's time limit sends, must not leave a server behind either."""
@@ -184,7 +175,7 @@ def _carried_out(what: Plan, setting: Setting, tell: Callable[[str], None]) -> s
         try:
             trio.run(run_until_told)
         except* (ServerFailed, FolderTaken, OSError) as group:
-            failed(group)
+            failures += map(str, _leaves(group))
     except* KeyboardInterrupt:
         failures.append("interrupted")
     return "; ".join(failures)

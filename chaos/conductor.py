@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import TextIO
 
 import trio
@@ -58,7 +59,7 @@ class Conductor:
             self._active.remove(fault.name)
 
     async def _strike(self, n: int, fault: Fault, planned: Planned) -> None:
-        stage = replace(self._stage, clients=self._clients.of(n))
+        stage = replace(self._stage, send=partial(self._clients.send, by=n))
         began = now()
         try:
             injection = await fault.inject(stage, random.Random(planned.target))
@@ -69,7 +70,8 @@ class Conductor:
         except Exception as error:  # noqa: BLE001
             self._failed(n, fault, began, error)
             return
-        self._write(injection.record(n, fault.name))
+        told = {each.name: getattr(injection, each.name) for each in fields(Injected)}
+        self._write(Injected(**{**told, "n": n, "fault": fault.name}))
         self._tell(f"{n:3} {fault.name}: {injection.detail}")
         try:
             await trio.sleep(fault.lasts)
@@ -80,7 +82,7 @@ class Conductor:
         trouble = ""
         with trio.CancelScope(shield=True):
             try:
-                await injection.heal()
+                await injection.undo()
             except Exception as error:  # noqa: BLE001 (the same)
                 trouble = _words(error)
                 self._tell(f"{n:3} {fault.name}: TROUBLE, {trouble}")

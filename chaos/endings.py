@@ -1,6 +1,6 @@
 """The ways to end a server, each seen through to its end.
 
-The server is told once, told behind a balancer, told twice, killed, and told while it hangs. The figures are
+The server is told once, told twice, killed, and told while it hangs. The figures are
 those for which `chaos.checker.rules.endings` sets limits.
 """
 
@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
 import psutil
 import trio
 
-from chaos.balancer import balanced
 from chaos.clients.clients import Clients
 from chaos.record.history import End
 from chaos.record.outcome import now
@@ -30,32 +28,25 @@ from chaos.workload.control import Control
 WAITING: Final = 40
 """Requests that are under way when the server is told to end."""
 
-DRAIN_DELAY: Final = 2
 EXIT_TIMEOUT: Final = 2
-"""Seconds, the setting of the servers of `balanced_drain` and `sigterm_hung`."""
+"""Seconds, the setting of the server of `sigterm_hung`."""
 
 ENDLESS: Final = "echo-endless"
 """The model without a limit that `sigterm_hung` needs."""
 
-_SHARED_MEMORY: Final = Path("/dev/shm")
 # Seconds that the kernel may take to end what is left, on a busy machine.
 _LINGER: Final = 5.0
 # Seconds: a server that was told to end and is still ready after them will not end.
 _READY_FOR: Final = 10.0
 _OF_ITS_OWN: Final = re.compile(r"(socket|pipe|memory):\[")
-_MOST_TOLD: Final = 3
-# Seconds between when a process began, by psutil, and when it did.
-_CLOCKS: Final = 1.0
 
 
 class Traces:
     """What a server holds, noted while it runs, and what is left of it when it has ended."""
 
     def __init__(self, server: Server) -> None:
-        process = psutil.Process(server.pid)
         self._server = server
-        self._started = process.create_time()
-        self._held = _held(process)
+        self._held = _held(psutil.Process(server.pid))
 
     async def figures(self) -> Mapping[str, float]:
         """Return how many processes, ports, pieces of memory and descriptors are left.
@@ -70,11 +61,13 @@ class Traces:
     def _left(self) -> dict[str, float]:
         server = self._server
         ports = (server.http_port, server.grpc_port, server.metrics_port)
+        held = [each for process in psutil.process_iter() for each in self._held & _held(process)]
+        memory = sum(each.startswith("memory:") for each in held)
         return {
             "children": len(server.survivors()),
             "sockets": sum(map(_taken, ports)),
-            "memory": len(_orphaned_memory(self._started)),
-            "descriptors": sum(len(self._held & _held(each)) for each in psutil.process_iter()),
+            "memory": memory,
+            "descriptors": len(held) - memory,
         }
 
 
@@ -102,35 +95,6 @@ async def sigterm(server: Server, clients: Clients, control: Control) -> Ending:
             **await traces.figures(),
         },
         trouble="" if not failed else f"{len(failed)} of {len(answers)}, such as: {_said(failed[0])}",
-    )
-
-
-async def balanced_drain(server: Server, clients: Clients, control: Control) -> Ending:
-    """Tell the server once, with clients behind a balancer that looks at readiness.
-
-    None of their requests fails.
-    """
-    traces = Traces(server)
-    async with balanced(server) as load:
-        told = now()
-        server.signal(SIGTERM)
-    status = await server.wait_ended()
-    drained = now() - told
-    out = load.rotation.out
-    troubles = [trouble for report in load.reports for trouble in report.troubles]
-    return Ending(
-        t=told,
-        how="balanced_drain",
-        figures={
-            "not_ready": PATIENCE if out is None else out - told,
-            "asked": load.total(lambda report: report.asked),
-            "failed": load.total(lambda report: report.failed),
-            "wrong": load.total(lambda report: report.wrong),
-            "drained": drained,
-            "status": status,
-            **await traces.figures(),
-        },
-        trouble="; ".join(troubles[:_MOST_TOLD]),
     )
 
 
@@ -206,35 +170,21 @@ async def _requests_under_way(
     The ends go to the list that is yielded.
     """
     answers: list[End] = []
-    with control.hold(model, conduct):
-        async with trio.open_nursery() as nursery:
-            await _fill(server, clients, nursery, answers, model)
-            yield answers
-
-
-async def _fill(
-    server: Server, clients: Clients, nursery: trio.Nursery, answers: list[End], model: str
-) -> None:
-    """Have `WAITING` requests under way, and return when the server has accepted all of them."""
 
     async def ask(number: int) -> None:
         answers.append(await clients.send(model, protocol="http" if number % 2 else "grpc"))
 
-    for number in range(WAITING):
-        nursery.start_soon(ask, number)
-    with trio.move_on_after(PATIENCE):
-        while await server.metric("tritium_queue_depth", model=model) < WAITING - _executing(answers):  # noqa: ASYNC110
-            await trio.sleep(0.005)
-        return
-    raise ServerFailed(f"{WAITING} requests did not come to wait: {server.last_words()}")
-
-
-def _executing(answers: list[End]) -> int:
-    """How many requests that were sent need not wait any more.
-
-    Two instances each hold two, and some are done.
-    """
-    return len(answers) + 4
+    with control.hold(model, conduct):
+        async with trio.open_nursery() as nursery:
+            for number in range(WAITING):
+                nursery.start_soon(ask, number)
+            with trio.move_on_after(PATIENCE) as patience:
+                # Requests that were sent need not wait if they are done, and two instances each hold two.
+                while await server.metric("tritium_queue_depth", model=model) < WAITING - len(answers) - 4:  # noqa: ASYNC110
+                    await trio.sleep(0.005)
+            if patience.cancelled_caught:
+                raise ServerFailed(f"{WAITING} requests did not come to wait: {server.last_words()}")
+            yield answers
 
 
 async def _not_ready(server: Server, told: float) -> float:
@@ -262,31 +212,6 @@ def _taken(port: int) -> bool:
         except OSError:
             return True
     return False
-
-
-def _orphaned_memory(since: float) -> frozenset[str]:
-    """Return named shared memory that came since then (seconds since 1970) and that no living process uses.
-
-    Memory without a name goes with its last descriptor.
-    """
-    found: set[str] = set()
-    with suppress(FileNotFoundError):
-        for path in _SHARED_MEMORY.iterdir():
-            with suppress(OSError):
-                if path.stat().st_ctime >= since - _CLOCKS:
-                    found.add(str(path))
-    return frozenset(found - _used(found)) if found else frozenset()
-
-
-def _used(paths: Collection[str]) -> set[str]:
-    """Return the files that some process has open or mapped: these belong to others."""
-    used: set[str] = set()
-    for process in psutil.process_iter():
-        with suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            used.update(path for path in paths if f" {path}\n" in maps)
-        used.update(each for each in _open_files(process) if each in paths)
-    return used
 
 
 def _held(process: psutil.Process) -> frozenset[str]:

@@ -7,26 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from chaos.faults import actors, control, machine, repository
-from chaos.faults.base import LONGEST, Fault
+from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.workers import deeds, hangs, signals, starts
 
 
 def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
-    """Return the faults of these families by name.
-
-    Raises ValueError for a name that two faults have, or a fault that lasts too long.
-    """
-    faults: dict[str, Fault] = {}
-    for fault in (each for family in families for each in family):
-        if fault.name in faults:
-            raise ValueError(f"two faults are called '{fault.name}'; each needs a name of its own")
-        if not 0 <= fault.lasts <= LONGEST:
-            raise ValueError(
-                f"fault '{fault.name}' lasts {fault.lasts} s; a run has room for 0 to {LONGEST} s each"
-            )
-        faults[fault.name] = fault
-    return faults
+    """Return the faults of these families by name."""
+    return {fault.name: fault for family in families for fault in family}
 
 
 _ANY: Final = (
@@ -89,12 +77,11 @@ _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("sup
     "all_workers_sigkill"
 }
 _HAS_GUESTS: Final = [each.name for each in (*hangs.FAULTS, *streams.FAULTS)]
-_TAKES_GUESTS: Final = (*sorted(_TAKES_ALL), "scheduler_raises", "instance_raises")
 
 EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     _TAKES_ALL,
     *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
-    *(frozenset({takes, has}) for takes in _TAKES_GUESTS for has in _HAS_GUESTS),
+    *(frozenset({takes, has}) for takes in _TAKES_ALL for has in _HAS_GUESTS),
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )

@@ -25,7 +25,6 @@ from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
-from chaos.faults.machine import own_disk
 from chaos.plan import Plan
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -42,7 +41,6 @@ OVERLOAD_FACTOR: Final = 3.0
 # Seconds from the server being ready to the beginning of a run.
 _LEAD: Final = 0.5
 _SAMPLES_EVERY: Final = 0.5  # seconds
-_NEWS_EVERY: Final = 10.0
 
 Tell = Callable[[str], None]
 
@@ -74,10 +72,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_repository(folder / "models", run=folder)
-    output = folder / "server"
-    output.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        stack.enter_context(own_disk(output))
         history = stack.enter_context(History(folder / "history.jsonl"))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         async with _serving(setting, sockets / "1") as (server, sabotage):
@@ -87,7 +82,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
                     sabotage=sabotage,
                     repository=folder / "models",
                     control=Control(folder),
-                    clients=clients.of(0),
+                    send=clients.send,
                     folder=folder,
                 )
                 await _phases(plan, setting, server, stage, clients, tell)
@@ -126,7 +121,6 @@ async def _phases(
             beside.start_soon(_must_go_on, server)
             beside.start_soon(_follow_phases, plan, clients, began, tell)
             beside.start_soon(_take_samples, server, clients, samples)
-            beside.start_soon(_tell_news, plan, clients, began, tell)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(conductor.run, plan, began)
                 nursery.start_soon(_load, plan, clients, began)
@@ -174,14 +168,6 @@ async def _take_samples(server: Server, clients: Clients, out: TextIO) -> None:
         await trio.sleep(_SAMPLES_EVERY)
 
 
-async def _tell_news(plan: Plan, clients: Clients, began: float, tell: Tell) -> None:
-    while True:
-        await trio.sleep(_NEWS_EVERY)
-        left = began + plan.seconds - now()
-        if left > 0:
-            tell(f"-- {left:.0f} s left, {clients.figures().sent} requests sent")
-
-
 async def _tally(server: Server, clients: Clients) -> Tally:
     try:
         violations = await server.metric("tritium_reply_violations_total")
@@ -189,14 +175,13 @@ async def _tally(server: Server, clients: Clients) -> Tally:
         raise ServerFailed(
             f"it does not tell its metrics at the end: {error}; {server.last_words()}"
         ) from error
-    return Tally(t=now(), surplus=clients.figures().surplus, violations=int(violations))
+    return Tally(t=now(), surplus=clients.surplus, violations=int(violations))
 
 
 # -- the end
 
 
 _MORE_ENDINGS: Final = (
-    (endings.balanced_drain, (f"--drain-delay-secs={endings.DRAIN_DELAY}",)),
     (endings.sigterm_twice, ()),
     (endings.sigterm_hung, (f"--exit-timeout-secs={endings.EXIT_TIMEOUT}",)),
     (endings.sigkill, ()),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,25 +77,6 @@ def _trouble(healed: Healed | None, twice: bool) -> str:
     said = [] if not twice else ["its number was used twice"]
     said += ["it was never healed"] if healed is None else [healed.trouble] if healed.trouble else []
     return "; ".join(said)
-
-
-class Windows:
-    """Tells which blows could be felt at a time."""
-
-    def __init__(self, blows: Sequence[Blow]) -> None:
-        self._blows = blows
-        self._begins = [blow.t for blow in blows]
-        self._latest: list[float] = []  # when all blows up to this one are over
-        for blow in blows:
-            self._latest.append(max(blow.felt_until, self._latest[-1] if self._latest else 0.0))
-
-    def during(self, begin: float, end: float) -> Iterator[Blow]:
-        """Yield the blows that were felt at some time between `begin` and `end`, latest first."""
-        for place in range(bisect.bisect_right(self._begins, end) - 1, -1, -1):
-            if self._latest[place] < begin:
-                return
-            if self._blows[place].felt_until >= begin:
-                yield self._blows[place]
 
 
 def by_number(blows: Iterable[Blow]) -> Mapping[int, Blow]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
-from chaos.checker.figures import quantile
 from chaos.checker.goals import (
     MOST_EVIDENCE,
     Evidence,
@@ -16,11 +15,12 @@ from chaos.checker.goals import (
     Goal,
     Verdict,
     longest,
+    quantile,
     worst,
     write_verdict,
 )
-from chaos.checker.injections import Blow, Windows, blows, by_number
-from chaos.checker.journal import journal
+from chaos.checker.injections import Blow, blows, by_number
+from chaos.checker.rates import AllRates
 from chaos.checker.rules.answers import Answers, Expected
 from chaos.checker.rules.deadlines import Deadlines
 from chaos.checker.rules.endings import ending_goals, other_figures
@@ -38,7 +38,6 @@ from chaos.checker.rules.resources import resource_goals
 from chaos.checker.rules.unaffected import Unaffected
 from chaos.checker.soak import soak_goals
 from chaos.checker.story import End, Pairing, Rule
-from chaos.checker.timeline import Timeline
 from chaos.record.records import (
     Ending,
     Executed,
@@ -81,7 +80,7 @@ class Judgement:
     manifest: Manifest
     verdict: Verdict
     samples: Sequence[Sample]
-    timeline: Timeline
+    rates: AllRates
 
 
 def judge_folder(
@@ -109,21 +108,26 @@ def read_run(folder: Path) -> Run:
     """
     return Run(
         manifest=read_manifest(folder),
-        history=_history(folder / "history.jsonl"),
+        history=read_records(folder / "history.jsonl", Invoke, Ok, Fail, Unknown),
         journal=journal(folder / "journal"),
-        faults=[*_faults(folder / "faults.jsonl")],
+        faults=list(read_records(folder / "faults.jsonl", Injected, Healed)),
         samples=[*read_records(folder / "samples.jsonl", Sample)],
         endings=[*_if_there(folder / "endings.jsonl", Ending)],
         passed_over=[*read_records(folder / "faults.jsonl", PassedOver)],
         tally=next(_if_there(folder / "tally.jsonl", Tally), None),
-        log=read_log(folder / "server"),
+        log=read(sorted(path for path in (folder / "server").glob("*") if path.is_file())),
     )
 
 
-def read_log(folder: Path) -> Iterator[LogLine]:
-    """Yield the lines of all files of a log, by time."""
-    files = sorted(path for path in folder.glob("*") if path.is_file())
-    yield from read(files)
+def journal(folder: Path) -> Iterable[Executed]:
+    """Return what the models have written into the files of a folder, by time.
+
+    Each file is in the order of time. It is read whole, because a run has more workers than a process may
+    have files open. Raises ValueError for a line that is not a record.
+    """
+    return heapq.merge(
+        *([*read_records(path, Executed)] for path in folder.glob("*")), key=lambda each: each.t
+    )
 
 
 def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
@@ -144,13 +148,13 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
         Answers(expected, began),
         Deadlines(hits, limits, began),
         recovery,
-        Unaffected(Windows(hits), offered, limits, began),
+        Unaffected(hits, offered, limits, began),
         Goodput(manifest, limits),
         errors_told,
     )
-    timeline = Timeline(began, max((end for _, _, end in manifest.phases), default=began))
+    rates = AllRates()
     for story in pairing.stories(run.history, run.journal):
-        timeline.see(story)
+        rates.see(story)
         for rule in rules:
             rule.see(story)
     log = Log(run.log, hits, began - manifest.began_wall)
@@ -173,7 +177,7 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
         **other_figures(run.endings),
     }
     verdict = Verdict(goals=tuple(goals), figures=figures, faults=_summaries(hits, excuses, log, recovery))
-    return Judgement(manifest=manifest, verdict=verdict, samples=run.samples, timeline=timeline)
+    return Judgement(manifest=manifest, verdict=verdict, samples=run.samples, rates=rates)
 
 
 def _log_times(
@@ -270,18 +274,6 @@ def _summary(
     )
 
 
-def _history(path: Path) -> Iterator[Invoke | End]:
-    return cast("Iterator[Invoke | End]", read_records(path, *_HISTORY))
-
-
-def _faults(path: Path) -> Iterator[Injected | Healed]:
-    return cast("Iterator[Injected | Healed]", read_records(path, *_FAULTS))
-
-
 def _if_there(path: Path, kind: type[R]) -> Iterator[R]:
     if path.exists():
         yield from read_records(path, kind)
-
-
-_HISTORY = (Invoke, Ok, Fail, Unknown)
-_FAULTS = (Injected, Healed)

@@ -13,6 +13,8 @@ from chaos.record.records import Executed, Fail, Invoke, Ok, Unknown
 
 End = Ok | Fail | Unknown
 
+NO_ANSWER: Final = "no answer"
+
 LINGER: Final = 30.0
 """Seconds after a request's end in which its model's work on it still belongs to its story."""
 
@@ -48,6 +50,18 @@ class Story:
     def until(self) -> float:
         """When it ended; infinite if it never did."""
         return self.ends[0].t if self.ends else float("inf")
+
+    @property
+    def code(self) -> str:
+        """The code of its error, `NO_ANSWER` if it ended without an answer, "" otherwise."""
+        if isinstance(self.end, Fail):
+            return self.end.code
+        return NO_ANSWER if isinstance(self.end, Unknown) else ""
+
+    @property
+    def message(self) -> str:
+        """The text of its error; empty if it got none."""
+        return self.end.message if isinstance(self.end, Fail) else ""
 
     def told(self, began: float) -> str:
         """Return the story in a line, with times in seconds since the run began."""

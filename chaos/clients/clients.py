@@ -6,15 +6,13 @@ import random
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import trio
 
 from chaos.clients.grpc import GrpcClient
-from chaos.clients.http import HttpClient
-from chaos.clients.idle import KEPT
-from chaos.clients.lateness import Lateness, lateness
+from chaos.clients.http import KEPT, HttpClient
 from chaos.clients.mix import ORDINARY, Arrival, Kind, Step, arrival
 from chaos.record.history import End, History
 from chaos.record.outcome import WENT_AWAY, now
@@ -33,20 +31,10 @@ _CONNECTIONS: Final = 16384
 Ask = Callable[[Invoke], Awaitable[End]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What the clients report of themselves."""
-
-    sent: int
-    lateness: Lateness
-    # Bytes over HTTP and messages over gRPC that no request had asked for.
-    surplus: int
-
-
 class Clients:
     """Sends requests to one server and writes each of them down.
 
-    `phase` is the phase of the requests that begin from now on.
+    `phase` is the phase of the requests that begin from now on, `sent` is how many there were.
     """
 
     def __init__(
@@ -57,9 +45,8 @@ class Clients:
         self._grpc = grpc
         self._kinds = {kind.model: kind for kind in kinds}
         self._draw = random.Random(seed)
-        self._numbers = 0
+        self.sent = 0
         self._sequences = 0
-        self._late: list[float] = []
         self.phase: Phase = "calm"
 
     def retarget(self, http_port: int, grpc_port: int) -> None:
@@ -67,10 +54,10 @@ class Clients:
         self._http.retarget(http_port)
         self._grpc.retarget(grpc_port)
 
-    def figures(self) -> Figures:
-        """Return the figures so far."""
-        surplus = self._http.surplus + self._grpc.surplus
-        return Figures(sent=self._numbers, lateness=lateness(self._late), surplus=surplus)
+    @property
+    def surplus(self) -> int:
+        """Bytes over HTTP and messages over gRPC that no request had asked for."""
+        return self._http.surplus + self._grpc.surplus
 
     # -- the load
 
@@ -121,7 +108,6 @@ class Clients:
                 start=user.sequence and not index,
                 end=user.sequence and place == len(user.steps) - 1,
             )
-            self._late.append(invoke.t - due)
             good = isinstance(await self.written(invoke, self.ask), Ok)
             index = index + 1 if good else 0
 
@@ -156,18 +142,14 @@ class Clients:
             invoke = replace(invoke, sequence=self._next_sequence(), start=True, end=True)
         return await self.written(invoke, self.ask)
 
-    def of(self, by: int) -> Sender:
-        """Return a sender whose requests belong to the fault `by`."""
-        return Sender(self, by)
-
     def invoke(self, step: Step, *, due: float | None = None) -> Invoke:
         """Return the record of a request that is about to be sent, under the next number."""
-        self._numbers += 1
+        self.sent += 1
         at = now()
         return Invoke(
             t=at,
-            n=self._numbers,
-            id=f"r{self._numbers}",
+            n=self.sent,
+            id=f"r{self.sent}",
             model=step.model,
             protocol=step.protocol,
             phase=self.phase,
@@ -199,22 +181,6 @@ class Clients:
         return await self._grpc.ask(invoke, decoupled=bool(kind and kind.parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Sends requests for a fault, as `Clients.send` does."""
-
-    clients: Clients
-    by: int
-
-    async def send(
-        self, model: str, *, poison: str = "", protocol: Wire = "http", priority: int = 0, tenant: str = ""
-    ) -> End:
-        """Send one request, as `Clients.send` does."""
-        return await self.clients.send(
-            model, poison=poison, protocol=protocol, priority=priority, tenant=tenant, by=self.by
-        )
-
-
 @asynccontextmanager
 async def open_clients(
     history: History,
@@ -235,7 +201,7 @@ async def open_clients(
     grpc = GrpcClient(grpc_port, patience=patience)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tidy, http, grpc)
+            nursery.start_soon(_tidy, http)
             yield Clients(history, http, grpc, kinds=kinds, seed=seed)
             nursery.cancel_scope.cancel()
     finally:
@@ -243,11 +209,10 @@ async def open_clients(
         grpc.close()
 
 
-async def _tidy(http: HttpClient, grpc: GrpcClient) -> None:
+async def _tidy(http: HttpClient) -> None:
     while True:
         await trio.sleep(KEPT / 4)
         http.tidy()
-        grpc.tidy()
 
 
 async def _sleep_until(due: float) -> None:

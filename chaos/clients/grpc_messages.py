@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from chaos.clients.tensors import Tensor, datatype, from_bytes, to_bytes
+from chaos.clients.tensors import datatype, numbers, to_bytes
 from chaos.record.history import End
 from chaos.record.outcome import DISCONNECTED, NO_CONNECTION, UNREADABLE, WENT_AWAY
 from chaos.record.records import Fail, Invoke, Unknown
@@ -84,8 +84,8 @@ def read(invoke: Invoke, response: pb.ModelInferResponse) -> tuple[tuple[int, ..
     contents = response.raw_output_contents
     if len(contents) != len(response.outputs):
         raise ValueError(f"{len(response.outputs)} outputs with {len(contents)} contents")
-    outputs: dict[str, Tensor] = {
-        output.name: from_bytes(output.datatype, list(output.shape), data)
+    outputs = {
+        output.name: numbers(output.datatype, list(output.shape), data)
         for output, data in zip(response.outputs, contents, strict=True)
     }
     attempts = response.parameters["attempts"].int64_param if "attempts" in response.parameters else 1

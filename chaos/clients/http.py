@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Final
+
 import trio
 
 from chaos.clients import http_messages
-from chaos.clients.idle import Idle
 from chaos.record.history import End
 from chaos.record.outcome import DISCONNECTED, NO_ANSWER, NO_CONNECTION, now
 from chaos.record.records import Invoke, Unknown
 from chaos.wires.http import Broken, Connection
+
+KEPT: Final = 2.0
+"""Seconds that a connection is kept without being used: after a burst, the server is to have its descriptors back."""
 
 
 class HttpClient:
@@ -21,7 +26,7 @@ class HttpClient:
     def __init__(self, port: int, *, patience: float) -> None:
         self._port = port
         self._patience = patience
-        self._idle: Idle[Connection] = Idle()
+        self._idle: deque[tuple[float, Connection]] = deque()  # since when, longest first
         # Bytes that came on idle connections: an answer too many, or the rest of one.
         self.surplus = 0
 
@@ -32,13 +37,12 @@ class HttpClient:
 
     def close(self) -> None:
         """Let go of idle connections; those under way end with their requests."""
-        for connection in self._idle.all():
-            connection.close()
+        self.tidy(kept=0.0)
 
-    def tidy(self) -> None:
+    def tidy(self, kept: float = KEPT) -> None:
         """Let go of what has not been used for a while."""
-        for connection in self._idle.expired(now()):
-            connection.close()
+        while self._idle and now() - self._idle[0][0] >= kept:
+            self._idle.popleft()[1].close()
 
     async def ask(self, invoke: Invoke) -> End:
         """Send a request and return what came of it, after `patience` seconds at the latest."""
@@ -63,13 +67,14 @@ class HttpClient:
             raise
         at = now()
         if connection.kept and port == self._port:
-            self._idle.put(connection, at)
+            self._idle.append((at, connection))
         else:
             connection.close()
         return http_messages.end_of(invoke, reply, at)
 
     async def _waiting(self) -> Connection | None:
-        while connection := self._idle.take():
+        while self._idle:
+            _, connection = self._idle.pop()
             unasked = await connection.unasked()
             if unasked is None:
                 return connection

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import orjson
 
-from chaos.clients.tensors import Tensor, datatype, from_bytes, from_list, to_bytes
+from chaos.clients.tensors import datatype, numbers, to_bytes
 from chaos.record.history import End
 from chaos.record.outcome import UNREADABLE, code_of
 from chaos.record.records import Fail, Invoke, Ok
 from chaos.wires.http import Reply, request
-from chaos.workload.answers import inputs, values
+from chaos.workload.answers import Tensor, inputs, values
 
 _BINARY_SIZE: Final = "inference-header-content-length"
 
@@ -94,9 +94,9 @@ def _read(reply: Reply) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for output in document["outputs"]:
         name, kind, shape = output["name"], output["datatype"], output["shape"]
         if "data" in output:
-            outputs[name] = from_list(kind, shape, output["data"])
+            outputs[name] = numbers(kind, shape, output["data"])
             continue
         size = output["parameters"]["binary_data_size"]
-        outputs[name] = from_bytes(kind, shape, memoryview(reply.body)[at : at + size])
+        outputs[name] = numbers(kind, shape, memoryview(reply.body)[at : at + size])
         at += size
     return document, outputs

@@ -1,32 +1,21 @@
 """Tensors of the reference workload as both protocols carry them.
 
-They are int32, and BYTES where a request has poison in it.
+They are INT32, and BYTES where a request has poison in it.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Tensor = npt.NDArray[Any]
-
-_DTYPES: Final[dict[str, type[np.generic]]] = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32}
+from chaos.workload.answers import Tensor
 
 
 def datatype(array: Tensor) -> str:
-    """Return the protocol's name of an array's type.
-
-    Raises ValueError for a type that no model here takes.
-    """
-    if array.dtype == np.object_:
-        return "BYTES"
-    for name, dtype in _DTYPES.items():
-        if array.dtype == dtype:
-            return name
-    raise ValueError(f"tensors of {array.dtype} can't be sent; int32, int64, float32 and objects (bytes) can")
+    """Return the protocol's name of an array's type."""
+    return "BYTES" if array.dtype == np.object_ else "INT32"
 
 
 def to_bytes(array: Tensor) -> bytes:
@@ -39,18 +28,12 @@ def to_bytes(array: Tensor) -> bytes:
     return b"".join(struct.pack("<I", len(each)) + each for each in array.ravel())
 
 
-def from_bytes(name: str, shape: list[int], data: bytes | memoryview) -> Tensor:
-    """Return the array of a datatype.
+def numbers(name: str, shape: list[int], data: bytes | memoryview | list[Any]) -> Tensor:
+    """Return the array of an answer's contents, or of its elements in JSON.
 
-    Raises ValueError if the bytes don't fit, or if the type is not a number's.
+    Raises ValueError if they don't fit, or if the datatype is not the one of all answers.
     """
-    if name not in _DTYPES:
-        raise ValueError(f"an output of {name}; models here answer with {', '.join(_DTYPES)}")
-    return np.frombuffer(data, _DTYPES[name]).reshape(shape)
-
-
-def from_list(name: str, shape: list[int], data: list[Any]) -> Tensor:
-    """Return the array of elements that came as JSON. Raises ValueError if they don't fit."""
-    if name not in _DTYPES:
-        raise ValueError(f"an output of {name}; models here answer with {', '.join(_DTYPES)}")
-    return np.array(data, _DTYPES[name]).reshape(shape)
+    if name != "INT32":
+        raise ValueError(f"an output of {name}; models here answer with INT32")
+    read = np.array(data, np.int32) if isinstance(data, list) else np.frombuffer(data, np.int32)
+    return read.reshape(shape)

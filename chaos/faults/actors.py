@@ -1,4 +1,6 @@
-"""The faults of the server's own actors: each is killed where it stands, or raises at a fault point.
+"""The faults of the server's own actors: each is killed where it stands.
+
+What they do about exceptions of their own is tried by the simulation, at every fault point.
 
 Paths are those of the supervision tree. A supervisor's death takes with it everything below it.
 """
@@ -7,18 +9,47 @@ from __future__ import annotations
 
 import random
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Final
 
 from actors.values.events import Event
-from chaos.faults.base import Injection, Measure, NoTarget, Stage, now
-from chaos.faults.budgets import Budget
+from chaos.faults.base import Fault, Injection, NoTarget, Restrained, Stage
 from chaos.faults.targets import PURE, PYTHON, felt_by, lost_with_all_workers, lost_with_workers
+from chaos.record.outcome import now
 from chaos.record.records import Excuse, LogExpected, Wire
 from chaos.subject.sabotage import SabotageRefused
 from chaos.workload.repository import INSTANCES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """At most `most` crashes within `period` seconds under each supervisor of each server.
+
+    That a supervisor gives up is a promise as well, and no bug: it ends everything below it, in the end the
+    server (docs/architecture.md, "What supervises what"). Faults stay one restart below what is allowed, so
+    that there is room for a restart that no fault has caused.
+    """
+
+    most: int
+    period: float
+    _spent: dict[tuple[int, str], deque[float]] = field(default_factory=dict, compare=False, repr=False)
+
+    def spend(self, server: int, supervisor: str, now: float) -> None:
+        """Note a crash under a supervisor of the server with this process id.
+
+        Raises Restrained if that would be too many.
+        """
+        times = self._spent.setdefault((server, supervisor), deque())
+        while times and times[0] < now - self.period:
+            times.popleft()
+        if len(times) >= self.most:
+            raise Restrained(
+                f"'{supervisor or 'root'}' had {len(times)} restarts in {self.period:g} s, and allows hardly more"
+            )
+        times.append(now)
+
 
 ROOT: Final = Budget(most=2, period=60.0)
 """The root allows 3 restarts in 60 s, of all its supervisors together.
@@ -33,34 +64,31 @@ MODELS: Final = (*PYTHON, *PURE, "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """The actor or supervisor at a path is killed. Implements `chaos.faults.base.Fault`.
+class Crash(Fault):
+    """The actor or supervisor at a path is killed.
 
     `path` is a pattern that the whole path has to match. Its group `model`, if it has one, names the model to
     which the actor belongs. `felt` are the models that may feel it, besides that one; `excuses` is asked for
     the model.
     """
 
-    name: str
-    expected: str
     path: str
     budget: Budget = OFTEN
     felt: Sequence[str] = ()
     excuses: Callable[[str], Sequence[Excuse]] = lambda model: ()
-    measures: Measure = "actor"
+    measures: str = "actor"
     comes_back: bool = True
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Kill it. Raises NoTarget if there is none, or its supervisor had too many restarts lately."""
-        paths = sorted(each for each in await stage.sabotage.list() if re.fullmatch(self.path, each))
-        if not paths:
+        there = sorted(await stage.sabotage.list())
+        matches = [found for each in there if (found := re.fullmatch(self.path, each))]
+        if not matches:
             raise NoTarget(f"there is nothing at {self.path}")
-        path = target.choice(paths)
+        match = target.choice(matches)
+        path, model = match[0], match.groupdict().get("model", "")
         if self.comes_back:
             self.budget.spend(stage.server.pid, _supervisor_of(path), now())
-        model = _model_of(self.path, path)
         t = now()
         try:
             await stage.sabotage.crash(path)
@@ -73,72 +101,15 @@ class Crash:
             excuses=self.excuses(model),
             expects=_told(path, comes_back=self.comes_back),
             measures=self.measures,
-            model=_measured(self.measures, model),
+            # If an actor belongs to no model, its effect is measured at a model that uses all of the server.
+            model=(model or "echo") if self.measures else "",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raise:
-    """An exception comes out of an actor at a fault point, see `actors.seams.faults`.
-
-    Implements `chaos.faults.base.Fault`. Which of several actors passes there first depends on the load. A
-    point that no actor passed is disarmed at the end.
-    """
-
-    name: str
-    expected: str
-    points: Sequence[str]
-    felt: Sequence[str] = MODELS
-    excuses: Sequence[Excuse] = ()
-    # The path of the actor that passes there, if only one does.
-    actor: str = ""
-    weight: float = 1.0
-    lasts: float = 1.0
-
-    async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Arm one of the points.
-
-        Raises NoTarget if there were many crashes there lately, or if there is no such actor.
-        """
-        if self.actor and self.actor not in await stage.sabotage.list():
-            raise NoTarget(f"there is no {self.actor}")
-        point = target.choice(self.points)
-        OFTEN.spend(stage.server.pid, point, now())
-        t = now()
-        await stage.sabotage.fail(point)
-        injected = LogExpected(
-            event=Event.FAULT_INJECTED.value, keys={"fault": "raise", "target": point}, within=self.lasts
-        )
-        keys = {"context": "child_terminated", **({"actor": self.actor} if self.actor else {})}
-        ended = LogExpected(event=Event.CHILD_EXITED.value, keys=keys, within=self.lasts)
-        return Injection(
-            t=t,
-            models=self.felt,
-            detail=f"whoever passes {point} next raises",
-            excuses=self.excuses,
-            expects=[injected, ended],
-            undo=partial(_disarm, stage, point),
-        )
-
-
-async def _disarm(stage: Stage, point: str) -> None:
-    await stage.sabotage.disarm(point)
 
 
 def _supervisor_of(path: str) -> str:
     """The path of the supervisor of the actor at `path`; a version's name has a slash in it."""
     parts = path.split("/")
     return "models" if len(parts) == 3 and parts[0] == "models" else "/".join(parts[:-1])
-
-
-def _model_of(pattern: str, path: str) -> str:
-    found = re.fullmatch(pattern, path)
-    return "" if found is None else found.groupdict().get("model", "")
-
-
-def _measured(measures: Measure, model: str) -> str:
-    """If an actor belongs to no model, measure its effect at a model that uses all of the server."""
-    return (model or "echo") if measures else ""
 
 
 def _told(path: str, *, comes_back: bool) -> list[LogExpected]:
@@ -172,7 +143,7 @@ _OF_A_MODEL: Final = rf"models/(?P<model>{'|'.join(MODELS)})/\d+(@\d+)?"
 _WITH_WORKERS: Final = rf"models/(?P<model>{'|'.join((*PYTHON, *PURE))})/\d+(@\d+)?"
 _UNTOUCHED: Final = "no request fails or waits for longer than the restart takes"
 
-FAULTS: Sequence[Crash | Raise] = (
+FAULTS: Final[Sequence[Fault]] = (
     Crash(
         name="scheduler_crash",
         expected=f"It is restarted at once and finds its queue as it was; {_UNTOUCHED}.",
@@ -288,37 +259,6 @@ FAULTS: Sequence[Crash | Raise] = (
         path="services",
         budget=ROOT,
         weight=0.5,
-    ),
-    Raise(
-        name="scheduler_raises",
-        expected="A scheduler's turn fails, whoever's task has taken it: the scheduler alone crashes, its successor takes the turn"
-        " again, and no request fails.",
-        points=("batcher.turn", "sequencer.turn", "ensemble.turn"),
-    ),
-    Raise(
-        name="instance_raises",
-        expected="An instance's actor fails as it reads what its worker says: the worker is ended with it, what that was executing is"
-        " answered UNAVAILABLE, or runs again if the model is pure, and another is started.",
-        points=("instance.packet",),
-        excuses=(
-            Excuse(
-                models=(*PYTHON, "pipeline"), codes=("UNAVAILABLE", "INVALID_ARGUMENT"), most=8, after=1.0
-            ),
-        ),
-    ),
-    Raise(
-        name="watcher_raises",
-        expected=f"The watcher crashes as it looks, with the exception in the log, and looks again; {_UNTOUCHED}.",
-        points=("watcher.look",),
-        actor="repository/watcher",
-        felt=(),
-    ),
-    Raise(
-        name="telemetry_raises",
-        expected=f"The loop's lag can't be recorded, and is again by the next life of who does; {_UNTOUCHED}.",
-        points=("loop_lag.record",),
-        actor="telemetry/loop-lag",
-        felt=(),
     ),
 )
 """Every fault of the family."""

@@ -15,12 +15,13 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Fault, Injection, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, Stage, Trouble
 from chaos.faults.network.asking import together
 from chaos.faults.network.attacks import Attack
 from chaos.faults.repository import PLAIN, answering, ask_guest, choose
 from chaos.faults.setbacks import until_mended, until_told
-from chaos.faults.shelves import READY, Shelf, post, serving_alone, states, until_states
+from chaos.faults.shelves import READY, Shelf, ask_for, gone, serving_alone, states, until_states
+from chaos.record.outcome import now
 from chaos.record.records import LogExpected
 from chaos.wires.http import Reply
 from chaos.workload.repository import write_model
@@ -31,11 +32,6 @@ EXPLICIT: Final[Sequence[str]] = ("--model-control-mode=explicit", "--load-model
 _SEEN_WITHIN: Final = 3.0  # seconds until the log tells of a load
 # Seconds that a load may take: longer than the models' own limit.
 _LOADING: Final = 15.0
-
-
-async def _ask(stage: Stage, model: str, what: str) -> Reply:
-    """Ask for the `load` or the `unload` of a model. Raises Broken."""
-    return await post(stage.server, f"/v2/repository/models/{model}/{what}")
 
 
 def _error(answer: Reply) -> str:
@@ -53,7 +49,7 @@ def _told(model: str, what: str, answer: Reply) -> str:
 
 async def _refused(stage: Stage, target: random.Random) -> list[str]:
     async def one(model: str, what: str) -> str:
-        answer = await _ask(stage, model, what)
+        answer = await ask_for(stage.server, what, model)
         return "" if answer.status == 503 else _told(model, what, answer)
 
     return await together(partial(one, model, what) for model in PLAIN for what in ("load", "unload"))
@@ -79,7 +75,7 @@ async def _load_and_unload(stage: Stage, target: random.Random) -> list[str]:
 
     async def turns(what: str) -> str:
         for _ in range(_TURNS):
-            answer = await _ask(stage, _GUEST, what)
+            answer = await ask_for(stage.server, what, _GUEST)
             # A model that is unloaded while it loads, or loaded while it goes, may be told so; nothing else
             # may go wrong.
             if answer.status not in (200, 400, 503):
@@ -108,27 +104,23 @@ async def _load_and_unload(stage: Stage, target: random.Random) -> list[str]:
 
 async def _one_more_visit(stage: Stage) -> list[str]:
     """Load and unload a model once, when no other client does: both must work. Raises Trouble."""
-    loaded = await _ask(stage, _GUEST, "load")
+    loaded = await ask_for(stage.server, "load", _GUEST)
     await until_states(stage.server, _GUEST, serving_alone(1), "it was loaded, and should serve")
     await answering(stage, _GUEST)
-    gone = await _ask(stage, _GUEST, "unload")
-    await until_states(stage.server, _GUEST, lambda found: READY not in found.values(), "it was unloaded")
+    unloaded = await ask_for(stage.server, "unload", _GUEST)
+    await until_states(stage.server, _GUEST, gone, "it was unloaded")
     return [
         _told(_GUEST, what, answer)
-        for what, answer in (("load", loaded), ("unload", gone))
+        for what, answer in (("load", loaded), ("unload", unloaded))
         if answer.status != 200
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reloaded:
+class Reloaded(Fault):
     """The files of a serving model change, well or badly, and several clients at once ask for its load."""
 
-    name: str
-    expected: str
     well: bool
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Change a file; `heal` has it loaded, changes it back, and has that loaded."""
@@ -154,7 +146,7 @@ class Reloaded:
         refusals: list[Reply] = []
 
         async def load(*, works: bool) -> str:
-            answer = await _ask(stage, shelf.model, "load")
+            answer = await ask_for(stage.server, "load", shelf.model)
             if not works:
                 refusals.append(answer)
             return "" if (answer.status == 200) is works else _told(shelf.model, "load", answer)

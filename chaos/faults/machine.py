@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,10 @@ import psutil
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Injection, NoTarget, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble
 from chaos.faults.network.attacks import newcomers
 from chaos.faults.network.crowds import EVERYTHING
+from chaos.record.outcome import now
 from chaos.record.records import Excuse, LogExpected
 
 # -- the clock
@@ -28,13 +28,8 @@ _JUMPS: Final = (-86_400.0, -3_600.0, -2.0, 2.0, 3_600.0, 86_400.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockJump:
+class ClockJump(Fault):
     """The wall clock, as the server's code reads it, jumps forth or back, and then returns."""
-
-    name: str = "clock_jump"
-    expected: str = "Nobody notices: no request fails, times out early or waits longer, because the server measures by the monotonic clock."
-    weight: float = 1.0
-    lasts: float = 2.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Jump by seconds, an hour or a day."""
@@ -55,104 +50,45 @@ class ClockJump:
 # -- the disk
 
 
-class DiskUnsuitable(Exception):
-    """The log lies where a full disk would harm other users of it; the message says why."""
-
-
-@contextmanager
-def own_disk(folder: Path, size: int = 1 << 30) -> Iterator[bool]:
-    """Mount a file system of its own, in memory, at an empty folder inside the block.
-
-    Yields whether that was allowed. What lies on it at the end is in the folder afterwards. `size` is bytes
-    at the most, taken only as they are written.
-    """
-    mounted = not _quietly("mount", "-t", "tmpfs", "-o", f"size={size}", "chaos", str(folder))
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            aside = folder.with_name(f"{folder.name}.kept")
-            subprocess.run(["cp", "-a", str(folder), str(aside)], check=True)
-            subprocess.run(["umount", str(folder)], check=True)
-            folder.rmdir()
-            aside.rename(folder)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFull:
+class DiskFull(Fault):
     """The disk under the server's log is full: each write to it fails.
 
-    Where the log has a file system of its own (`own_disk`), that is made as small as what is on it: the
-    kernel's ENOSPC. Elsewhere the server's process alone gets a limit on the size of files that is that of
-    the log: EFBIG, which takes the same code paths. That limit also applies to memory shared with workers. So
-    the fault does not act before the log is larger than any piece of that memory. The server must write a
-    line for each request (`--log-requests=true`): otherwise there is little that can fail.
+    The server's process gets a limit on the size of files that is that of the log: EFBIG, which takes the
+    same code paths as ENOSPC. That limit also applies to memory shared with workers. So the fault does not
+    act before the log is larger than any piece of that memory. The server must write a line for each request
+    (`--log-requests=true`): otherwise there is little that can fail.
     """
-
-    name: str = "disk_full"
-    expected: str = (
-        "No request fails or waits: log lines are lost, counted, and told once there is room again."
-    )
-    weight: float = 1.0
-    lasts: float = 1.5
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Fill it. Raises NoTarget if that can't be done without harm."""
         log = Path(os.readlink(f"/proc/{stage.server.pid}/fd/1"))
-        try:
-            fill = _filling(stage, log)
-        except DiskUnsuitable as error:
-            raise NoTarget(str(error)) from error
+        size = _size(log)
+        if size < _LEAST_LOG:
+            raise NoTarget(f"the server's log {log} has {size} bytes, which is too small for a limit")
         t = now()
-        detail, empty = await trio.to_thread.run_sync(fill)
+        lift = limit(stage, size)
         return Injection(
-            t=t, models=(), detail=detail, mutes=True, undo=partial(_made_room, stage, empty, log, target)
+            t=t,
+            models=(),
+            detail=f"no file of the server's may be larger than {size} bytes, as its log is",
+            mutes=True,
+            undo=partial(_made_room, stage, lift, log, target),
         )
 
-
-Undo = Callable[[], None]
 
 _PATIENCE: Final = 5.0  # seconds
 
 # Bytes; the segments of memory that the workload shares with workers are smaller.
 _LEAST_LOG: Final = 1 << 20
-_SLACK: Final = 5  # tries, since the log grows meanwhile
 
 
-def _filling(stage: Stage, log: Path) -> Callable[[], tuple[str, Undo]]:
-    if not log.is_file():
-        raise DiskUnsuitable(f"the server's standard output is no file, but {log}")
-    if log.parent.is_mount() and log.parent.stat().st_dev != stage.folder.stat().st_dev:
-        return partial(_shrink, log.parent)
-    size = log.stat().st_size
-    if size < _LEAST_LOG:
-        raise DiskUnsuitable(
-            f"the log {log} has no file system of its own (see own_disk), and with {size} bytes is too small for a limit"
-        )
-    return partial(limit, stage, size)
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
 
 
-def _shrink(disk: Path) -> tuple[str, Undo]:
-    """Make a file system in memory as small as what is on it."""
-    found = os.statvfs(disk)
-    whole = found.f_blocks * found.f_frsize
-    for _ in range(_SLACK):
-        found = os.statvfs(disk)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        if not _quietly("mount", "-o", f"remount,size={max(used, found.f_frsize)}", str(disk)):
-            return f"the disk of the log is full with {used} bytes", partial(_resize, disk, whole)
-    raise Trouble(f"{disk} could not be made smaller than what is on it")
-
-
-def _resize(disk: Path, size: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
-
-
-def limit(stage: Stage, size: int) -> tuple[str, Undo]:
-    """Limit the size of files that the server writes.
-
-    Returns what was done, in words, and how to lift the limit again.
-    """
+def limit(stage: Stage, size: int) -> Callable[[], None]:
+    """Limit the size of files that the server writes. Returns how to lift the limit again."""
     server = psutil.Process(stage.server.pid)
     limits = server.rlimit(psutil.RLIMIT_FSIZE)
     server.rlimit(psutil.RLIMIT_FSIZE, (size, limits[1]))
@@ -164,18 +100,16 @@ def limit(stage: Stage, size: int) -> tuple[str, Undo]:
                 if psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE)[0] == size:
                     psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, limits)
 
-    return f"no file of the server's may be larger than {size} bytes, as its log is", lift
+    return lift
 
 
-async def _made_room(stage: Stage, empty: Undo, log: Path, target: random.Random) -> None:
+async def _made_room(stage: Stage, lift: Callable[[], None], log: Path, target: random.Random) -> None:
     """Make room, and wait until the log is written again. Raises Trouble if it is not."""
-    await trio.to_thread.run_sync(empty)
-    before = os.stat(log).st_size
+    lift()
+    before = _size(log)
     troubles = await newcomers(stage, target)
     with trio.move_on_after(_PATIENCE) as waiting:
-        while True:
-            if os.stat(log).st_size > before:
-                break
+        while _size(log) <= before:  # noqa: ASYNC110 (another process writes it)
             await trio.sleep(0.05)
     if waiting.cancelled_caught:
         troubles.append(
@@ -185,26 +119,12 @@ async def _made_room(stage: Stage, empty: Undo, log: Path, target: random.Random
         raise Trouble("; ".join(troubles))
 
 
-def _quietly(*command: str) -> int:
-    return subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    ).returncode
-
-
 # -- the whole machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStopped:
+class ServerStopped(Fault):
     """The server, alone or with its workers, stands still and goes on."""
-
-    name: str = "server_stopped"
-    expected: str = (
-        "All requests wait, and are answered when the server goes on; none fails but those whose own time was up meanwhile, and no "
-        "worker is taken for hung."
-    )
-    weight: float = 1.0
-    lasts: float = 1.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Stop them."""
@@ -242,5 +162,22 @@ def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
             each.send_signal(number)
 
 
-FAULTS: Final = (ClockJump(), DiskFull(), ServerStopped())
+FAULTS: Final[Sequence[Fault]] = (
+    ClockJump(
+        name="clock_jump",
+        expected="Nobody notices: no request fails, times out early or waits longer, because the server measures by the monotonic clock.",
+        lasts=2.0,
+    ),
+    DiskFull(
+        name="disk_full",
+        expected="No request fails or waits: log lines are lost, counted, and told once there is room again.",
+        lasts=1.5,
+    ),
+    ServerStopped(
+        name="server_stopped",
+        expected="All requests wait, and are answered when the server goes on; none fails but those whose own time was up meanwhile, and no "
+        "worker is taken for hung.",
+        lasts=1.0,
+    ),
+)
 """The family's faults."""

@@ -18,11 +18,12 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble
 from chaos.faults.network.asking import Question, ask_grpc, ask_http, together
 from chaos.faults.network.attacks import Attack
 from chaos.faults.setbacks import until_mended, until_told
-from chaos.faults.shelves import GONE, READY, Shelf, serving_alone, states, until_states
+from chaos.faults.shelves import GONE, READY, Shelf, gone, serving_alone, states, until_states
+from chaos.record.outcome import now
 from chaos.record.records import Excuse, LogExpected
 from chaos.wires.http import Connection
 from chaos.workload.repository import write_model
@@ -65,18 +66,14 @@ async def back(stage: Stage, shelf: Shelf) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HalfCopied:
+class HalfCopied(Fault):
     """A new version arrives bit by bit while the watcher looks, then serves, and is taken away.
 
     Without a `manifest` something is written between any two looks. With one, SHA256SUMS is there first, and
     the copy pauses for longer than many looks. Only the manifest can tell that pause from the copy's end.
     """
 
-    name: str
-    expected: str
     manifest: bool
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Begin with an empty directory; `heal` copies, waits and cleans up."""
@@ -199,14 +196,10 @@ def manifest(shelf: Shelf, whole: Path) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corrupted:
+class Corrupted(Fault):
     """A file of a model that serves is replaced by nonsense, and put back."""
 
-    name: str
-    expected: str
     configuration: bool  # else the file of the model itself
-    weight: float = 1.0
-    lasts: float = 1.5
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Replace the file. Raises NoTarget."""
@@ -242,16 +235,11 @@ class Corrupted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blinked:
+class Blinked(Fault):
     """A model's directory is gone for a moment, as while a deployment renames it.
 
     The moment is shorter than the time between two looks.
     """
-
-    name: str = "directory_blinks"
-    expected: str = "Nobody notices: a model has gone only when two looks in a row have missed it."
-    weight: float = 1.0
-    lasts: float = 0.15
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Take the directory away. Raises NoTarget."""
@@ -271,24 +259,15 @@ class Blinked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deleted:
+class Deleted(Fault):
     """A model's directory is deleted, and comes back.
 
     This is the one fault of the family that must be felt, by its own model.
     """
 
-    name: str = "directory_deleted"
-    expected: str = (
-        "The model answers what it had accepted, then requests to it are NOT_FOUND or UNAVAILABLE until its directory is back and it "
-        "is loaded; no other model notices."
-    )
-    weight: float = 0.5
-    lasts: float = 2.0
-    models: Sequence[str] = ("batching",)  # of which no other is composed
-
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Take the directory away. Raises NoTarget."""
-        shelf = choose(stage, target, self.models)
+        shelf = choose(stage, target, ("batching",))  # of which no other is composed
         t = now()
         taken = shelf.take()
         return Injection(
@@ -312,60 +291,6 @@ class Deleted:
         await back(stage, shelf)
         if READY in seen.values():
             raise Trouble(f"'{shelf.model}' is still {seen} {self.lasts} s after its directory was deleted")
-
-
-# -- versions that come and go
-
-
-_SWAP_SECONDS: Final = 2.0
-_SWAPS: Final = (2, 3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swapped:
-    """Every two seconds another version takes the place of the one before; at last version 1 is back."""
-
-    name: str = "version_swaps"
-    expected: str = (
-        "Each version takes over when it is ready; no request fails or is answered wrongly for it."
-    )
-    weight: float = 1.0
-    lasts: float = 0.0
-
-    async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Put in the first version; `heal` goes on. Raises NoTarget."""
-        shelf = choose(stage, target)
-        t = now()
-        shelf.copy_of(1).rename(shelf.path / str(_SWAPS[0]))
-        return Injection(
-            t=t,
-            models=(),
-            detail=f"versions {', '.join(map(str, _SWAPS))} and 1 of '{shelf.model}' take turns",
-            expects=[
-                LogExpected(
-                    event=Event.REPOSITORY_CHANGED.value,
-                    keys={"model": shelf.model, "change": "modified"},
-                    within=_SEEN_WITHIN,
-                )
-            ],
-            undo=partial(self._swapped, stage, shelf),
-        )
-
-    async def _swapped(self, stage: Stage, shelf: Shelf) -> None:
-        try:
-            before = _SWAPS[0]
-            for version in _SWAPS[1:]:
-                await trio.sleep(_SWAP_SECONDS)
-                shelf.copy_of(1).rename(shelf.path / str(version))
-                shelf.remove(str(before))
-                before = version
-            await until_states(
-                stage.server, shelf.model, serving_alone(before), f"version {before} should serve alone"
-            )
-        finally:
-            for version in _SWAPS:
-                shelf.remove(str(version))
-        await back(stage, shelf)
 
 
 # -- models that come and go
@@ -393,12 +318,7 @@ async def _come_and_go(stage: Stage, target: random.Random) -> list[str]:
                 visits.start_soon(_visit, stage, guest, troubles)
         asking.cancel_scope.cancel()
     for guest in _GUESTS:
-        await until_states(
-            stage.server,
-            guest,
-            lambda found: READY not in found.values(),
-            "it should be gone with its directory",
-        )
+        await until_states(stage.server, guest, gone, "it should be gone with its directory")
     return troubles
 
 
@@ -452,15 +372,26 @@ FAULTS: Final[Sequence[Fault]] = (
         name="corrupted_model",
         expected="A model file that can't be loaded is not: " + _TOLD + _UNHARMED,
         configuration=False,
+        lasts=1.5,
     ),
     Corrupted(
         name="corrupted_config",
         expected="A configuration that can't be read changes nothing: " + _TOLD + _UNHARMED,
         configuration=True,
+        lasts=1.5,
     ),
-    Blinked(),
-    Deleted(),
-    Swapped(),
+    Blinked(
+        name="directory_blinks",
+        expected="Nobody notices: a model has gone only when two looks in a row have missed it.",
+        lasts=0.15,
+    ),
+    Deleted(
+        name="directory_deleted",
+        expected="The model answers what it had accepted, then requests to it are NOT_FOUND or UNAVAILABLE until its directory is back and it "
+        "is loaded; no other model notices.",
+        weight=0.5,
+        lasts=2.0,
+    ),
     Attack(
         name="models_come_and_go",
         expected="Models that are put in and taken out faster than they load answer rightly, or are NOT_FOUND or UNAVAILABLE, and are all gone "

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import trio
 
-from chaos.faults.base import Server, Trouble
+from chaos.faults.base import Trouble
 from chaos.faults.shelves import PATIENCE, READY, index_rows
-from chaos.wires.http import ask
+from chaos.faults.targets import node_at
+from chaos.subject.server import Server
 
 PREFIX: Final = "reload failed: "
 """What a reason in the index begins with, beside a version that serves."""
@@ -30,11 +31,11 @@ async def places(server: Server, model: str) -> Places:
     """Return what index, tree and metric tell of a model's last reload. Raises Broken."""
     rows = await index_rows(server, model)
     reasons = [str(each.get("reason", "")) for each in rows if each["state"] == READY]
-    node = _node(await server.tree(), f"repository/lanes/{model}")
+    node = node_at(await server.tree(), f"repository/lanes/{model}")
     return {
         "index": next((each.removeprefix(PREFIX) for each in reasons if each.startswith(PREFIX)), ""),
         "tree": str(node.get("info", {}).get("reload_failed") or ""),
-        "metric": metric_says(await _metrics(server), model),
+        "metric": "told" if await server.metric(METRIC, model=model) else "",
     }
 
 
@@ -54,12 +55,6 @@ async def until_mended(server: Server, model: str) -> None:
     await _until(server, model, told=False)
 
 
-def metric_says(exposition: str, model: str) -> str:
-    """Return the metric's line of a model whose reload failed, or nothing."""
-    ours = (line for line in exposition.splitlines() if line.startswith(f"{METRIC}{{"))
-    return next((line for line in ours if f'model="{model}"' in line and not line.endswith(" 0")), "")
-
-
 async def _until(server: Server, model: str, *, told: bool) -> Places:
     seen: Places = {}
     with trio.move_on_after(PATIENCE):
@@ -72,14 +67,3 @@ async def _until(server: Server, model: str, *, told: bool) -> Places:
         "all places should tell of the reload that failed" if told else "it is mended, and none should tell"
     )
     raise Trouble(f"of '{model}' {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
-
-
-async def _metrics(server: Server) -> str:
-    return (await ask(server.metrics_port, "GET", "/metrics")).body.decode()
-
-
-def _node(node: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return the node at a path of the tree below one; nothing if it is not there."""
-    if node["path"] == path:
-        return node
-    return next(filter(None, (_node(child, path) for child in node["children"])), {})

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import trio
 
-from chaos.faults.base import Server, Stage, Trouble
+from chaos.faults.base import Stage, Trouble
+from chaos.subject.server import Server
 from chaos.wires.http import Reply, ask
 
 PATIENCE: Final = 20.0
@@ -92,6 +93,11 @@ async def post(server: Server, path: str, body: bytes = b"") -> Reply:
     return await ask(server.http_port, "POST", path, body)
 
 
+async def ask_for(server: Server, what: str, model: str) -> Reply:
+    """Ask for the `load` or the `unload` of a model. A server that polls refuses. Raises Broken."""
+    return await post(server, f"/v2/repository/models/{model}/{what}")
+
+
 async def states(server: Server, model: str) -> States:
     """Return the state of each version of a model that the server's index knows. Raises Broken.
 
@@ -126,6 +132,11 @@ async def until_states(server: Server, model: str, right: Callable[[States], boo
                 return
             await trio.sleep(LOOK)
     raise Trouble(f"'{model}' is {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
+
+
+def gone(found: States) -> bool:
+    """Whether no version is ready."""
+    return READY not in found.values()
 
 
 def serving_alone(version: int) -> Callable[[States], bool]:

@@ -5,13 +5,20 @@ It also says which models feel the fault, and how much can be under way there.
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
+from actors.values.events import Event
 from chaos.faults.base import NoTarget, Stage
-from chaos.record.records import Excuse
+from chaos.record.records import Excuse, LogExpected
+from chaos.subject.server import Node, serving
+from chaos.workload.control import journal_folder
 from chaos.workload.repository import INSTANCES
 
 PYTHON: Final = ("echo", "slow", "batching", "counter", "stream")
@@ -52,10 +59,10 @@ async def one_instance(stage: Stage, target: random.Random, models: Sequence[str
     return target.choice([each for each in found if each.model == model])
 
 
-def _instances(node: Mapping[str, Any]) -> Iterator[Instance]:
+def _instances(node: Node) -> Iterator[Instance]:
     parts = node["path"].split("/")
     if len(parts) == 5 and parts[0] == "models" and parts[3] == "instances":
-        if node["state"] == "running" and node["info"].get("phase") == "serving":
+        if serving(node):
             yield Instance(model=parts[1], path=node["path"], pid=node["info"]["pid"])
         return
     for child in node["children"]:
@@ -96,8 +103,40 @@ def lost_with_all_workers(model: str) -> tuple[Excuse, ...]:
     return (*lost_with_workers(model, INSTANCES), *impatient)
 
 
-def state_of(node: Mapping[str, Any], path: str) -> str:
-    """Return the state of an actor or a supervisor in the tree below a node; "" if it is not there."""
+def node_at(node: Node, path: str) -> Node:
+    """Return the node at a path of the tree below one; nothing if it is not there."""
     if node["path"] == path:
-        return str(node["state"])
-    return next(filter(None, (state_of(child, path) for child in node["children"])), "")
+        return node
+    return next(filter(None, (node_at(child, path) for child in node["children"])), {})
+
+
+def exit_of(instance: Instance, reason: str, *, within: float = 1.0) -> LogExpected:
+    """Return the line that has to tell of the end of an instance's worker."""
+    keys = {"actor": instance.path, "pid": instance.pid, "reason": reason}
+    return LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=within)
+
+
+def signalled(pid: int, number: signal.Signals) -> bool:
+    """Send a signal. Returns whether there was still such a process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+_TAIL: Final = 4096  # bytes, in which the last line of a journal is
+
+
+def at_work(run: Path, instance: Instance) -> bool:
+    """Whether a worker has begun with something and not ended it: the last line that it wrote is a beginning.
+
+    A worker without a journal has not.
+    """
+    try:
+        with (journal_folder(run) / f"{instance.model}-{instance.pid}.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return False
+    return bool(lines) and not json.loads(lines[-1])["end"]

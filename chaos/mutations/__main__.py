@@ -10,13 +10,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from chaos.mutations.operators import Mutant, NoSuchFunction, mutants_of
-from chaos.mutations.table import table
 from chaos.mutations.targets import TARGETS
 from chaos.mutations.workbench import ROOT, Caught, Detector, notices, set_on, workbench
 
@@ -75,6 +75,26 @@ def main() -> int:
         + "".join(f"\nnot caught: {name}" for name in missed)
     )
     return 1 if missed else 0
+
+
+def table(results: Sequence[Caught]) -> str:
+    """Return the results as a page of Markdown."""
+    by = Counter(each.detector for each in results if each.by)
+    caught = ", ".join(f"{count} by the {name}" for name, count in by.most_common())
+    rows = [
+        f"| `{each.mutant.function}` | {TARGETS.get(each.mutant.function, '')} | {each.mutant.operator} {each.mutant.place}"
+        f" | {each.mutant.line} | {each.detector} | {_escaped(each.by) or '**nothing**'} | {each.seconds:.0f} |\n"
+        for each in results
+    ]
+    return (
+        f"{by.total()} of {len(results)} are noticed: {caught or 'none'}.\n\n"
+        "| function | what it promises | bug | in line | noticed by | which | s |\n"
+        f"|---|---|---|---:|---|---|---:|\n{''.join(rows)}"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _drawn(functions: Iterable[str], each: int, random: Random) -> Iterator[Mutant]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -23,8 +23,6 @@ from engine.server.running import RunningServer
 
 # Seconds from a change on the disk until the server has followed it.
 WATCHED_WITHIN: Final = 8.0
-# Seconds for which a fault point stays armed if no actor passes it.
-POINT_WAITS: Final = 4.0
 
 
 class SimulatedCrash(Exception):
@@ -43,6 +41,11 @@ class Window:
     def meets(self, begin: float, end: float) -> bool:
         """Whether some of that time is in it."""
         return self.begin <= end and begin <= self.end
+
+
+def met(windows: Iterable[Window], why: str, model: str, begin: float, end: float) -> bool:
+    """Whether one of the windows, for this reason and about this model, was open at some time in between."""
+    return any(each.why == why and each.model == model and each.meets(begin, end) for each in windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +219,17 @@ class Faults:
             self.crashed.append(name)
             self.blows.append(Blow(trio.current_time(), path))
             self._note("crash at", name, "in", path)
-            self._excuse(name)
+            if name.startswith(("http.", "grpc.", "metrics.")):
+                self._connections_end()
             raise SimulatedCrash(name)
 
         disarm = self._disarm[name] = self._points.arm(name, crash)
         if name == "catalog.lanes":
             self._running.root.kill("repository/catalog")  # it comes by there when it begins
 
-    def _excuse(self, name: str) -> None:
+    def _connections_end(self) -> None:
         now = trio.current_time()
-        if name.startswith(("http.", "grpc.", "metrics.")):
-            self.windows.append(Window("connections", "", now, now + 0.5))
+        self.windows.append(Window("connections", "", now, now + 0.5))
 
     def _kill(self, fault: Fault) -> None:
         tree = self._running.root.tree()
@@ -234,9 +237,8 @@ class Faults:
         path = Random(fault.seed).choice(paths)
         self._note("kill", path)
         self.blows.append(Blow(trio.current_time(), path))
-        now = trio.current_time()
         if path.startswith("frontends"):
-            self.windows.append(Window("connections", "", now, now + 0.5))
+            self._connections_end()
         try:
             self._running.root.kill(path)
         except SupervisionError as error:

@@ -16,7 +16,7 @@ import trio
 
 from actors.serving.routing.roster import RELOAD_FAILED
 from chaos.simulation.asking import ask_grpc
-from chaos.simulation.judging.exposition import Malformed, read
+from chaos.simulation.judging.exposition import Labels, counters
 from chaos.simulation.outcomes import ANSWERED, LOST
 from chaos.simulation.plan import Look
 from chaos.wires.http import Broken, ask
@@ -31,6 +31,13 @@ _PATHS: Final = {
     "ready": ("GET", "/v2/health/ready"),
     "statistics": ("GET", "/v2/models/stats"),
     "index": ("POST", "/v2/repository/index"),
+}
+
+_METHODS: Final = {
+    "live": "ServerLive",
+    "ready": "ServerReady",
+    "statistics": "ModelStatistics",
+    "index": "RepositoryIndex",
 }
 
 
@@ -62,7 +69,7 @@ class Observer:
         self._addresses = addresses
         self._models = models
         self._swapped = swapped
-        self._counts: dict[tuple[str, str, tuple[tuple[str, str], ...]], _Count] = {}
+        self._counts: dict[tuple[str, str, Labels], _Count] = {}
         self.served: dict[str, dict[tuple[str, str], float]] = {}  # by source: good answers of each version
 
     async def look(self, look: Look) -> Looked:
@@ -82,12 +89,11 @@ class Observer:
         look = looked.look
         if look.what == "metrics":
             reply = await ask(self._addresses["metrics"], "GET", "/metrics")
-            status, body = reply.status, reply.body
-            looked.status = str(status)
+            looked.status = str(reply.status)
             # The actor that writes the metrics out has crashed.
-            if status != 200:
-                raise Broken(f"metrics are told by {status}")
-            return self._metrics(body, looked)
+            if reply.status != 200:
+                raise Broken(f"metrics are told by {reply.status}")
+            return self._metrics(reply.body, looked)
         method, path = _PATHS.get(look.what, ("GET", f"/v2/models/{look.model}/ready"))
         reply = await ask(self._addresses["http"], method, path)
         status, body = reply.status, reply.body
@@ -112,13 +118,7 @@ class Observer:
             )
             looked.status = code or str(pb.ModelReadyResponse.FromString(body).ready)
             return [] if not code else [f"readiness of '{look.model}': {code} {message!r}"]
-        method = {
-            "live": "ServerLive",
-            "ready": "ServerReady",
-            "statistics": "ModelStatistics",
-            "index": "RepositoryIndex",
-        }[look.what]
-        code, message, body = await ask_grpc(address, method, b"")
+        code, message, body = await ask_grpc(address, _METHODS[look.what], b"")
         looked.status = code
         if code:
             return [f"{look.what} is told by {code}: {message!r}"]
@@ -126,20 +126,9 @@ class Observer:
             found = pb.ModelStatisticsResponse.FromString(body).model_stats
             return self._statistics([_flat_message(each) for each in found], looked)
         if look.what == "index":
-            entries = pb.RepositoryIndexResponse.FromString(body).models
-            return list(
-                self._index(
-                    [
-                        {
-                            "name": each.name,
-                            "version": each.version,
-                            "state": each.state,
-                            "reason": each.reason,
-                        }
-                        for each in entries
-                    ]
-                )
-            )
+            models = pb.RepositoryIndexResponse.FromString(body).models
+            keys = ("name", "version", "state", "reason")
+            return list(self._index([{key: getattr(each, key) for key in keys} for each in models]))
         if look.what == "live" and not pb.ServerLiveResponse.FromString(body).live:
             return ["it is not live"]
         return []
@@ -148,16 +137,16 @@ class Observer:
 
     def _metrics(self, body: bytes, looked: Looked) -> Sequence[str]:
         try:
-            exposition = read(body.decode())
-        except (Malformed, UnicodeDecodeError) as error:
+            found = counters(body.decode())
+        except ValueError as error:
             return [f"metrics are malformed: {error}"]
         complaints: list[str] = []
         self.served["metrics"] = {}
-        for name, labels, value in exposition.counters():
+        for (name, labels), value in found.items():
             told = dict(labels)
             model = told.get("model", "")
             complaints += self._follow(("metrics", name, labels), model, value, looked)
-            if name == "nv_inference_request_success":
+            if name == "nv_inference_request_success_total":
                 self.served["metrics"][model, told["version"]] = value
         return complaints
 
@@ -175,7 +164,7 @@ class Observer:
         return complaints
 
     def _follow(
-        self, key: tuple[str, str, tuple[tuple[str, str], ...]], model: str, value: float, looked: Looked
+        self, key: tuple[str, str, Labels], model: str, value: float, looked: Looked
     ) -> Iterator[str]:
         """Remember a counter, and check that it has not decreased."""
         last = self._counts.get(key)

@@ -105,7 +105,6 @@ class SimulatedMachine:
 
     def backends(self, directory: Path | None) -> Mapping[str, BackendTraits]:
         """See `Machine`."""
-        del directory
         return {BACKEND: _TRAITS}
 
     def launcher(
@@ -117,13 +116,11 @@ class SimulatedMachine:
         log: Log,
     ) -> Workers:
         """See `Machine`."""
-        del backends, environ
         self.workers = Workers(self, log, live, spare_workers=spare_workers)
         return self.workers
 
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """See `Machine`."""
-        del settings, environ, digests
         return [self.disk]
 
     def memory(self) -> Memory:

@@ -6,12 +6,10 @@ A scenario that no longer brings something about proves nothing about it any mor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 from actors.catalog.loading import OUTDATED
 from chaos.simulation.operators import Ordered
-from chaos.simulation.outcomes import ANSWERED, LOST, Outcome
-from chaos.simulation.plan import Scenario
+from chaos.simulation.outcomes import ANSWERED, Outcome
 from chaos.simulation.scenario import OF_ORDERS
 from chaos.simulation.simulate import Verdict
 from chaos.simulation.world.models import MODELS
@@ -19,40 +17,31 @@ from chaos.simulation.world.models import MODELS
 
 def met(verdict: Verdict) -> Counter[str]:
     """Return what one simulation has come by."""
+    unloads = [each for each in verdict.orders if each.ok and each.order.what == "unload"]
+    among_orders = () if verdict.scenario.startup is None else verdict.crashed
     return Counter(
         [
             *(f"{each.order.what} {_end_of(each)}" for each in verdict.orders),
-            *_of_unloads(verdict.orders, verdict.outcomes),
+            *("answered across an unload" for each in verdict.outcomes if _across(each, unloads)),
             *(_told(each) for each in verdict.outcomes),
             *(f"{each.look.what} by {each.look.wire}" for each in verdict.looks if each.code == ANSWERED),
             *(f"recycled for {ceiling}" for ceiling in verdict.recycled.elements()),
-            *_crashes(verdict.scenario, verdict.crashed),
+            *(f"{point} among orders" for point in among_orders if point in OF_ORDERS),
         ]
     )
 
 
 def _end_of(done: Ordered) -> str:
-    if done.ok:
-        return "done"
-    if done.code == LOST:
-        return "lost"
     if OUTDATED in done.message:
         return "superseded"
-    if done.message.endswith(" came to no end"):
-        return "cut short"
-    return "not read" if done.code == "INTERNAL" else "failed"
+    return {ANSWERED: "done", "INVALID_ARG": "failed"}.get(done.code, done.code)
 
 
-def _of_unloads(orders: Sequence[Ordered], outcomes: Sequence[Outcome]) -> Iterator[str]:
-    for done in orders:
-        if done.ok and done.order.what == "unload":
-            for each in outcomes:
-                if (
-                    each.ok
-                    and each.request.model == done.order.model
-                    and each.began < done.began < each.ended
-                ):
-                    yield "answered across an unload"
+def _across(outcome: Outcome, unloads: list[Ordered]) -> bool:
+    return outcome.ok and any(
+        outcome.request.model == each.order.model and outcome.began < each.began < outcome.ended
+        for each in unloads
+    )
 
 
 def _told(outcome: Outcome) -> str:
@@ -61,10 +50,3 @@ def _told(outcome: Outcome) -> str:
     kind = MODELS[outcome.request.model].kind
     what = kind if kind in ("sequence", "decoupled") else "request"
     return f"{what} by {outcome.request.wire} {'answered' if outcome.ok else 'not answered'}"
-
-
-def _crashes(scenario: Scenario, crashed: Sequence[str]) -> Iterator[str]:
-    if scenario.startup is not None:
-        for point in crashed:
-            if point in OF_ORDERS:
-                yield f"{point} among orders"

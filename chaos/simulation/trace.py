@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from enum import Enum
@@ -22,7 +21,6 @@ class Trace:
     def __init__(self, hide: str) -> None:
         """`hide` is a path that differs from run to run, and is left out of every line."""
         self.lines: list[str] = []
-        self.crashes: list[str] = []  # tracebacks of what crashed, for people
         self._hide = hide
 
     def note(self, *words: object) -> None:
@@ -53,12 +51,8 @@ class Trace:
             structlog.configure(**before)
 
     def _logged(self, logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
-        del logger
         name = event.pop("event")
         name = name.value if isinstance(name, Enum) else name
-        error = event.get("exc_info")
-        if isinstance(error, BaseException):
-            self.crashes.append("".join(traceback.format_exception(error)))
         if level != "debug":
             keys = " ".join(f"{key}={event[key]}" for key in sorted(event) if key not in _VOLATILE)
             self.note("log", name, keys)

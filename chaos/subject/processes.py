@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import select
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -46,36 +44,11 @@ def alive(process: psutil.Process) -> bool:
 
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill those of the processes that still live, and wait until they have ended, for 5 seconds at most."""
-    with ExitStack() as stack:
-        ends = [end for each in processes if (end := _killed(each)) is not None]
-        for end in ends:
-            stack.callback(os.close, end)
-        deadline = now() + _ENDED_WITHIN
-        for end in ends:
-            _wait_readable(end, max(0.0, deadline - now()))
-
-
-def _killed(process: psutil.Process) -> int | None:
-    """Kill a process and return a descriptor that is readable when it has ended.
-
-    Returns None for a process that has ended already.
-    """
-    try:
-        end = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:  # its number may be another's by now
-        os.close(end)
-        return None
-    return end
-
-
-def _wait_readable(descriptor: int, seconds: float) -> None:
-    poll = select.poll()  # unlike `select`, it knows descriptors over 1023
-    poll.register(descriptor, select.POLLIN)
-    poll.poll(seconds * 1000)
+    killed = list(processes)
+    for each in killed:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(killed, _ENDED_WITHIN)
 
 
 def sample(pid: int, phase: Phase) -> Sample:

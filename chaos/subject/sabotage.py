@@ -18,7 +18,7 @@ class SabotageRefused(Exception):
 
 
 class SabotageClient:
-    """The harness's end of the socket. Implements `chaos.faults.base.Sabotage`.
+    """The harness's end of the socket.
 
     It opens a connection for each command.
     """
@@ -26,23 +26,13 @@ class SabotageClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def wait_listening(self) -> None:
-        """Wait until the server's tree stands, as a caller does at first; the caller bounds the wait."""
-        while True:
-            try:
-                await self.list()
-            except OSError:
-                await trio.sleep(0.02)
-            else:
-                return
-
     async def crash(self, path: str) -> None:
         """Kill an actor or a supervisor. Raises SabotageRefused."""
         await self._ask(do="crash", path=path)
 
-    async def fail(self, point: str, *, times: int = 1, within: str = "") -> None:
+    async def fail(self, point: str) -> None:
         """Have a fault point raise. Raises SabotageRefused."""
-        await self._ask(do="raise", point=point, times=times, within=within)
+        await self._ask(do="raise", point=point)
 
     async def disarm(self, point: str) -> bool:
         """Have a fault point raise no more. Raises SabotageRefused."""

@@ -22,7 +22,6 @@ ACTIONS: Final[Mapping[str, str]] = {
     "close_frames": "closes its connection to the server",
     "garbage_frames": "writes nonsense to the server",
     "slow": "takes twenty times as long",
-    "leak_memory": "keeps another 4 MiB, and answers",
     "leak_descriptors": "opens descriptors until there are none, and answers",
     "flood_stdout": "prints 2 MiB, and answers",
 }
@@ -33,6 +32,3 @@ STARTING: Final[Mapping[str, str]] = {
     "init_hang": "initialize sleeps",
 }
 """By name, what a model does as it is loaded; only files tell it to."""
-
-HARMLESS: Final = frozenset({"slow", "leak_memory", "leak_descriptors", "flood_stdout"})
-"""The actions after which the request still gets the right answer."""

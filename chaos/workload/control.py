@@ -1,15 +1,14 @@
 """How the harness has a reference model do harm: files in the run's folder, which the model's workers read.
 
-`<run>/control/<model>/<n>.<action>` is done once, by the worker that succeeds to remove it: in its next
+`<run>/control/<model>/<time>.<action>` is done once, by the worker that succeeds to remove it: in its next
 execution, or as it is loaded if it is one of `STARTING`. A worker takes one of them at a time, so that three
-files are three executions. `<n>.<action>.on` is done by every worker, each time, for as long as the file is
+files are three executions. `<time>.<action>.on` is done by every worker, each time, for as long as the file is
 there.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -48,12 +47,11 @@ class Order:
 class Control:
     """Gives orders to the models of a run.
 
-    All but `clear` raise ValueError for an action that no model, or not this one, can do.
+    Both ways raise ValueError for an action that no model, or not this one, can do.
     """
 
     def __init__(self, run: Path) -> None:
         self._folder = control_folder(run)
-        self._numbers = itertools.count(1)
 
     def once(self, model: str, action: str) -> Order:
         """Have one worker of a model do it once; the order stands until one has begun to."""
@@ -66,11 +64,6 @@ class Control:
         """
         return self._given(model, action, ".on")
 
-    def clear(self) -> None:
-        """Withdraw every order that stands, including orders that another `Control` gave."""
-        for file in self._folder.glob("*/*"):
-            file.unlink(missing_ok=True)
-
     def _given(self, model: str, action: str, ending: str) -> Order:
         if kind_of(model) in {"add_sub", "pipeline"}:
             raise ValueError(f"'{model}' is no Python model: it takes no orders, only requests can harm it")
@@ -78,14 +71,9 @@ class Control:
             raise ValueError(f"no model can '{action}', only {', '.join((*ACTIONS, *STARTING))}")
         folder = self._folder / model
         folder.mkdir(parents=True, exist_ok=True)
-        for number in self._numbers:
-            file = folder / f"{number:06}.{action}{ending}"
-            try:
-                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            except FileExistsError:  # of another `Control` in the same run
-                continue
-            return Order(file)
-        raise AssertionError("numbers have no end")
+        file = folder / f"{time.monotonic_ns():020}.{action}{ending}"
+        file.touch(exist_ok=False)
+        return Order(file)
 
 
 def control_folder(run: Path) -> Path:

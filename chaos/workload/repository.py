@@ -129,9 +129,7 @@ def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(O
         write_model(folder, model, run=run)
 
 
-def write_model(
-    folder: Path, model: str, *, run: Path, version: int = 1, timeout: float | None = EXECUTION_TIMEOUT
-) -> Path:
+def write_model(folder: Path, model: str, *, run: Path, timeout: float | None = EXECUTION_TIMEOUT) -> Path:
     """Write one model, and return its directory. `echo-churned` is a copy of `echo` by that name.
 
     `timeout` is how long it may execute, in seconds; None for as long as it likes. Raises as
@@ -139,30 +137,20 @@ def write_model(
     """
     kind = kind_of(model)
     directory = folder / model
+    version = directory / "1"
     directory.mkdir(parents=True)
-    write_version(folder, model, version)
+    version.mkdir()
     (directory / "config.pbtxt").write_text(configuration(model, kind, run, timeout))
-    return directory
-
-
-def write_version(folder: Path, model: str, version: int) -> Path:
-    """Write another version of a model that is there, and return its directory.
-
-    Raises FileExistsError if that version is there, too.
-    """
-    directory = folder / model / str(version)
-    kind = kind_of(model)
-    directory.mkdir()
     if kind == "add_sub":
-        (directory / "model.onnx").write_bytes(add_sub())
+        (version / "model.onnx").write_bytes(add_sub())
     elif kind in _SCHEDULES:
         for name in BESIDE:
-            shutil.copyfile(SOURCES / name, directory / name)
-        shutil.copyfile(SOURCES / f"{kind}.py", directory / "model.py")
+            shutil.copyfile(SOURCES / name, version / name)
+        shutil.copyfile(SOURCES / f"{kind}.py", version / "model.py")
     return directory
 
 
-def configuration(model: str, kind: str, run: Path, timeout: float | None = EXECUTION_TIMEOUT) -> str:
+def configuration(model: str, kind: str, run: Path, timeout: float | None) -> str:
     """Return the text of a model's `config.pbtxt`; `timeout` as `write_model` takes it."""
     head = f'name: "{model}"\n'
     limits = {"tritium.load_timeout": LOAD_TIMEOUT}

@@ -6,8 +6,9 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import trio
 
 from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, arrivals
-from chaos.faults.base import Fault, Injection, Stage, Trouble, now
-from chaos.faults.machine import own_disk
+from chaos.faults.base import Fault, Injection, Stage, Trouble
 from chaos.record.history import History
+from chaos.record.outcome import now
 from chaos.record.records import Excuse, Fail, Invoke, Ok, Record, Unknown, read_records
 from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import LogLines, Server, served
@@ -26,6 +27,12 @@ from chaos.workload.control import Control
 from chaos.workload.repository import write_repository
 
 RATE = 40.0  # requests a second
+
+
+def bare_stage(folder: Path = Path(), **given: Any) -> Stage:
+    """A stage with only so much on it."""
+    nothing: dict[str, Any] = dict.fromkeys(("server", "sabotage", "control", "send"))
+    return Stage(**{**nothing, "repository": folder / "models", "folder": folder, **given})
 
 
 @dataclass
@@ -46,7 +53,7 @@ class Bench:
             await trio.sleep(fault.lasts)
         finally:
             with trio.CancelScope(shield=True):
-                await injection.heal()
+                await injection.undo()
         await trio.sleep(0.3)
         return injection
 
@@ -88,37 +95,32 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
-    folder: Path, *flags: str, rate: float = RATE, disk: bool = False, seed: int = 1
-) -> AsyncIterator[Bench]:
+async def bench(folder: Path, *flags: str, rate: float = RATE, seed: int = 1) -> AsyncIterator[Bench]:
     """Run a server and a load around the block; then check that each answer was right or is excused.
 
     No request may remain unanswered.
     """
-    repository, output = folder / "models", folder / "server"
+    repository, socket = folder / "models", folder / "saboteur"
     write_repository(repository, run=folder)
-    output.mkdir()
-    socket = folder / "saboteur"
-    with own_disk(output) if disk else nullcontext():
-        async with served(repository, output, *flags, sabotage=socket) as server:
-            with History(folder / "history.jsonl") as history:
-                async with open_clients(history, server.http_port, server.grpc_port) as clients:
-                    stage = Stage(
-                        server=server,
-                        sabotage=SabotageClient(socket),
-                        repository=repository,
-                        control=Control(folder),
-                        clients=clients.of(1),
-                        folder=folder,
-                    )
-                    made = Bench(stage, server, clients, folder)
-                    async with trio.open_nursery() as nursery:
-                        stop = trio.Event()
-                        nursery.start_soon(_load, clients, rate, seed, stop)
-                        yield made
-                        stop.set()
-            check(folder, made.injections)
-            assert await server.metric("tritium_reply_violations_total") == 0
+    async with served(repository, folder / "server", *flags, sabotage=socket) as server:
+        with History(folder / "history.jsonl") as history:
+            async with open_clients(history, server.http_port, server.grpc_port) as clients:
+                stage = Stage(
+                    server=server,
+                    sabotage=SabotageClient(socket),
+                    repository=repository,
+                    control=Control(folder),
+                    send=partial(clients.send, by=1),
+                    folder=folder,
+                )
+                made = Bench(stage, server, clients, folder)
+                async with trio.open_nursery() as nursery:
+                    stop = trio.Event()
+                    nursery.start_soon(_load, clients, rate, seed, stop)
+                    yield made
+                    stop.set()
+        check(folder, made.injections)
+        assert await server.metric("tritium_reply_violations_total") == 0
 
 
 async def _load(clients: Clients, rate: float, seed: int, stop: trio.Event) -> None:

@@ -294,20 +294,6 @@ ENDINGS = (
     ),
     Ending(
         t=0,
-        how="balanced_drain",
-        figures={
-            "not_ready": 0.1,
-            "asked": 400,
-            "failed": 0,
-            "wrong": 0,
-            "status": 0,
-            "children": 0,
-            "sockets": 0,
-            "memory": 0,
-        },
-    ),
-    Ending(
-        t=0,
         how="sigterm_hung",
         figures={"late": 0.2, "untold": 0, "children": 0, "sockets": 0, "memory": 0},
     ),
@@ -397,7 +383,9 @@ def write(run: MadeRun, folder: Path) -> None:
     for pid, records_of in by_pid.items():
         (folder / "journal" / f"{pid}.jsonl").write_text("".join(line_of(each) + "\n" for each in records_of))
     (folder / "server").mkdir()
-    (folder / "server" / "stderr.log").write_text("".join(_log_line(each) for each in run.run().log))
+    (folder / "server" / "stderr.log").write_text(
+        "".join(_log_line(each) for each in [*run.log, *run.errors_told()])
+    )
 
 
 def _log_line(line: Line) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,18 @@ from hypothesis import strategies as st
 
 from chaos.checker.judge import Judgement, judge_folder
 from chaos.checker.story import LINGER
-from chaos.record.records import Excuse, Fail, Healed, Injected, Invoke, LogExpected, Ok, PassedOver, Unknown
+from chaos.record.records import (
+    Excuse,
+    Fail,
+    Healed,
+    Injected,
+    Invoke,
+    LogExpected,
+    Ok,
+    PassedOver,
+    Record,
+    Unknown,
+)
 from tests.chaos.made_runs import BEGAN, LIMITS, MadeRun, expected, later, made_run, write
 
 seeds = st.integers(0, 2**32)
@@ -20,27 +32,56 @@ few = settings(max_examples=3)
 # -- violations: each spoils a faultless run and returns what the evidence has to name
 
 
+def spoils(
+    change: Callable[[Invoke, Any], Sequence[Record]], kind: type[Record] = Ok, **having: Any
+) -> Callable[[MadeRun], str]:
+    """Put other records in the place of a request of these properties and of its end."""
+
+    def spoil(run: MadeRun) -> str:
+        invoke, end = run.rng.choice(run.pairs(kind, **having))
+        run.history = [each for each in run.history if each not in (invoke, end)]
+        for each in change(invoke, end):
+            assert isinstance(each, Invoke | Ok | Fail | Unknown)
+            run.history.append(each)
+        return invoke.id
+
+    return spoil
+
+
+def answering(values: Callable[[Ok], Sequence[int]], **having: Any) -> Callable[[MadeRun], str]:
+    """Answer a request with other values than the right ones."""
+    return spoils(lambda invoke, ok: [invoke, replace(ok, values=tuple(values(ok)))], **having)
+
+
+def failing(code: str, after: float | None = None, **having: Any) -> Callable[[MadeRun], str]:
+    """Answer a good request with an error in the place of its answer, or so many seconds after its beginning.
+
+    It has half a second for its answer.
+    """
+
+    def change(invoke: Invoke, ok: Ok) -> Sequence[Record]:
+        t = ok.t if after is None else invoke.t + after
+        deadline = None if after is None else invoke.t + 0.5
+        return replace(invoke, deadline=deadline), Fail(t=t, n=ok.n, code=code, message="why")
+
+    return spoils(change, **having)
+
+
+def unanswered(invoke: Invoke, end: Ok | Fail) -> Sequence[Record]:
+    return invoke, Unknown(t=end.t, n=end.n, reason="connection reset")
+
+
+def as_if_new(invoke: Invoke, ok: Ok) -> Sequence[Record]:
+    value = invoke.value + 200
+    return replace(invoke, value=value), replace(ok, values=(value,))
+
+
+answers_with_another_value = answering(lambda ok: [ok.values[0] + 1], model="echo")
+
+
 def loses_a_request(run: MadeRun) -> str:
     invoke, ok = run.any_good()
     run.history.remove(ok)
-    return invoke.id
-
-
-def breaks_a_connection(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm")
-    run.swap(ok, Unknown(t=ok.t, n=ok.n, reason="connection reset"))
-    return invoke.id
-
-
-def leaves_a_request_without_an_answer_in_a_fault_that_excuses_errors_alone(run: MadeRun) -> str:
-    invoke, fail = run.rng.choice(run.pairs(Fail, model="echo"))
-    run.swap(fail, Unknown(t=fail.t, n=fail.n, reason="connection reset"))
-    return invoke.id
-
-
-def answers_twice(run: MadeRun) -> str:
-    invoke, ok = run.any_good()
-    run.history.append(later(ok, 0.001))
     return invoke.id
 
 
@@ -49,12 +90,6 @@ def answers_again_long_after(run: MadeRun) -> str:
     run.answer(run.invoke("echo", ok.t + LINGER + 1), 0.01)
     run.history.append(later(ok, LINGER + 2))
     return f"n={ok.n}"
-
-
-def fails_after_it_has_answered(run: MadeRun) -> str:
-    invoke, ok = run.any_good()
-    run.history.append(Fail(t=ok.t + 0.1, n=ok.n, code="UNAVAILABLE", message=""))
-    return invoke.id
 
 
 def sends_an_answer_that_nobody_waits_for(run: MadeRun) -> str:
@@ -67,50 +102,12 @@ def knows_of_a_lost_reply(run: MadeRun) -> str:
     return "the server"
 
 
-def runs_out_of_time(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm", model="echo")
-    run.swap(invoke, replace(invoke, deadline=invoke.t + 0.5))
-    run.swap(ok, Fail(t=invoke.t + 0.51, n=ok.n, code="DEADLINE_EXCEEDED", message=""))
-    return invoke.id
-
-
-def gives_up_before_the_deadline(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm", model="echo")
-    run.swap(invoke, replace(invoke, deadline=invoke.t + 0.5))
-    run.swap(ok, Fail(t=invoke.t + 0.4, n=ok.n, code="DEADLINE_EXCEEDED", message=""))
-    return invoke.id
-
-
-def refuses_whom_it_had_time_for(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm", model="slow")
-    run.swap(ok, Fail(t=invoke.t + 0.1, n=ok.n, code="UNAVAILABLE", message=""))
-    return invoke.id
-
-
-def keeps_somebody_in_its_queue(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm", model="slow")
-    run.swap(ok, Fail(t=invoke.t + 0.6, n=ok.n, code="UNAVAILABLE", message=""))
-    return invoke.id
-
-
 def finds_nothing_to_hit(run: MadeRun) -> str:
     run.passed_over = [
         PassedOver(t=BEGAN, n=n, fault="worker_sigkill", why="no instance serves", restraint=False)
         for n in range(10, 20)
     ]
     return "fault 10"
-
-
-def fails_for_no_reason(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="calm")
-    run.swap(ok, Fail(t=ok.t, n=ok.n, code="UNAVAILABLE", message="why"))
-    return invoke.id
-
-
-def fails_with_another_code_than_the_excused_one(run: MadeRun) -> str:
-    invoke, fail = run.rng.choice(run.pairs(Fail, model="echo"))
-    run.swap(fail, replace(fail, code="INTERNAL"))
-    return invoke.id
 
 
 def fails_more_often_than_the_excuse_allows(run: MadeRun) -> str:
@@ -126,23 +123,11 @@ def fails_in_a_fault_of_another_model(run: MadeRun) -> str:
     return invoke.id
 
 
-def refuses_another_model_in_the_overload(run: MadeRun) -> str:
-    invoke, ok = run.any_good(phase="overload", model="echo")
-    run.swap(ok, Fail(t=ok.t, n=ok.n, code="UNAVAILABLE", message="queue full"))
-    return invoke.id
-
-
 def fails_after_the_excuse_has_run_out(run: MadeRun) -> str:
     invoke, fail = run.rng.choice(run.pairs(Fail, model="echo"))
     run.history.remove(invoke)
     run.history.append(later(invoke, 0.5))
     run.swap(fail, later(fail, 0.5))
-    return invoke.id
-
-
-def answers_with_another_value(run: MadeRun) -> str:
-    invoke, ok = run.any_good(model="echo")
-    run.swap(ok, replace(ok, values=(ok.values[0] + 1,)))
     return invoke.id
 
 
@@ -154,36 +139,11 @@ def gives_two_requests_each_others_answers(run: MadeRun) -> str:
     return min(invoke, other, key=lambda each: each.t).id
 
 
-def leaves_out_a_part(run: MadeRun) -> str:
-    invoke, ok = run.any_good(model="stream")
-    run.swap(ok, replace(ok, values=ok.values[:-1]))
-    return invoke.id
-
-
-def swaps_two_parts(run: MadeRun) -> str:
-    invoke, ok = run.any_good(model="stream", parts=3)
-    run.swap(ok, replace(ok, values=(ok.values[1], ok.values[0], ok.values[2])))
-    return invoke.id
-
-
 def sends_the_parts_before_an_error_in_the_wrong_order(run: MadeRun) -> str:
     invoke, fail = run.rng.choice(run.pairs(Fail, model="stream"))
     later_invoke = replace(invoke, parts=4)
     run.swap(invoke, later_invoke)
     run.swap(fail, replace(fail, values=(invoke.value + 1, invoke.value)))
-    return invoke.id
-
-
-def forgets_a_sequence(run: MadeRun) -> str:
-    invoke, ok = run.any_good(model="counter", index=2)
-    run.swap(invoke, replace(invoke, value=invoke.value + 200))
-    run.swap(ok, replace(ok, values=(invoke.value + 200,)))
-    return invoke.id
-
-
-def adds_a_request_of_another_sequence(run: MadeRun) -> str:
-    invoke, ok = run.any_good(model="counter")
-    run.swap(ok, replace(ok, values=(ok.values[0] + 1,)))
     return invoke.id
 
 
@@ -218,12 +178,6 @@ def runs_again_and_says_nothing(run: MadeRun) -> str:
     invoke, ok = run.any_good(model="batching")
     run.executed(invoke, invoke.t + 1e-4, None, pid=999)
     assert ok.attempts == 1
-    return invoke.id
-
-
-def answers_after_the_deadline(run: MadeRun) -> str:
-    invoke, ok = run.any_good()
-    run.swap(invoke, replace(invoke, deadline=ok.t - 0.06))
     return invoke.id
 
 
@@ -293,12 +247,6 @@ def _spoil_successor(run: MadeRun, t: float, model: str, after: float | None) ->
         run.answer(run.invoke(model, t + after - 0.01), 0.01, pid=successor)
 
 
-def tells_late_of_a_death(run: MadeRun) -> str:
-    invoke, fail = run.rng.choice(run.pairs(Fail, model="stream"))
-    run.swap(fail, later(fail, 0.09))
-    return invoke.id
-
-
 def notices_a_hang_late(run: MadeRun) -> str:
     place = next(place for place, each in enumerate(run.log) if each.keys.get("reason") == "hang")
     run.log[place] = replace(run.log[place], time=run.log[place].time + 0.2)
@@ -331,10 +279,6 @@ def brings_a_supervisor_back_slowly(run: MadeRun) -> str:
     return "fault 4"
 
 
-def fails_for_an_unaffected_model(run: MadeRun) -> str:
-    return fails_in_a_fault_of_another_model(run)
-
-
 def gives_little_in_the_overload(run: MadeRun) -> str:
     good = run.pairs(Ok, model="slow", phase="overload")
     for _, ok in good[: int(len(good) * 0.7)]:
@@ -357,7 +301,6 @@ def keeps(quantity: str, more: int) -> Callable[[MadeRun], str]:
         ]
         return quantity
 
-    spoil.__name__ = f"has_{more:+}_{quantity}_at_the_end"
     return spoil
 
 
@@ -369,7 +312,6 @@ def ends(how: str, name: str, value: float) -> Callable[[MadeRun], str]:
         ]
         return how
 
-    spoil.__name__ = f"ends_by_{how}_with_{name}_{value}"
     return spoil
 
 
@@ -384,7 +326,9 @@ def was_never_healed(run: MadeRun) -> str:
 
 
 def saw_what_should_not_be(run: MadeRun) -> str:
-    run.faults[1] = replace(run.faults[1], trouble="the tree was gone")  # type: ignore[call-arg]
+    healed = run.faults[1]
+    assert isinstance(healed, Healed)
+    run.faults[1] = replace(healed, trouble="the tree was gone")
     return "fault 1"
 
 
@@ -395,30 +339,39 @@ def sends_a_fraction_of_the_load(run: MadeRun) -> str:
 
 VIOLATIONS: list[tuple[str, Callable[[MadeRun], str]]] = [
     ("lost", loses_a_request),
-    ("lost", breaks_a_connection),
-    ("lost", leaves_a_request_without_an_answer_in_a_fault_that_excuses_errors_alone),
-    ("answered twice", answers_twice),
+    ("lost", spoils(unanswered, phase="calm")),
+    ("lost", spoils(unanswered, Fail, model="echo")),
+    ("answered twice", spoils(lambda invoke, ok: [invoke, ok, later(ok, 0.001)])),
     ("answered twice", answers_again_long_after),
-    ("answered twice", fails_after_it_has_answered),
-    ("unexcused errors", fails_for_no_reason),
-    ("unexcused errors", fails_with_another_code_than_the_excused_one),
+    (
+        "answered twice",
+        spoils(lambda invoke, ok: [invoke, ok, Fail(t=ok.t + 0.1, n=ok.n, code="UNAVAILABLE", message="")]),
+    ),
+    ("unexcused errors", failing("UNAVAILABLE", phase="calm")),
+    (
+        "unexcused errors",
+        spoils(lambda invoke, fail: [invoke, replace(fail, code="INTERNAL")], Fail, model="echo"),
+    ),
     ("unexcused errors", fails_more_often_than_the_excuse_allows),
     ("unexcused errors", fails_in_a_fault_of_another_model),
-    ("unexcused errors", refuses_another_model_in_the_overload),
+    ("unexcused errors", failing("UNAVAILABLE", phase="overload", model="echo")),
     ("unexcused errors", fails_after_the_excuse_has_run_out),
     ("wrong", answers_with_another_value),
     ("wrong", gives_two_requests_each_others_answers),
-    ("wrong", leaves_out_a_part),
-    ("wrong", forgets_a_sequence),
-    ("wrong", adds_a_request_of_another_sequence),
+    ("wrong", answering(lambda ok: ok.values[:-1], model="stream")),
+    ("wrong", spoils(as_if_new, model="counter", index=2)),
+    ("wrong", answering(lambda ok: [ok.values[0] + 1], model="counter")),
     ("wrong", answers_a_sequence_that_never_began),
-    ("out of order", swaps_two_parts),
+    (
+        "out of order",
+        answering(lambda ok: [ok.values[1], ok.values[0], ok.values[2]], model="stream", parts=3),
+    ),
     ("out of order", sends_the_parts_before_an_error_in_the_wrong_order),
     ("out of order", executes_a_sequence_out_of_order),
     ("executed twice", executes_twice_to_the_end),
     ("executed twice", executes_twice_long_after),
     ("executed twice", runs_again_and_says_nothing),
-    ("answered late", answers_after_the_deadline),
+    ("answered late", spoils(lambda invoke, ok: [replace(invoke, deadline=ok.t - 0.06), ok])),
     ("faults missing in the log", says_nothing_of_a_fault),
     ("faults missing in the log", gives_another_reason),
     ("faults told late", tells_of_a_fault_too_late),
@@ -428,12 +381,12 @@ VIOLATIONS: list[tuple[str, Callable[[MadeRun], str]]] = [
     ("errors told", tells_late_of_an_error),
     ("worker recovery p99", replaces_a_worker_slowly),
     ("worker recovery p99", never_replaces_a_worker),
-    ("in-flight error p99", tells_late_of_a_death),
+    ("in-flight error p99", spoils(lambda invoke, fail: [invoke, later(fail, 0.09)], Fail, model="stream")),
     ("hang detected", notices_a_hang_late),
     ("actor recovery p99", serves_late_after_a_crash),
     ("actor recovery p99", serves_one_protocol_late_after_a_crash),
     ("supervisor recovery p99", brings_a_supervisor_back_slowly),
-    ("errors of unaffected models", fails_for_an_unaffected_model),
+    ("errors of unaffected models", fails_in_a_fault_of_another_model),
     ("goodput in overload", gives_little_in_the_overload),
     ("goodput in overload", gives_only_late_answers_in_the_overload),
     ("descriptors back", keeps("descriptors", 13)),
@@ -442,9 +395,6 @@ VIOLATIONS: list[tuple[str, Callable[[MadeRun], str]]] = [
     ("children back", keeps("children", -1)),
     ("sigterm: not_ready", ends("sigterm", "not_ready", 0.2)),
     ("sigterm: dropped", ends("sigterm", "dropped", 1)),
-    ("balanced_drain: not_ready", ends("balanced_drain", "not_ready", 0.6)),
-    ("balanced_drain: failed", ends("balanced_drain", "failed", 1)),
-    ("balanced_drain: wrong", ends("balanced_drain", "wrong", 1)),
     ("sigterm_hung: late", ends("sigterm_hung", "late", 2.1)),
     ("sigterm_hung: untold", ends("sigterm_hung", "untold", 1)),
     ("sigkill: children", ends("sigkill", "children", 1)),
@@ -455,10 +405,10 @@ VIOLATIONS: list[tuple[str, Callable[[MadeRun], str]]] = [
     ("load sent", sends_a_fraction_of_the_load),
     ("answered twice", sends_an_answer_that_nobody_waits_for),
     ("answered twice", knows_of_a_lost_reply),
-    ("out of time", runs_out_of_time),
-    ("out of time", keeps_somebody_in_its_queue),
-    ("unexcused errors", gives_up_before_the_deadline),
-    ("unexcused errors", refuses_whom_it_had_time_for),
+    ("out of time", failing("DEADLINE_EXCEEDED", 0.51, phase="calm", model="echo")),
+    ("out of time", failing("UNAVAILABLE", 0.6, phase="calm", model="slow")),
+    ("unexcused errors", failing("DEADLINE_EXCEEDED", 0.4, phase="calm", model="echo")),
+    ("unexcused errors", failing("UNAVAILABLE", 0.1, phase="calm", model="slow")),
     ("faults injected", finds_nothing_to_hit),
 ]
 
@@ -482,15 +432,8 @@ def test_every_goal_of_a_whole_run_is_measured() -> None:
     assert [goal.name for goal in goals if goal.passed is not True] == []
 
 
-def test_what_is_sent_on_top_in_the_overload_is_no_ordinary_load() -> None:
-    goal = made_run().judged().verdict.goal("load sent")
-    assert goal.figure == pytest.approx(1.05, abs=0.15)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("goal", "violation"), VIOLATIONS, ids=[f"{each.__name__}" for _, each in VIOLATIONS]
-)
+@pytest.mark.parametrize(("goal", "violation"), VIOLATIONS)
 @given(seed=seeds)
 @few
 def test_a_violation_is_found_and_named(goal: str, violation: Callable[[MadeRun], str], seed: int) -> None:
@@ -501,12 +444,6 @@ def test_a_violation_is_found_and_named(goal: str, violation: Callable[[MadeRun]
     if culprit:
         assert found.found >= 1
         assert culprit in {each.id for each in found.evidence}, found
-
-
-def test_a_violation_misses_no_other_goal() -> None:
-    run = made_run()
-    answers_with_another_value(run)
-    assert [goal.name for goal in run.judged().verdict.missed] == ["wrong"]
 
 
 def test_the_client_whose_stream_lasts_makes_up_for_no_load_that_was_not_sent() -> None:
@@ -522,7 +459,7 @@ def test_every_goal_can_be_missed() -> None:
     names = {goal.name for goal in made_run(seconds=80.0, rate=80.0).judged().verdict.goals}
     shown_elsewhere = {"latency of unaffected models", "worker recovery p50"}
     # The goals about endings come from one table; the tests show some of its rows.
-    endings = {name for name in names if name.startswith(("sig", "balanced"))}
+    endings = {name for name in names if name.startswith("sig")}
     assert names - endings - shown_elsewhere <= {goal for goal, _ in VIOLATIONS}
 
 
@@ -629,8 +566,8 @@ def test_a_sequence_model_has_recovered_when_a_sequence_can_begin() -> None:
     run.answer(middle, 0.01, pid=998)
     begun = run.invoke("counter", t + 0.4, sequence=91, index=0, start=True, end=True)
     run.answer(begun, 0.01, pid=999)
-    ordinary = run.history.index(next(each for each in run.history if getattr(each, "t", 0) == t + 0.19))
-    run.swap(run.history[ordinary], replace(run.history[ordinary], sequence=92, index=2))
+    [ordinary] = [each for each in run.history if isinstance(each, Invoke) and each.t == t + 0.19]
+    run.swap(ordinary, replace(ordinary, sequence=92, index=2))
     evidence = run.judged(replace(LIMITS, worker_p99=0.3)).verdict.goal("worker recovery p99").evidence
     assert [(each.id, each.what) for each in evidence] == [("fault 6", "410 ms")]
 
@@ -663,13 +600,6 @@ def test_goals_that_a_slow_machine_may_miss_are_told_apart_from_those_of_answers
     answers_with_another_value(wrong)
     assert (slow.judged().verdict.passed, slow.judged().verdict.answers_passed) == (False, True)
     assert (wrong.judged().verdict.passed, wrong.judged().verdict.answers_passed) == (False, False)
-
-
-def test_a_run_without_requests_fails() -> None:
-    run = made_run()
-    run.history.clear()
-    run.journal.clear()
-    assert not run.judged().verdict.goal("load sent").passed
 
 
 def test_a_client_that_went_away_on_purpose_is_excused_by_its_fault() -> None:
@@ -778,13 +708,6 @@ def test_what_a_fault_did_is_summed_up_by_its_name() -> None:
     assert all(0.1 < each < 0.3 for each in kill.recoveries)
 
 
-def test_a_missing_line_is_told_with_what_was_there_instead() -> None:
-    run = made_run()
-    gives_another_reason(run)
-    evidence = run.judged().verdict.goal("faults missing in the log").evidence[0]
-    assert "'reason': 'oom'" in evidence.story
-
-
 @pytest.mark.slow
 def test_a_folder_is_judged_like_the_record_in_memory(tmp_path) -> None:
     run = made_run(7)
@@ -802,14 +725,6 @@ def test_a_broken_line_in_the_history_is_named(tmp_path) -> None:
     (tmp_path / "history.jsonl").write_text('{"kind": "invoke"}\n')
     with pytest.raises(ValueError, match=r"history\.jsonl:1"):
         judge_folder(tmp_path, expected, LIMITS)
-
-
-def test_an_expectation_of_a_line_may_name_some_of_its_keys() -> None:
-    run = made_run()
-    first = run.faults[0]
-    assert isinstance(first, Injected)
-    run.faults[0] = replace(first, expects=(LogExpected(event="worker_exited", keys={}),))
-    assert missed(run.judged()) == []
 
 
 def test_a_log_that_has_no_room_may_keep_an_error_to_itself() -> None:
@@ -833,13 +748,14 @@ def test_a_server_that_was_stopped_owes_its_clients_that_time() -> None:
     assert missed(run.judged()) == []
 
 
-def test_an_expectation_of_a_line_may_allow_several_values() -> None:
+def test_an_expectation_of_a_line_may_allow_several_values_and_leave_out_keys() -> None:
     run = made_run()
     first = run.faults[0]
     assert isinstance(first, Injected)
     (line,) = first.expects
     either = LogExpected(event=line.event, keys={**line.keys, "reason": ["exit_79", line.keys["reason"]]})
-    run.faults[0] = replace(first, expects=(either,))
-    assert missed(run.judged()) == []
+    for fitting in (either, replace(either, keys={})):
+        run.faults[0] = replace(first, expects=(fitting,))
+        assert missed(run.judged()) == []
     run.faults[0] = replace(first, expects=(replace(either, keys={"reason": ["exit_79", "exit_80"]}),))
     assert missed(run.judged()) != []

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.checker.figures import quantile
-from chaos.checker.injections import SETTLING, Windows, blows
-from chaos.checker.journal import journal
+from chaos.checker.goals import quantile
+from chaos.checker.injections import SETTLING, blows
+from chaos.checker.judge import journal
 from chaos.checker.matching import matched
 from chaos.checker.story import LINGER, Pairing
 from chaos.record.records import Excuse, Executed, Healed, Injected, Invoke, Ok, line_of
@@ -56,14 +56,6 @@ def test_as_many_are_served_as_can_be_and_no_thing_more_often_than_it_allows(
     assert sum(each is not None for each in got) == best
 
 
-def test_who_comes_first_is_served_first() -> None:
-    assert matched([[0], [0]], {0: 1}) == [0, None]
-
-
-def test_who_has_a_choice_makes_room() -> None:
-    assert matched([[0, 1], [0]], {0: 1, 1: 1}) == [1, 0]
-
-
 # -- the journal
 
 
@@ -75,23 +67,6 @@ def test_journals_of_all_workers_are_read_by_time(tmp_path: Path) -> None:
     read = list(journal(tmp_path))
     assert len(read) == 100
     assert [each.t for each in read] == sorted(each.t for each in read)
-
-
-@pytest.mark.slow
-def test_no_more_journals_are_open_than_workers_lived_at_once(tmp_path: Path) -> None:
-    for pid in range(200):
-        records = [executed(t=pid * 10.0 + number, pid=pid) for number in range(8)]
-        (tmp_path / f"{pid}.jsonl").write_text("".join(line_of(each) + "\n" for each in records))
-
-    def held() -> int:
-        return sum(
-            tmp_path.name in str(each.readlink())
-            for each in Path("/proc/self/fd").iterdir()
-            if each.is_symlink()
-        )
-
-    most = max(held() for _ in journal(tmp_path))
-    assert most <= 3
 
 
 def test_a_line_that_its_writer_did_not_finish_is_passed_over(tmp_path: Path) -> None:
@@ -146,22 +121,6 @@ def test_a_fault_is_felt_until_its_last_excuse_has_run_out() -> None:
     assert (short.felt_until, long.felt_until) == (11.0 + SETTLING, 60.0)
 
 
-@pytest.mark.slow
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30)), max_size=8), st.floats(0, 100), st.floats(0, 20)
-)
-@settings(max_examples=examples(100))
-def test_the_windows_are_those_that_overlap(
-    spans: list[tuple[float, float]], begin: float, lasted: float
-) -> None:
-    records: list[Injected | Healed] = []
-    for n, (t, lasts) in enumerate(spans, 1):
-        records += [injected(n, t), Healed(t=t + lasts, n=n)]
-    all_of_them = blows(records)
-    found = {each.n for each in Windows(all_of_them).during(begin, begin + lasted)}
-    assert found == {each.n for each in all_of_them if each.t <= begin + lasted and each.felt_until >= begin}
-
-
 def test_a_number_that_is_used_twice_is_trouble() -> None:
     found = blows([injected(1, 1.0), Healed(t=2.0, n=1), injected(1, 3.0)])
     assert [each.trouble for each in found] == ["its number was used twice"]
@@ -178,8 +137,3 @@ def test_a_quantile_is_a_value_that_at_least_its_share_does_not_exceed(
     assert found in values
     assert sum(each <= found for each in values) >= share * len(values) - 1e-6
     assert sum(each < found for each in values) < share * len(values) + 1e-6
-
-
-def test_of_nothing_there_is_no_quantile() -> None:
-    with pytest.raises(ValueError, match="nothing was measured"):
-        quantile([], 0.5)

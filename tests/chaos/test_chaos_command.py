@@ -36,7 +36,8 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
 def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):
     command = [sys.executable, "-m", "chaos", "--minutes", "5", "--folder", str(tmp_path / "run")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-        told = []
+        told: list[str] = []
+        assert run.stderr is not None
         while not any(" calm, " in line for line in told):
             told.append(run.stderr.readline())
             assert told[-1], told

@@ -10,7 +10,7 @@ from chaos.checker.rules.limits import Limits
 from chaos.checker.soak import QUANTITIES
 from chaos.flags import EVERY_FAULT, EXCLUSIONS, MODES
 from chaos.mutations.targets import TARGETS
-from chaos.plan import plan
+from chaos.plan import LONGEST, plan
 from tests.chaos.made_runs import made_run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -21,7 +21,7 @@ FAULTS = (DOCS / "reliability" / "faults.md").read_text()
 def rows(title):
     """Return the cells of the first table under a heading of the page."""
     section = PAGE.split(f" {title}\n", 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0]
+    [table, *_] = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
@@ -69,6 +69,13 @@ def test_ten_minutes_have_room_for_every_fault_of_a_mode(mode, seed):
         exclusions=[each & mode.catalogue.keys() for each in EXCLUSIONS],
     )
     assert {each.fault for each in planned.faults} == mode.catalogue.keys()
+
+
+@pytest.mark.parametrize("fault", EVERY_FAULT.values(), ids=lambda fault: fault.name)
+def test_each_fault_says_in_a_sentence_what_is_to_be_seen_and_is_short(fault):
+    assert fault.expected.endswith(".")
+    assert fault.weight > 0
+    assert 0 <= fault.lasts <= LONGEST
 
 
 def test_links_lead_somewhere():

@@ -123,15 +123,12 @@ async def test_what_trickles_arrives_whole_and_a_reset_is_one():
 
 async def test_whoever_is_reset_is_told_so():
     async def reset_by_peer(stream):
-        raised.append(await _failure(stream))
-        nursery.cancel_scope.cancel()
-
-    async def _failure(stream):
         with pytest.raises(trio.BrokenResourceError):
             await stream.receive_some()
-        return True
+        raised.append(True)
+        nursery.cancel_scope.cancel()
 
-    raised = []
+    raised: list[bool] = []
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, reset_by_peer, 0, host="127.0.0.1"))
         connection = await Connection.open(listener.socket.getsockname()[1])

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
+from chaos.mutations.__main__ import table
 from chaos.mutations.operators import OPERATORS, Mutant, NoSuchFunction, mutants_of
-from chaos.mutations.table import table
 from chaos.mutations.targets import TARGETS
 from chaos.mutations.workbench import ROOT, Caught, Detector, notices, set_on
 

@@ -12,10 +12,11 @@ import trio
 from actors.supervision.supervisor import Supervisor
 from chaos.saboteur import SabotagedMachine, Saboteur, listen, main, open_socket
 from chaos.subject.sabotage import SabotageClient, SabotageRefused
-from chaos.subject.server import served
+from chaos.subject.server import LogLines, served
 from chaos.workload.repository import write_repository
 from tests.support.logged import Logged
 from tests.support.trees import Puppet, serving, settled
+from tests.survival.server import eventually
 
 
 def saboteur(root, log=None):
@@ -81,7 +82,7 @@ def test_a_path_that_is_taken_is_refused_before_anything_runs(tmp_path, capsys):
     path = tmp_path / "socket"
     path.touch()
     flags = [f"--model-repository={tmp_path}", f"--sabotage-socket={path}"]
-    assert run_main(flags) == 1
+    assert main(flags) == 1
     assert "give a path at which nothing is yet" in capsys.readouterr().err
 
 
@@ -89,17 +90,8 @@ def test_a_path_that_is_taken_is_refused_before_anything_runs(tmp_path, capsys):
     "flags", [[], ["--sabotage-socket="], ["--sabotage-socket=a", "--sabotage-socket=b"]]
 )
 def test_exactly_one_socket_has_to_be_named(flags, capsys):
-    assert run_main(flags) == 1
+    assert main(flags) == 1
     assert "usage: python -m chaos.saboteur" in capsys.readouterr().err
-
-
-def run_main(flags):
-    """`main`, with the clock given back that it takes."""
-    own = time.time, time.time_ns  # noqa: TID251
-    try:
-        return main(flags)
-    finally:
-        time.time, time.time_ns = own  # noqa: TID251
 
 
 async def test_clients_are_answered_one_command_after_the_other(tmp_path):
@@ -109,7 +101,6 @@ async def test_clients_are_answered_one_command_after_the_other(tmp_path):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen, listening, saboteur(tree.root))
                 client = SabotageClient(tmp_path / "socket")
-                await client.wait_listening()
                 await client.crash("a")
                 with pytest.raises(SabotageRefused, match="nothing at 'b'"):
                     await client.crash("b")
@@ -134,22 +125,6 @@ async def test_who_goes_away_in_the_middle_of_a_command_disturbs_nobody(tmp_path
 # -- beside a real server
 
 
-def logged(server, event, **keys):
-    """The lines of an event that have these keys."""
-    text = server.out.read_text() + server.err.read_text()
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event and keys.items() <= line.items()]
-
-
-async def until(condition):
-    """Wait for something that another process brings about."""
-    with trio.fail_after(30):
-        while True:
-            if await condition():
-                return
-            await trio.sleep(0.05)
-
-
 @pytest.mark.system
 @pytest.mark.slow
 async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_of_the_log(tmp_path: Path):
@@ -164,10 +139,14 @@ async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_o
         assert await client.disarm("metrics.scrape")
         await client.fail("loop_lag.record")
 
-        async def restarted():
-            return logged(server, "child_restarted", actor="telemetry/loop-lag")
+        def logged(event, **keys):
+            lines = [*LogLines(server.out).fresh(), *LogLines(server.err).fresh()]
+            return [each for each in lines if each.get("event") == event and keys.items() <= each.items()]
 
-        await until(restarted)
+        async def restarted():
+            return bool(logged("child_restarted", actor="telemetry/loop-lag"))
+
+        await eventually(restarted)
         assert not await client.disarm("loop_lag.record")
         asked = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [1]}
         await server.ask(
@@ -175,32 +154,10 @@ async def test_a_fault_point_raises_in_the_server_and_its_clock_jumps_but_that_o
         )
         [statistics] = json.loads((await server.ask("/v2/models/echo/stats")).body)["model_stats"]
         assert began - 86_500 < statistics["last_inference"] / 1000 < began - 80_000
-        jump = logged(server, "fault_injected", fault="jump", seconds=-86_400)
+        jump = logged("fault_injected", fault="jump", seconds=-86_400)
         assert jump[0]["timestamp"] >= time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(began - 1))
-        assert "InjectedFault" in logged(server, "child_exited", actor="telemetry/loop-lag")[0]["reason"]
+        assert "InjectedFault" in logged("child_exited", actor="telemetry/loop-lag")[0]["reason"]
         with pytest.raises(SabotageRefused, match="no fault point"):
             await client.fail("nothing.at_all")
-        assert await client.fail("deployment.apply") is None
-        assert await client.disarm("deployment.apply")
         assert await server.stop() == 0
     assert not (tmp_path / "socket").exists()
-
-
-@pytest.mark.system
-@pytest.mark.slow
-async def test_all_models_serve_again_after_the_supervisor_of_all_models_has_crashed(tmp_path: Path):
-    write_repository(tmp_path / "models", run=tmp_path, models=["echo", "slow"])
-    async with served(tmp_path / "models", tmp_path / "server", sabotage=tmp_path / "socket") as server:
-        before = {model: set(await server.workers(model)) for model in ("echo", "slow")}
-        await SabotageClient(tmp_path / "socket").crash("models")
-
-        async def all_anew():
-            try:
-                after = {model: set(await server.workers(model)) for model in before}
-            except LookupError:  # nothing of a model is back yet
-                return False
-            return all(len(after[model] - before[model]) == 2 for model in before)
-
-        await until(all_anew)
-        assert await server.is_ready()
-        assert await server.stop() == 0

@@ -35,6 +35,11 @@ def command(*arguments, hash_seed="random"):
     )
 
 
+def after(word, text):
+    [told] = re.findall(rf"^{word}: (.*)$", text, re.MULTILINE)
+    return told.split(", ")
+
+
 @pytest.fixture(scope="module")
 def a_hundred_seeds():
     return command("--seeds", "100")
@@ -43,13 +48,13 @@ def a_hundred_seeds():
 @pytest.mark.long
 def test_a_hundred_seeds_pass_and_have_crashed_every_actor_at_every_point(a_hundred_seeds):
     assert a_hundred_seeds.returncode == 0, a_hundred_seeds.stdout
-    crashed = re.search(r"^crashed: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
+    crashed = after("crashed", a_hundred_seeds.stderr)
     assert set(crashed) == set(CRASHES)
 
 
 @pytest.mark.long
 def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_bring_about(a_hundred_seeds):
-    told = re.search(r"^met: (.*)$", a_hundred_seeds.stderr, re.MULTILINE)[1].split(", ")
+    told = after("met", a_hundred_seeds.stderr)
     met = {each.partition(" ")[2] for each in told}
     expected = {f"load {end}" for end in ("done", "superseded", "failed")} | {"unload done"}
     expected |= {"refused as unloaded", "answered across an unload", "metrics by http"}

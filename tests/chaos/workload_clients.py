@@ -5,8 +5,6 @@ The calls run on threads, so that a test can have several at once.
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from functools import partial
 from queue import Queue
 from typing import Any
@@ -46,15 +44,6 @@ async def refusal(server: ServerProcess, invoked: Invoke) -> InferenceServerExce
     except InferenceServerException as error:
         return error
     raise AssertionError(f"{invoked} was answered {values}")
-
-
-def generate(server: ServerProcess, invoked: Invoke) -> list[int]:
-    """Ask a decoupled model over HTTP, by the generate extension."""
-    body = {"VALUE": invoked.value, "PARTS": invoked.parts, "id": invoked.id}
-    url = f"http://{server.url}/v2/models/{invoked.model}/generate_stream"
-    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE) as stream:
-        lines = stream.read().decode().splitlines()
-    return [json.loads(line.removeprefix("data:"))["ANSWER"] for line in lines if line.startswith("data:")]
 
 
 def _ask_http(server: ServerProcess, invoked: Invoke) -> tuple[int, ...]:

@@ -26,7 +26,8 @@ import grpclib.client
 import numpy as np
 import tritonclient.grpc
 
-from chaos.clients.real_grpc import ALONE, INFER, STREAM, pinging
+from chaos.clients.grpc import INFER, STREAM
+from chaos.clients.long_streams import ALONE, pinging
 from protocols.grpc.generated.grpc_service_stub import GRPCInferenceServiceStub
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.survival.repository import WIDTH, Repository, instances

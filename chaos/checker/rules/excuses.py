@@ -9,28 +9,11 @@ from dataclasses import dataclass
 from chaos.checker.injections import Blow
 from chaos.checker.matching import matched
 from chaos.checker.rules.limits import Limits
-from chaos.checker.story import Story
-from chaos.record.records import Excuse, Fail, Invoke, Manifest
+from chaos.checker.story import NO_ANSWER, Story
+from chaos.record.records import Excuse, Invoke, Manifest
 
-NO_ANSWER = "no answer"
 ROUNDING = 0.005
 """Seconds: deadlines travel as whole milliseconds, rounded down."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A request that got no good answer. `code` is `NO_ANSWER` if it got no answer at all."""
-
-    invoke: Invoke
-    code: str
-    until: float
-    story: Story
-
-    @property
-    def message(self) -> str:
-        """What the server said; empty if it gave no answer."""
-        end = self.story.end
-        return end.message if isinstance(end, Fail) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +32,7 @@ class Offer:
         """
         return invoke.t if self.by or invoke.due is None else min(invoke.t, invoke.due)
 
-    def covers(self, failure: Failure) -> bool:
+    def covers(self, failure: Story) -> bool:
         """Whether it may excuse this failure, its count apart."""
         excuse, invoke = self.excuse, failure.invoke
         return (
@@ -63,7 +46,7 @@ class Offer:
         )
 
 
-def ran_out(failure: Failure, limits: Limits) -> bool:
+def ran_out(failure: Story, limits: Limits) -> bool:
     """Whether the error says that the time of the request, or of its queue, was up, and it was.
 
     Such an answer came too late and is not wrong: on a machine that is too slow no server has a better one.
@@ -73,15 +56,6 @@ def ran_out(failure: Failure, limits: Limits) -> bool:
         return invoke.deadline is not None and failure.until >= invoke.deadline - ROUNDING
     refused = failure.code == "UNAVAILABLE" and invoke.model == limits.overloaded
     return refused and failure.until - invoke.t >= limits.queue_patience
-
-
-def failure_of(story: Story) -> Failure | None:
-    """Return how a request failed; None for a request that was answered well, or has no end."""
-    end = story.end
-    if end is None or end.kind == "ok":
-        return None
-    code = end.code if isinstance(end, Fail) else NO_ANSWER
-    return Failure(invoke=story.invoke, code=code, until=end.t, story=story)
 
 
 def offers(blows: Sequence[Blow], manifest: Manifest, limits: Limits) -> list[Offer]:
@@ -115,11 +89,11 @@ class Excuses:
     def __init__(self, offers: Sequence[Offer]) -> None:
         self._unbounded = [offer for offer in offers if offer.excuse.most is None]
         self._bounded = [offer for offer in offers if offer.excuse.most is not None]
-        self._failures: list[Failure] = []
+        self._failures: list[Story] = []
         self._used: dict[int, Counter[str]] = {}
-        self._broken: list[tuple[Failure, int]] = []
+        self._broken: list[tuple[Story, int]] = []
 
-    def take(self, failure: Failure) -> None:
+    def take(self, failure: Story) -> None:
         """Take note of a failure."""
         own = next((each for each in self._unbounded if each.by and each.by == failure.invoke.by), None)
         candidates = self._unbounded if own is None else [own, *self._unbounded]
@@ -128,10 +102,10 @@ class Excuses:
             self._failures.append(failure)
             return
         self._use(offer, failure)
-        if any(each.end is None for each in failure.story.executions):
+        if any(each.end is None for each in failure.executions):
             self._broken.append((failure, offer.by))
 
-    def settle(self) -> tuple[list[Failure], list[tuple[Failure, int]]]:
+    def settle(self) -> tuple[list[Story], list[tuple[Story, int]]]:
         """Return the failures that nothing excuses, and those that a fault excuses, with the fault's number.
 
         Of the failures that an excuse without a bound covers, the second list has only those that a worker
@@ -141,7 +115,7 @@ class Excuses:
         self._failures.sort(key=lambda each: (each.invoke.by not in sent_by, each.until))
         wants = [self._wanted(failure) for failure in self._failures]
         got = matched(wants, {place: offer.excuse.most for place, offer in enumerate(self._bounded)})
-        unexcused: list[Failure] = []
+        unexcused: list[Story] = []
         excused = self._broken
         for failure, place in zip(self._failures, got, strict=True):
             if place is None:
@@ -155,9 +129,9 @@ class Excuses:
         """Return how many failures the excuses of a fault have covered, by code. Call it after `settle`."""
         return self._used.get(by, Counter())
 
-    def _use(self, offer: Offer, failure: Failure) -> None:
+    def _use(self, offer: Offer, failure: Story) -> None:
         self._used.setdefault(offer.by, Counter())[failure.code] += 1
 
-    def _wanted(self, failure: Failure) -> list[int]:
+    def _wanted(self, failure: Story) -> list[int]:
         covering = [place for place, offer in enumerate(self._bounded) if offer.covers(failure)]
         return sorted(covering, key=lambda place: self._bounded[place].by != failure.invoke.by)

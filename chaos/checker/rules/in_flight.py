@@ -7,8 +7,8 @@ from typing import Final
 
 from chaos.checker.goals import Evidence
 from chaos.checker.injections import Blow
-from chaos.checker.rules.excuses import Failure
 from chaos.checker.rules.log import Exit
+from chaos.checker.story import Story
 from chaos.record.records import Fail
 
 SLOW_DEATHS: Final = frozenset({"hang", "oom", "processes"})
@@ -18,7 +18,7 @@ TELLING: Final = 0.5
 
 
 def in_flight_errors(
-    excused: Iterable[tuple[Failure, int]], blows: Mapping[int, Blow], exits: Mapping[int, Exit]
+    excused: Iterable[tuple[Story, int]], blows: Mapping[int, Blow], exits: Mapping[int, Exit]
 ) -> Sequence[tuple[float, Evidence]]:
     """Return the seconds from a worker's death to each error of what it was executing.
 
@@ -29,8 +29,8 @@ def in_flight_errors(
     found: list[tuple[float, Evidence]] = []
     for failure, n in excused:
         blow = blows.get(n)
-        broken = [each for each in failure.story.executions if each.end is None]
-        if blow is None or not broken or not isinstance(failure.story.end, Fail):
+        broken = [each for each in failure.executions if each.end is None]
+        if blow is None or not broken or not isinstance(failure.end, Fail):
             continue
         pid, begin = broken[-1].pid, broken[-1].begin
         # An exception also leaves an execution without an end: its worker lives on, or died later of

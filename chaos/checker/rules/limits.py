@@ -25,7 +25,6 @@ class Limits:
     unaffected: float = 2.0  # times the baseline
     goodput: float = 0.8  # of the capacity
     back: float = 5.0  # until descriptors, threads and children are where they were
-    unready: float = 0.1  # from SIGTERM
 
     execution_timeout: float = 2.0  # of the models in which hangs are injected
     overloaded: str = "slow"

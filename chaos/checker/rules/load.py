@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
-from chaos.checker.figures import quantile
-from chaos.checker.goals import Goal
+from chaos.checker.goals import Goal, quantile
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import Story
 from chaos.record.records import Manifest, Phase

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chaos.checker.goals import Findings, Goal
-from chaos.checker.rules.excuses import Excuses, Failure, failure_of, ran_out
+from chaos.checker.rules.excuses import Excuses, ran_out
 from chaos.checker.rules.limits import Limits
-from chaos.checker.story import Pairing, Story
+from chaos.checker.story import NO_ANSWER, Pairing, Story
 from chaos.record.records import Tally
 
 
@@ -31,8 +31,8 @@ class Outcomes:
         self._sent = 0
         self.good = 0
         # With the number of the fault; complete after `goals`.
-        self.excused: list[tuple[Failure, int]] = []
-        self.unexcused: list[Failure] = []  # after `goals`
+        self.excused: list[tuple[Story, int]] = []
+        self.unexcused: list[Story] = []  # after `goals`
 
     def see(self, story: Story) -> None:
         """Count a request."""
@@ -42,18 +42,16 @@ class Outcomes:
         elif len(story.ends) > 1:
             self._twice.add("ended twice", story.invoke.id, story.told(self._began))
         self.good += bool(story.end and story.end.kind == "ok")
-        failure = failure_of(story)
-        if failure is not None and story.invoke.phase != "ending":
-            self._excuses.take(failure)
+        if story.code and story.invoke.phase != "ending":
+            self._excuses.take(story)
 
     def goals(self) -> Iterable[Goal]:
         """Judge what was seen."""
         self.unexcused, self.excused = self._excuses.settle()
         errors, late = Findings(), Findings()
         for failure in self.unexcused:
-            silent = failure.story.end is not None and failure.story.end.kind == "unknown"
-            told = failure.story.told(self._began)
-            if silent:
+            told = failure.told(self._began)
+            if failure.code == NO_ANSWER:
                 self._lost.add("no answer, and no excuse", failure.invoke.id, told)
             else:
                 kept = late if ran_out(failure, self._limits) else errors

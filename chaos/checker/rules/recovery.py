@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from chaos.checker.figures import quantile
-from chaos.checker.goals import Evidence, Goal, worst
+from chaos.checker.goals import Evidence, Goal, quantile, worst
 from chaos.checker.injections import Blow
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import Story

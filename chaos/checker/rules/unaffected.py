@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from chaos.checker.figures import quantile
-from chaos.checker.goals import Evidence, Findings, Goal, worst
-from chaos.checker.injections import Windows
-from chaos.checker.rules.excuses import Offer, failure_of, ran_out
+from chaos.checker.goals import Evidence, Findings, Goal, quantile, worst
+from chaos.checker.injections import Blow
+from chaos.checker.rules.excuses import Offer, ran_out
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import Story
 from chaos.record.records import Invoke, Ok
@@ -21,8 +20,8 @@ ENOUGH: Final = 100
 class Unaffected:
     """Errors and latencies of models while others are hit, beside those of the calm phase."""
 
-    def __init__(self, windows: Windows, offers: Sequence[Offer], limits: Limits, began: float) -> None:
-        self._windows = windows
+    def __init__(self, hits: Sequence[Blow], offers: Sequence[Offer], limits: Limits, began: float) -> None:
+        self._felt = [(blow.t, blow.felt_until, blow) for blow in hits]
         self._overloads = [offer for offer in offers if not offer.by]
         self._limits = limits
         self._began = began
@@ -39,13 +38,12 @@ class Unaffected:
         if invoke.phase == "calm":
             self._note(self._calm, story)
             return
-        felt = list(self._windows.during(invoke.t, end.t))
+        felt = [blow for begin, until, blow in self._felt if begin <= end.t and until >= invoke.t]
         if not felt or any(invoke.model in blow.injected.models for blow in felt):
             return
         self._seen += 1
         self._note(self._meanwhile, story)
-        failure = failure_of(story)
-        if failure is not None and not ran_out(failure, self._limits):
+        if story.code and not ran_out(story, self._limits):
             names = ", ".join(f"{blow.injected.fault} ({blow.n})" for blow in felt)
             told = f"{story.told(self._began)}; at the time: {names}"
             self._errors.add("failed, though no fault should be felt by its model", invoke.id, told)

@@ -16,8 +16,9 @@ from typing import Final
 import trio
 
 from chaos.clients import grpc_messages, http_messages
-from chaos.faults.base import Server, now
+from chaos.record.outcome import now
 from chaos.record.records import Invoke, Ok
+from chaos.subject.server import Server
 from chaos.wires.frames import Calls, GrpcAnswer
 from chaos.wires.http import Broken, Connection, Reply, request
 from chaos.workload.answers import expected, inputs

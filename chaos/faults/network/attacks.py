@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from chaos.faults.base import Injection, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, Stage, Trouble
 from chaos.faults.network.asking import Question, ask_grpc, ask_http, together
+from chaos.record.outcome import now
 from chaos.record.records import Excuse
 
 Attacking = Callable[[Stage, random.Random], Awaitable[Sequence[str]]]
@@ -19,20 +20,16 @@ _MOST_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attack:
-    """A fault by clients. Implements `chaos.faults.base.Fault`.
+class Attack(Fault):
+    """A fault by clients.
 
     `inject` only decides. `heal` attacks, takes everything back, and asks as new clients do. It raises
     Trouble if anything was not as it should be. So the time from the injection to the healing is that of the
     attack. `models` are those that may feel it as latency; there are none if it must not be felt at all.
     """
 
-    name: str
-    expected: str
     attack: Attacking
     detail: str
-    weight: float = 1.0
-    lasts: float = 0.0
     models: Sequence[str] = ()
     excuses: Sequence[Excuse] = ()
 

@@ -6,7 +6,7 @@ They leave at the wrong moment, are too slow, send byte by byte, or talk nonsens
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -26,9 +26,6 @@ _COMING: Final = 1.0
 
 These faults try the manners of clients; `crowds` tries what a crowd does to the cores.
 """
-
-# Each client of an attack is a coroutine function that says what went wrong.
-Client = Callable[[], Awaitable[str]]
 
 
 # -- leaving
@@ -119,14 +116,6 @@ async def _leave(stage: Stage, target: random.Random, *, reset: bool) -> list[st
 # -- slowness
 
 
-def _slow_clients(
-    stage: Stage, target: random.Random, clients: Sequence[Callable[..., Awaitable[str]]]
-) -> Iterator[Client]:
-    for client in clients:
-        for _ in range(_EACH):
-            yield partial(client, stage, Question.draw(target.choice(_ASKED), target))
-
-
 async def _write_http_slowly(stage: Stage, question: Question) -> str:
     async with await Connection.open(stage.server.http_port) as connection:
         await connection.trickle(question.http, pieces=40, pause=0.05)
@@ -166,7 +155,6 @@ async def _read_http_slowly(stage: Stage, question: Question) -> str:
 
 async def _read_metrics_slowly(stage: Stage, question: Question) -> str:
     """Read a large answer a little at a time: whole, to its end."""
-    del question
     async with await Connection.open(stage.server.metrics_port, receive_buffer=_SMALL_BUFFER) as connection:
         await connection.send(request("GET", "/metrics"))
         answer = await connection.answer(piece=1024, pause=0.02)
@@ -192,7 +180,12 @@ async def _read_grpc_slowly(stage: Stage, question: Question) -> str:
 
 
 async def _slow(stage: Stage, target: random.Random, *clients: Callable[..., Awaitable[str]]) -> list[str]:
-    return await together(_slow_clients(stage, target, clients), within=_COMING)
+    asked = (
+        partial(client, stage, Question.draw(target.choice(_ASKED), target))
+        for client in clients
+        for _ in range(_EACH)
+    )
+    return await together(asked, within=_COMING)
 
 
 # -- byte by byte

@@ -48,14 +48,13 @@ async def _flood(stage: Stage, target: random.Random, *, priority: int = 0, tena
 
     Each request must be answered, or refused as UNAVAILABLE.
     """
-    del target
     until = trio.current_time() + LASTS
 
     async def client(number: int) -> str:
         await trio.sleep(_PAUSE * number / _FLOOD)
         wrong: Counter[str] = Counter()
         while trio.current_time() < until:
-            end = await stage.clients.send(
+            end = await stage.send(
                 FLOODED, priority=priority, tenant=tenant, protocol="http" if number % 2 else "grpc"
             )
             if isinstance(end, Unknown):

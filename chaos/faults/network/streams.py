@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import trio
 
-from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble
 from chaos.faults.network.crowds import EVERYTHING
 from chaos.faults.shelves import Shelf
 from chaos.faults.workers.guests import send_off, until_gone, welcome
+from chaos.record.outcome import now
 
 SECONDS: Final = 4.0
 LEAST: Final = 1200
@@ -31,16 +32,11 @@ _ROOT: Final = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongStreams:
-    """A process with grpcio asks two guests. Implements `chaos.faults.base.Fault`.
+class LongStreams(Fault):
+    """A process with grpcio asks two guests.
 
     No other fault hits these guests, so that not one error is allowed.
     """
-
-    name: str
-    expected: str
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Bring in the guests; `heal` has the client ask.

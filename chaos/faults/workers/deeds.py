@@ -7,7 +7,7 @@ request of one client's; the second befalls whatever ordinary batch comes next.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -15,9 +15,11 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Heal, Injection, Measure, NoTarget, Order, Stage, Trouble, nothing_to_heal, now
+from chaos.faults.base import Fault, Heal, Injection, NoTarget, Stage, Trouble, nothing_to_heal
 from chaos.faults.targets import felt_by, lost_with_workers, under_way
+from chaos.record.outcome import now
 from chaos.record.records import Excuse, Fail, LogExpected, Ok, Wire
+from chaos.workload.control import Order
 
 _TAKEN_WITHIN: Final = 3.0  # seconds: every model has several requests a second
 _LOOKING: Final = 0.005
@@ -25,8 +27,8 @@ _WIRES: Final[Sequence[Wire]] = ("http", "grpc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """A model does `action` once. Implements `chaos.faults.base.Fault`.
+class Deed(Fault):
+    """A model does `action` once.
 
     `codes` are those of the errors that follow, for as many requests as one execution may have, or for one if
     `alone`. With no codes every answer has to be right. The errors' messages contain `says`. `reason` is why
@@ -34,8 +36,6 @@ class Deed:
     notice and either may be first.
     """
 
-    name: str
-    expected: str
     action: str
     models: Sequence[str]
     codes: Sequence[str] = ()
@@ -44,10 +44,8 @@ class Deed:
     reason: str = ""
     or_reason: str = ""
     within: float = 1.0  # seconds from the deed to the line about the worker's end
-    measures: Measure = ""
+    measures: str = ""
     log: LogExpected | None = None
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Have it done; `heal` waits for the outcome of a request that asked for it.
@@ -91,7 +89,7 @@ class Deed:
         return expects
 
     async def _send(self, stage: Stage, model: str, wire: Wire) -> None:
-        end = await stage.clients.send(model, poison=self.action, protocol=wire)
+        end = await stage.send(model, poison=self.action, protocol=wire)
         if self.codes:
             right = isinstance(end, Fail) and end.code in self.codes and self.says in end.message
         else:
@@ -126,22 +124,11 @@ async def _ordered(stage: Stage, model: str, action: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """All workers of a model do `action` in every execution, for `lasts` seconds.
+class Held(Fault):
+    """All workers of a model do `action` in every execution, for `lasts` seconds."""
 
-    Implements `chaos.faults.base.Fault`. Before it ends, it sends as many requests of its own as make the
-    effect the same however small the load is.
-    """
-
-    name: str
-    expected: str
     action: str
     models: Sequence[str]
-    lasts: float
-    sends: int = 0
-    excuses: Callable[[str], Sequence[Excuse]] = lambda model: ()
-    expects: Sequence[LogExpected] = ()
-    weight: float = 1.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Begin; `heal` ends it."""
@@ -151,42 +138,29 @@ class Held:
         return Injection(
             t=t,
             models=felt_by(model),
-            detail=f"every execution of '{model}' is to {self.action}" + self._how_long(),
-            excuses=self.excuses(model),
-            expects=self.expects,
-            undo=partial(self._end, stage, model, order),
+            detail=f"every execution of '{model}' is to {self.action} for {self.lasts:g} s",
+            undo=partial(_withdrawn, order),
         )
 
-    def _how_long(self) -> str:
-        return f" for {self.lasts:g} s" if self.lasts else f", and {self.sends} are sent"
 
-    async def _end(self, stage: Stage, model: str, order: Order) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(self.sends):
-                    nursery.start_soon(stage.clients.send, model)
-        finally:
-            order.withdraw()
+async def _withdrawn(order: Order) -> None:
+    order.withdraw()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Poison:
+class Poison(Fault):
     """A request that brings down a pure model's workers, by its inputs alone.
 
-    Implements `chaos.faults.base.Fault`. The request runs again and again, alone in the end, until it is
+    The request runs again and again, alone in the end, until it is
     refused with `code`. No two of these requests have the same inputs, so that none is known from before.
     """
 
-    name: str
-    expected: str
     poison: str
     code: str
     reason: str
     within: float
-    measures: Measure
+    measures: str
     model: str = "add_sub"
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Decide over which protocol; `heal` sends it."""
@@ -208,7 +182,7 @@ class Poison:
         return [own] if self.reason != "hang" else [own, _late(self.model)]
 
     async def _send(self, stage: Stage, wire: Wire) -> None:
-        end = await stage.clients.send(self.model, poison=self.poison, protocol=wire)
+        end = await stage.send(self.model, poison=self.poison, protocol=wire)
         if not (isinstance(end, Fail) and end.code == self.code):
             raise Trouble(f"the poison request was due {self.code}, and got {end}")
 
@@ -225,7 +199,7 @@ def _dead(
     or_reason: str = "",
     models: Sequence[str] = _QUICK,
     within: float = 1.0,
-    measures: Measure = "worker",
+    measures: str = "worker",
 ) -> Deed:
     return Deed(
         name=name,
@@ -241,7 +215,7 @@ def _dead(
     )
 
 
-FAULTS: Sequence[Deed | Held | Poison] = (
+FAULTS: Sequence[Fault] = (
     Deed(
         name="model_raise",
         expected="The whole batch is answered INTERNAL with the exception's text; the worker lives, and the next batch is answered.",
@@ -313,17 +287,6 @@ FAULTS: Sequence[Deed | Held | Poison] = (
         action="slow",
         models=("echo", "batching"),
         lasts=1.0,
-    ),
-    Held(
-        name="memory_leak",
-        expected="A worker that passes its memory limit is killed for it, with the reason oom, and started again; of what it was"
-        " executing, one request each, clients hear UNAVAILABLE.",
-        action="leak_memory",
-        models=("echo",),
-        lasts=0.0,
-        sends=60,
-        excuses=lambda model: (Excuse(models=felt_by(model), most=8, after=0.1),),
-        expects=(LogExpected(event=Event.WORKER_EXITED.value, keys={"reason": "oom"}, within=3.0),),
     ),
     Held(
         name="descriptor_leak",

@@ -5,14 +5,14 @@ No other fault chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 import trio
 
 from chaos.faults.base import NoTarget, Stage, Trouble
-from chaos.faults.shelves import READY, Shelf, post, serving_alone, until_states
+from chaos.faults.shelves import Shelf, ask_for, gone, serving_alone, until_states
 from chaos.faults.targets import Instance, instances
 from chaos.workload.repository import EXECUTION_TIMEOUT, INSTANCES, write_model
 
@@ -35,7 +35,7 @@ async def welcome(
     whole = await trio.to_thread.run_sync(write)
     whole.rename(shelf.path)
     try:
-        await _told(stage, guest, "load")
+        await ask_for(stage.server, "load", guest)
         await until_states(stage.server, guest, serving_alone(1), "it should serve")
         return shelf, await all_of(stage, guest)
     except BaseException:
@@ -46,14 +46,14 @@ async def welcome(
 async def send_off(stage: Stage, shelf: Shelf) -> None:
     """Take a guest away. `until_gone` waits until nothing of it serves."""
     try:
-        await _told(stage, shelf.model, "unload")
+        await ask_for(stage.server, "unload", shelf.model)
     finally:
         shelf.remove()
 
 
 async def until_gone(stage: Stage, guest: str) -> None:
     """Wait until nothing of a guest serves. Raises Trouble if that takes too long."""
-    await until_states(stage.server, guest, _nobody, "nothing of it should serve")
+    await until_states(stage.server, guest, gone, "nothing of it should serve")
 
 
 async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
@@ -65,15 +65,3 @@ async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
             await trio.sleep(_LOOKING)
         return serving
     raise Trouble(f"'{guest}' has {len(serving)} instances that serve, not {INSTANCES}")
-
-
-async def _told(stage: Stage, guest: str, what: str) -> None:
-    """Ask for a load or an unload.
-
-    A server that polls refuses, because it sees by itself what is to be done.
-    """
-    await post(stage.server, f"/v2/repository/models/{guest}/{what}")
-
-
-def _nobody(states: Mapping[int, str]) -> bool:
-    return READY not in states.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Sequence
@@ -13,14 +12,13 @@ from typing import Final
 
 import trio
 
-from actors.values.events import Event
-from chaos.faults.base import Fault, Injection, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, Stage, Trouble
 from chaos.faults.network.asking import Question, together
 from chaos.faults.shelves import Shelf
-from chaos.faults.targets import Instance
+from chaos.faults.targets import Instance, at_work, exit_of, signalled
 from chaos.faults.workers.guests import all_of, send_off, until_gone, welcome
-from chaos.faults.workers.journals import at_work
-from chaos.record.records import LogExpected, Ok
+from chaos.record.outcome import now
+from chaos.record.records import Ok
 from chaos.wires.http import Connection
 
 _GUEST: Final = "echo-unlimited"
@@ -32,17 +30,13 @@ _LOOKING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HangsWithoutLimit:
+class HangsWithoutLimit(Fault):
     """One of two instances of a guest without `tritium.execution_timeout` hangs, and clients ask the guest.
 
-    Implements `chaos.faults.base.Fault`. `heal` asks, and kills the worker that hangs: an operator's way out.
+    `heal` asks, and kills the worker that hangs: an operator's way out.
     """
 
-    name: str
-    expected: str
     guest: str = _GUEST
-    weight: float = 0.5
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Bring in the guest, and have one of its instances hang.
@@ -67,13 +61,7 @@ class HangsWithoutLimit:
             models=(self.guest,),
             detail=f"{hit.path} (pid {hit.pid}) hangs, which has no limit, and is killed in the end",
             pid=hit.pid,
-            expects=[
-                LogExpected(
-                    event=Event.WORKER_EXITED.value,
-                    keys={"actor": hit.path, "pid": hit.pid, "reason": "signal_9"},
-                    within=3 * _PATIENCE,
-                )
-            ],
+            expects=[exit_of(hit, "signal_9", within=3 * _PATIENCE)],
             undo=partial(self._see, stage, shelf, hit, client),
         )
 
@@ -81,12 +69,12 @@ class HangsWithoutLimit:
         try:
             async with client:
                 troubles = await self._ask(stage, _QUESTIONS)
-                _kill(hit.pid)
+                signalled(hit.pid, signal.SIGKILL)
                 troubles += await together([partial(_told, client)], patience=_PATIENCE)
             await all_of(stage, self.guest)
             troubles += await self._ask(stage, 4)
         finally:
-            _kill(hit.pid)
+            signalled(hit.pid, signal.SIGKILL)
             await send_off(stage, shelf)
         await until_gone(stage, self.guest)
         if troubles:
@@ -94,7 +82,7 @@ class HangsWithoutLimit:
 
     async def _ask(self, stage: Stage, count: int) -> list[str]:
         async def one(number: int) -> str:
-            end = await stage.clients.send(self.guest, protocol="http" if number % 2 else "grpc")
+            end = await stage.send(self.guest, protocol="http" if number % 2 else "grpc")
             return (
                 "" if isinstance(end, Ok) else f"the other instance should have answered, and there was {end}"
             )
@@ -123,16 +111,10 @@ async def _executing(run: Path, serving: Sequence[Instance]) -> Instance:
     raise Trouble(f"nobody has begun with what was to hang, after {_PATIENCE:g} s")
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 FAULTS: Sequence[Fault] = (
     HangsWithoutLimit(
         name="hang_without_limit",
+        weight=0.5,
         expected="A model without a limit hangs in one instance: every later request is answered by the other one, and none waits for the hang;"
         " when the worker is killed, the hang's own client is told UNAVAILABLE, and nobody else.",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Sequence
@@ -12,43 +11,41 @@ from typing import Final
 
 import trio
 
-from actors.values.events import Event
-from chaos.faults.base import Injection, NoTarget, Stage, now
+from chaos.faults.base import Fault, Injection, NoTarget, Stage
 from chaos.faults.targets import (
     PURE,
     PYTHON,
     Instance,
+    at_work,
+    exit_of,
     felt_by,
     instances,
     lost_with_all_workers,
     lost_with_workers,
     one_instance,
+    signalled,
     under_way,
 )
-from chaos.faults.workers.journals import at_work
-from chaos.record.records import Excuse, LogExpected
+from chaos.record.outcome import now
+from chaos.record.records import Excuse
 
 _LOOKING: Final = 0.002
 _AT_WORK_WITHIN: Final = 3.0  # seconds in which a worker has to be met at work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Killed:
-    """SIGKILL to one worker, or to all workers of a model at once. Implements `chaos.faults.base.Fault`."""
+class Killed(Fault):
+    """SIGKILL to one worker, or to all workers of a model at once."""
 
-    name: str
-    expected: str
     models: Sequence[str]
     everyone: bool = False
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Kill. Raises NoTarget if no worker serves."""
         first = await one_instance(stage, target, self.models)
         hit = await instances(stage, (first.model,)) if self.everyone else [first]
         t = now()
-        killed = [each for each in hit if _signalled(each, signal.SIGKILL)]
+        killed = [each for each in hit if signalled(each.pid, signal.SIGKILL)]
         if not killed:
             raise NoTarget(f"the workers of '{first.model}' have just ended")
         return Injection(
@@ -57,27 +54,23 @@ class Killed:
             detail=f"SIGKILL to {_named(killed)}",
             pid=killed[0].pid,
             excuses=lost_with_all_workers(first.model) if self.everyone else lost_with_workers(first.model),
-            expects=[_exit_of(each, "signal_9") for each in killed],
+            expects=[exit_of(each, "signal_9") for each in killed],
             measures="worker",
             model=first.model,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """SIGSTOP to one worker, and SIGCONT after `lasts` seconds. Implements `chaos.faults.base.Fault`.
+class Stopped(Fault):
+    """SIGSTOP to one worker, and SIGCONT after `lasts` seconds.
 
     With `limit`, the seconds that an execution may take, the worker is stopped in the middle of an execution,
     for longer than that, and is ended meanwhile. A stopped worker that executes nothing would only be passed
     over: its requests go to others.
     """
 
-    name: str
-    expected: str
     models: Sequence[str]
-    lasts: float
     limit: float | None = None
-    weight: float = 1.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Stop it. Raises NoTarget if no worker serves, or none executes anything."""
@@ -85,7 +78,7 @@ class Stopped:
         t = now()
         if self.limit is not None:
             t = await _stopped_at_work(stage, hit)
-        elif not _signalled(hit, signal.SIGSTOP):
+        elif not signalled(hit.pid, signal.SIGSTOP):
             raise NoTarget(f"the worker of {hit.path} has just ended")
         return Injection(
             t=t,
@@ -93,7 +86,7 @@ class Stopped:
             detail=f"SIGSTOP to {_named([hit])}, SIGCONT after {self.lasts:g} s",
             pid=hit.pid,
             excuses=() if self.limit is None else _overslept(hit.model),
-            expects=() if self.limit is None else [_exit_of(hit, "hang", within=self.lasts)],
+            expects=() if self.limit is None else [exit_of(hit, "hang", within=self.lasts)],
             undo=partial(_continue, hit),
         )
 
@@ -106,11 +99,11 @@ async def _stopped_at_work(stage: Stage, hit: Instance) -> float:
             if not at_work(stage.folder, hit):
                 continue
             t = now()
-            if not _signalled(hit, signal.SIGSTOP):
+            if not signalled(hit.pid, signal.SIGSTOP):
                 raise NoTarget(f"the worker of {hit.path} has just ended")
             if at_work(stage.folder, hit):
                 return t
-            _signalled(hit, signal.SIGCONT)  # it was done a moment before
+            signalled(hit.pid, signal.SIGCONT)  # it was done a moment before
     raise NoTarget(f"{hit.path} was not seen to execute anything for {_AT_WORK_WITHIN:g} s")
 
 
@@ -123,28 +116,15 @@ def _overslept(model: str) -> tuple[Excuse, ...]:
     return (late, *lost_with_workers(model))
 
 
-def _signalled(instance: Instance, number: signal.Signals) -> bool:
-    try:
-        os.kill(instance.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 async def _continue(instance: Instance) -> None:
-    _signalled(instance, signal.SIGCONT)
-
-
-def _exit_of(instance: Instance, reason: str, *, within: float = 1.0) -> LogExpected:
-    keys = {"actor": instance.path, "pid": instance.pid, "reason": reason}
-    return LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=within)
+    signalled(instance.pid, signal.SIGCONT)
 
 
 def _named(killed: Sequence[Instance]) -> str:
     return ", ".join(f"{each.path} (pid {each.pid})" for each in killed)
 
 
-FAULTS: Sequence[Killed | Stopped] = (
+FAULTS: Sequence[Fault] = (
     Killed(
         name="worker_sigkill",
         expected="At most what that worker was executing is answered UNAVAILABLE within 100 ms, nothing at all of a pure"

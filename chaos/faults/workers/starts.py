@@ -13,18 +13,22 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Injection, NoTarget, Order, Stage, Trouble, now
+from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble
 from chaos.faults.shelves import Shelf
 from chaos.faults.targets import (
     PYTHON,
     Instance,
+    exit_of,
     felt_by,
     lost_with_workers,
+    node_at,
     one_instance,
-    state_of,
+    signalled,
 )
 from chaos.faults.workers.guests import send_off, until_gone, welcome
+from chaos.record.outcome import now
 from chaos.record.records import LogExpected, Ok
+from chaos.workload.control import Order
 
 _LOOKING: Final = 0.02
 # Seconds, on a busy machine. This says nothing about when the log has to tell of each start.
@@ -36,30 +40,21 @@ _PATIENCE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailsToStart:
-    """A worker is killed, and its successors fail to load the model `times` times.
+class FailsToStart(Fault):
+    """A worker is killed, and its successors fail to load the model `times` times."""
 
-    Implements `chaos.faults.base.Fault`.
-    """
-
-    name: str
-    expected: str
     models: Sequence[str]
     times: int
-    weight: float = 1.0
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Order the failures, then kill. Raises NoTarget if no worker serves."""
         hit = await one_instance(stage, target, self.models)
         orders = [stage.control.once(hit.model, "init_fail") for _ in range(self.times)]
         t = now()
-        try:
-            os.kill(hit.pid, signal.SIGKILL)
-        except ProcessLookupError:
+        if not signalled(hit.pid, signal.SIGKILL):
             for order in orders:
                 order.withdraw()
-            raise NoTarget(f"the worker of {hit.path} has just ended") from None
+            raise NoTarget(f"the worker of {hit.path} has just ended")
         return Injection(
             t=t,
             models=felt_by(hit.model),
@@ -67,7 +62,7 @@ class FailsToStart:
             pid=hit.pid,
             excuses=lost_with_workers(hit.model),
             expects=[
-                _exit_of(hit, "signal_9"),
+                exit_of(hit, "signal_9"),
                 LogExpected(
                     event=Event.WORKER_EXITED.value,
                     keys={"actor": hit.path, "reason": "start_failed"},
@@ -87,19 +82,15 @@ async def _wait_taken(orders: Sequence[Order], path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeverStarts:
+class NeverStarts(Fault):
     """A guest, a copy of a model that is brought in and taken away, can't start any more.
 
-    Implements `chaos.faults.base.Fault`. One of its two workers is killed, and none can load the model any
+    One of its two workers is killed, and none can load the model any
     more. So its budget of restarts is used up, and it would be tried again after 15 to 30 s: that is longer
     than a fault may last.
     """
 
-    name: str
-    expected: str
     guest: str
-    weight: float = 0.5
-    lasts: float = 0.0
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Bring in the guest, then kill; `heal` waits for the rest.
@@ -121,7 +112,7 @@ class NeverStarts:
             detail=f"{hit.path} (pid {hit.pid}) is killed and can't be started again",
             pid=hit.pid,
             expects=[
-                _exit_of(hit, "signal_9"),
+                exit_of(hit, "signal_9"),
                 LogExpected(
                     event=Event.RESTARTS_EXHAUSTED.value,
                     keys={"actor": hit.path, "context": "half_open"},
@@ -137,7 +128,7 @@ class NeverStarts:
     async def _send_off(self, stage: Stage, shelf: Shelf, hit: Instance, order: Order) -> None:
         try:
             await _worn_out(stage, hit)
-            end = await stage.clients.send(self.guest)
+            end = await stage.send(self.guest)
             if not isinstance(end, Ok):
                 raise Trouble(
                     f"the other instance of '{self.guest}' should have answered, and there was {end}"
@@ -153,18 +144,12 @@ async def _worn_out(stage: Stage, hit: Instance) -> None:
     with trio.move_on_after(_PATIENCE):
         while state != "exhausted":
             await trio.sleep(_LOOKING)
-            state = state_of(await stage.server.tree(), hit.path)
+            state = node_at(await stage.server.tree(), hit.path).get("state", "")
         return
     raise Trouble(f"{hit.path} is {state} after {_PATIENCE:g} s in which it could not start")
 
 
-def _exit_of(hit: Instance, reason: str) -> LogExpected:
-    return LogExpected(
-        event=Event.WORKER_EXITED.value, keys={"actor": hit.path, "pid": hit.pid, "reason": reason}
-    )
-
-
-FAULTS: Sequence[FailsToStart | NeverStarts] = (
+FAULTS: Sequence[Fault] = (
     FailsToStart(
         name="initialisation_fails_twice",
         expected="The instance is started again after each failure, the later the oftener it failed, and the other instance answers"
@@ -177,5 +162,6 @@ FAULTS: Sequence[FailsToStart | NeverStarts] = (
         expected="After five failures the instance is given up for a while and the model is degraded, with both in the log; its other"
         " instance answers on.",
         guest="echo-doomed",
+        weight=0.5,
     ),
 )

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final
 
 from actors.catalog.loading import OUTDATED
-from chaos.simulation.faults import Blow, Window
+from chaos.simulation.faults import Blow, Window, met
 from chaos.simulation.operators import Ordered
 from chaos.simulation.orders import ATTEMPTS
 from chaos.simulation.outcomes import LOST
@@ -147,7 +147,7 @@ class Control:
     def _excused(self, done: Ordered) -> bool:
         name = done.order.model
         if done.code == LOST:
-            return self._met("connections", "", done.began, math.inf)
+            return met(self._windows, "connections", "", done.began, math.inf)
         if done.code == "INTERNAL" and done.message.endswith(" came to no end"):
             return self._struck(done)
         if done.order.what == "unload":
@@ -155,7 +155,7 @@ class Control:
         if done.code == "INTERNAL":
             unread = f"failed to load '{name}', failed to poll from model repository"
             return done.message.startswith(f"{unread}: ") and any(
-                self._met("unreadable", each, done.began, done.ended) for each in ("", name)
+                met(self._windows, "unreadable", each, done.began, done.ended) for each in ("", name)
             )
         told = done.message.removeprefix(f"load failed for model '{name}': ").removesuffix("\n")
         if done.code != "INVALID_ARG" or told == done.message:
@@ -179,7 +179,7 @@ class Control:
             *journal.launches_refused,
         ]
         failed = sum(done.began <= at <= done.ended for at in times)
-        suspended = self._met("suspended", model, done.began, done.ended)
+        suspended = met(self._windows, "suspended", model, done.began, done.ended)
         return failed >= ATTEMPTS or suspended or self._struck(done)
 
     def _lacks_parts(self, done: Ordered) -> bool:
@@ -187,19 +187,14 @@ class Control:
         return any(
             self.may_be_gone(step, done.began)
             or self._troubled(done, step)
-            or self._met("unreadable", step, done.began, done.ended)
-            or self._met("unreadable", "", done.began, done.ended)
+            or met(self._windows, "unreadable", step, done.began, done.ended)
+            or met(self._windows, "unreadable", "", done.began, done.ended)
             or any(
                 each.order.what == "unload" and each.began <= done.ended and done.began <= each.ended
                 for each in self._orders
                 if _concerns(each, step)
             )
             for step in MODELS[done.order.model].steps
-        )
-
-    def _met(self, why: str, model: str, begin: float, end: float) -> bool:
-        return any(
-            each.why == why and each.model == model and each.meets(begin, end) for each in self._windows
         )
 
     def _struck(self, done: Ordered) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from chaos.simulation.faults import Blow, Window
+from chaos.simulation.faults import Blow, Window, met
 from chaos.simulation.judging.control import BARELY, Control
 from chaos.simulation.observers import Looked
 from chaos.simulation.outcomes import GONE, LOST, Outcome
@@ -73,7 +73,9 @@ class Judge:
                 yield f"{complaint}: {looked}"
             if not looked.code:
                 yield f"no answer to an observer: {looked}"
-            elif looked.code == LOST and not self._in_window("connections", "", looked.began, looked.ended):
+            elif looked.code == LOST and not met(
+                self._windows, "connections", "", looked.began, looked.ended
+            ):
                 yield f"an observer lost its connection: {looked}"
 
     def _of(self, outcome: Outcome, history: Mapping[str, int]) -> Iterator[str]:
@@ -174,12 +176,7 @@ class Judge:
         return False
 
     def _within(self, outcome: Outcome, why: str, model: str = "") -> bool:
-        return self._in_window(why, model, outcome.began, outcome.ended)
-
-    def _in_window(self, why: str, model: str, begin: float, end: float) -> bool:
-        return any(
-            each.why == why and each.model == model and each.meets(begin, end) for each in self._windows
-        )
+        return met(self._windows, why, model, outcome.began, outcome.ended)
 
     def _sequence_lost(self, outcome: Outcome) -> bool:
         """Whether an instance that had the sequence has died.

@@ -116,7 +116,6 @@ class Disk:
         self, name: str, *, progress: Callable[[FetchProgress], None], cancelled: Callable[[], bool]
     ) -> Fetched:
         """See `Source`."""
-        del progress, cancelled
         self._check()
         folder = self.folders.get(name)
         if folder is None:
@@ -129,7 +128,6 @@ class Disk:
 
     def release(self, path: Path) -> None:
         """See `Source`."""
-        del path
         self.released += 1
 
     def _check(self) -> None:

@@ -12,13 +12,13 @@ import signal
 import socket
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import trio
 
 from actors.seams.bell import Bell
-from actors.serving.policy.retries import Exit, Oom, Signal
+from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from actors.serving.probing import PROBE_ID
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
@@ -30,6 +30,13 @@ from chaos.simulation.world.models import MODELS, VERSION_STEP, Model, parts_of,
 from chaos.simulation.world.workers import POISON, RAISE, SimulatedWorker, Workers, World
 
 Array = np.ndarray[Any, Any]
+
+_DEATHS: Final[Mapping[str, DeathReason]] = {
+    "segv": Signal(signal.SIGSEGV),
+    "killed": Signal(signal.SIGKILL),
+    "oom": Oom(),
+    "exit": Exit(0),
+}
 
 
 class _Slot:
@@ -259,18 +266,12 @@ class _Process:
             failing.append(self._world.chance.randrange(len(ids)))
         return await self._computed(job, told, ids, failing)
 
-    async def _misbehave(self, what: str, job: Execute, ids: Sequence[str]) -> None:  # noqa: C901
+    async def _misbehave(self, what: str, job: Execute, ids: Sequence[str]) -> None:
         self._world.note("worker", self._worker.pid, "misbehaves:", what)
         self._worker.misbehaved = True
+        if what in _DEATHS:
+            self._worker.die(_DEATHS[what])
         match what:
-            case "segv":
-                self._worker.die(Signal(signal.SIGSEGV))
-            case "killed":
-                self._worker.die(Signal(signal.SIGKILL))
-            case "oom":
-                self._worker.die(Oom())
-            case "exit":
-                self._worker.die(Exit(0))
             case "close":
                 self._sock.shutdown(socket.SHUT_RDWR)
             case "garbage":
@@ -289,7 +290,7 @@ class _Process:
             case "slow":
                 await self._worker.pause(0.5)
                 return
-            case _:
+            case "raise" | "raise_member":
                 return
         await trio.sleep_forever()
 

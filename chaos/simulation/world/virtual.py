@@ -111,7 +111,6 @@ class VirtualClock(trio.abc.Clock, trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """See `Instrument`."""
-        del task
         self._ran = True
 
     def deadline_to_sleep_time(self, deadline: float) -> float:

@@ -98,7 +98,6 @@ class Workers:
 
     def backend_path(self, spec: ModelSpec) -> str:
         """See `actors.serving.instances.launching.Launcher`."""
-        del spec
         return "chaos.simulation:Simulated"
 
     def limits(self) -> dict[str, int]:
@@ -120,7 +119,6 @@ class Workers:
         return worker
 
     async def _start_spare(self, environment: Environment) -> SimulatedWorker:
-        del environment
         return await self._start()
 
     async def _start(self) -> SimulatedWorker:
@@ -204,7 +202,6 @@ class SimulatedWorker:
 
     def usage(self, *, exact: bool = False) -> Usage:
         """See `Launched`."""
-        del exact
         return Usage(1, 1)
 
     def terminate(self) -> None:

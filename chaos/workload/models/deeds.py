@@ -36,7 +36,6 @@ class Deeds:
     def __init__(self, *, pace: float, limit: int) -> None:
         self._pace = pace
         self._limit = limit
-        self._memory: list[bytearray] = []
         self._descriptors: list[int] = []
         self._allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._by_name: dict[str, Callable[[], None]] = {
@@ -50,7 +49,6 @@ class Deeds:
             "close_frames": _close_frames,
             "garbage_frames": _garbage_frames,
             "slow": self._slow,
-            "leak_memory": self._leak_memory,
             "leak_descriptors": self._leak_descriptors,
             "flood_stdout": _flood_stdout,
             "init_fail": _fail_to_start,
@@ -69,7 +67,6 @@ class Deeds:
 
     def release(self) -> None:
         """Give back what was leaked."""
-        self._memory.clear()
         if self._descriptors:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._allowed)
             for each in self._descriptors:
@@ -90,12 +87,10 @@ class Deeds:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(FEW_DESCRIPTORS, soft), hard))
 
     def _oom(self) -> None:
-        while len(self._memory) * LEAKED < 2 * self._limit:
-            self._leak_memory()
+        taken: list[bytearray] = []
+        while len(taken) * LEAKED < 2 * self._limit:
+            taken.append(bytearray(b"\1") * LEAKED)
         _hang()
-
-    def _leak_memory(self) -> None:
-        self._memory.append(bytearray(b"\1") * LEAKED)
 
     def _leak_descriptors(self) -> None:
         self._allow_few()
