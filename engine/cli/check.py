@@ -34,7 +34,7 @@ from engine.models.layout import ModelDirectory, scan
 from engine.models.problems import Problem, did_you_mean
 from engine.processes.backends import discover
 from engine.processes.inheritance import for_workers
-from engine.processes.placement import gpu_count
+from engine.processes.placement import DEVICES, gpu_count
 from engine.repository.advice import is_model, no_models
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
@@ -84,8 +84,11 @@ examples:
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def check(argv: Sequence[str]) -> int:
-    """Validate and report; return the process's exit status: 1 if anything would not load."""
+def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
+    """Validate and report; return the process's exit status: 1 if anything would not load.
+
+    `devices` is where the kernel shows what GPUs there are.
+    """
     parser = _parser()
     options = parser.parse_args(argv)
     if options.build_environments and options.no_model_code:
@@ -103,7 +106,7 @@ def check(argv: Sequence[str]) -> int:
         report = inspect(
             options.paths,
             settings,
-            gpus=gpu_count(os.environ),
+            gpus=gpu_count(os.environ, devices),
             only=options.model,
             run_model_code=not options.no_model_code,
             build=options.build_environments,

@@ -86,10 +86,11 @@ def undefined_policies(specs: Sequence[ModelSpec], policies: Mapping[str, tuple[
 
 # -- what hardware there is, seen without a framework
 
+DEVICES: Final = Path("/dev")
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
-def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+def gpu_count(environ: Mapping[str, str], devices: Path = DEVICES) -> int:
     """Return how many NVIDIA GPUs workers may use.
 
     These are the driver's device nodes, narrowed by `CUDA_VISIBLE_DEVICES`.

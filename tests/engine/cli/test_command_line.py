@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
 from actors.values.interfaces import IndexEntry
 from engine.__main__ import main
+from engine.cli.check import check
 from engine.cli.serve import help_text
 from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
@@ -186,10 +188,14 @@ def test_check_warns_of_a_model_inside_the_server_process(repository, capsys):
 
 
 @pytest.mark.parametrize(("gpus", "ok"), [(0, False), (2, True)])
-def test_check_sees_the_gpus_that_a_server_here_would_see(repository, gpus, ok, monkeypatch, capsys):
-    monkeypatch.setattr("engine.cli.check.gpu_count", lambda environ: gpus)
+def test_check_sees_the_gpus_that_a_server_here_would_see(
+    repository, gpus, ok, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for number in range(gpus):
+        (tmp_path / f"nvidia{number}").touch()
     on_gpu = GOOD + "instance_group { kind: KIND_GPU }\n"
-    assert main(["check", repository(add=on_gpu)]) == (0 if ok else 1)
+    assert check([repository(add=on_gpu)], devices=tmp_path) == (0 if ok else 1)
     assert ("has kind KIND_GPU but no GPUs are available" in capsys.readouterr().out) is not ok
 
 
@@ -239,7 +245,7 @@ NODE = {
 @pytest.fixture
 def server():
     """An HTTP server that answers what `answers` says, by path."""
-    answers = {"/v2/tritium/tree": (200, json.dumps(NODE).encode())}
+    answers: dict[str, Any] = {"/v2/tritium/tree": (200, json.dumps(NODE).encode())}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

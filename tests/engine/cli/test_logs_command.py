@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from typing import TextIO, cast
 
 import pytest
 
@@ -198,11 +199,12 @@ def test_following_shows_what_is_written_from_now_on(tmp_path):
     path.write_text(text("server_starting") + "\n")
     run = [sys.executable, "-m", "engine", "logs", path, "--follow", "--since", "2026-11-21"]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as following:
+        said = cast("TextIO", following.stdout)
         try:
-            assert "server_starting" in following.stdout.readline()
+            assert "server_starting" in said.readline()
             path.rename(tmp_path / "log.1")
             path.write_text(text("server_ready", 1) + "\n")
-            assert "server_ready" in following.stdout.readline()
+            assert "server_ready" in said.readline()
         finally:
             following.kill()
 

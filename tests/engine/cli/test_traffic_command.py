@@ -5,12 +5,13 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
 from engine.__main__ import main
 
-PLAN = {
+PLAN: dict[str, Any] = {
     "model": "resnet",
     "since_ms": 1_790_000_000_000,
     "for_seconds": 130.0,
@@ -94,7 +95,8 @@ class Answers:
     def __init__(self):
         self.status = 200
         self.document = PLAN
-        self.asked = []
+        self.asked: list[Any] = []
+        self.url = ""
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TextIO, cast
 
 import pytest
 from hypothesis import given
@@ -217,9 +218,9 @@ def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(ad
         text=True,
         preexec_fn=partial(signal.signal, number, signal.SIG_DFL),  # a shell's background job ignores SIGINT
     ) as process:
-        rounds = 0
+        rounds, said = 0, cast("TextIO", process.stdout)
         while rounds < 2:  # each is there before the next, though the pipe is not full
-            rounds += process.stdout.readline().startswith("root  running")
+            rounds += said.readline().startswith("root  running")
         process.send_signal(number)
         try:
             rest, errors = process.communicate(timeout=30)

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from tests.support.examples import examples
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A program, a scripted and a traced module, and one of text; importing torch takes most of the time."""
-    torch = pytest.importorskip("torch")
+    torch: Any = pytest.importorskip("torch")
     directory = tmp_path_factory.mktemp("torch")
 
     class Program(torch.nn.Module):
@@ -173,7 +174,7 @@ def test_no_mutation_of_an_archive_raises(tmp_path, backends, made, file):
 
 
 def spec_of(*leaves, keywords=()):
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, object] = {"type": None, "context": None, "children_spec": []}
     positional = [leaf] * (len(leaves) - len(keywords))
     return json.dumps(
         [1, {"type": "builtins.tuple", "context": "null", "children_spec": [
@@ -184,7 +185,7 @@ def spec_of(*leaves, keywords=()):
 
 
 def results_of(*children, kind="builtins.tuple"):
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, object] = {"type": None, "context": None, "children_spec": []}
     return json.dumps(
         [
             1,
@@ -454,7 +455,9 @@ def test_the_other_default_name_is_looked_for_as_the_backend_does(load, archive)
 
 def test_a_default_value_belongs_to_no_type(archive):
     code = "class M(Module):\n  def forward(self: M,\n    x: Tensor,\n    y: Optional[Tensor]=None) -> Dict[str, Tensor]:\n    pass\n"
-    sketch = read_torch(archive({"m/code/__torch__.py": code, "m/data.pkl": b"\x80\x02c__torch__\nM\n."}))
+    sketch: Any = read_torch(
+        archive({"m/code/__torch__.py": code, "m/data.pkl": b"\x80\x02c__torch__\nM\n."})
+    )
     assert (
         sketch.signature
         == "whose forward takes 'x' (Tensor), 'y' (Optional[Tensor]) and returns Dict[str, Tensor]"

@@ -1,5 +1,7 @@
 """Traffic between versions, as a scrape shows it."""
 
+from typing import Any
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -136,7 +138,7 @@ async def test_a_local_cache_tells_what_it_holds():
     near.lookup(b"k")
     near.lookup(b"other")
     near.counts.lookup_seconds = 0.002
-    lines = lines_of(cache_blocks(ResponseCache(near=near, log=print), None))
+    lines = lines_of(cache_blocks(ResponseCache(near=near, log=unheard), None))
     assert {
         "nv_cache_util 0.25",
         "nv_cache_num_entries 1",
@@ -151,6 +153,10 @@ async def test_a_local_cache_tells_what_it_holds():
     } <= set(lines)
 
 
+def unheard(event, *, level="info", **keys):
+    """Tell nobody."""
+
+
 class Silent:
     name = "silent"
 
@@ -159,9 +165,10 @@ class Silent:
 
 
 async def test_a_cache_elsewhere_tells_whether_it_is_asked():
-    far = FarCache(Silent(), threads=1, patience=1.0, log=print)
-    lines = lines_of(cache_blocks(ResponseCache(far=far, log=print), far))
-    far.look_up(b"k", pytest.fail)
+    silent: Any = Silent()
+    far = FarCache(silent, threads=1, patience=1.0, log=unheard)
+    lines = lines_of(cache_blocks(ResponseCache(far=far, log=unheard), far))
+    far.look_up(b"k", lambda kept: pytest.fail(str(kept)))
     assert {"tritium_cache_available 0", "tritium_cache_hits_total 0"} <= set(lines)
     assert not [line for line in lines if line.startswith("nv_cache_util")]
     assert far.counts.skipped == 1

@@ -30,6 +30,7 @@ from engine.observability.events import supervision_observer
 from engine.observability.logs import LogSink, RequestLog, configure_logging, open_sink, sentence
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
+from tests.support.ports import NoPort
 
 NOON = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 
@@ -419,7 +420,7 @@ def test_connections_coming_and_going_are_seen_at_the_second_verbose_level_only(
 
 
 def request(**options):
-    return InferRequest(model_name="add", reply=None, accepted_at=0.0, **options)
+    return InferRequest(model_name="add", reply=NoPort(), accepted_at=0.0, **options)
 
 
 def test_a_request_has_one_canonical_line_with_its_times_and_outcome():

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -40,6 +41,7 @@ from protocols.grpc.listener import GrpcStatistics, grpc_blocks
 from protocols.transport.families import connection_blocks
 from protocols.transport.listening import ConnectionCounts
 from tests.support.examples import examples
+from tests.support.ports import NoPort
 
 SPEC = ModelSpec(
     name="add",
@@ -439,7 +441,7 @@ async def test_a_name_that_is_no_text_does_not_break_the_scrape():
 
 async def test_other_protocols_are_a_bug_of_the_listener():
     with pytest.raises(ValueError, match="websocket"):
-        await MetricsApp(exposition())({"type": "websocket"}, None, None)
+        await MetricsApp(exposition())({"type": "websocket"}, None, None)  # type: ignore[arg-type]
 
 
 def test_a_custom_histogram_is_written_with_its_own_bounds():
@@ -453,7 +455,7 @@ async def test_a_models_own_buckets_are_used_where_histograms_are_on(wanted, bou
     subtrees = ModelSubtrees(
         Supervisor(),
         Router(),
-        None,
+        cast("Any", None),
         log=lambda event, **keys: None,
         metrics=MetricsSettings(histogram_latencies=wanted),
         stop_within=1.0,
@@ -469,7 +471,7 @@ async def test_what_waits_for_an_ensemble_is_pending_with_its_models_only():
     subtrees = ModelSubtrees(
         Supervisor(),
         router,
-        None,
+        cast("Any", None),
         log=lambda event, **keys: None,
         metrics=MetricsSettings(),
         stop_within=1.0,
@@ -478,7 +480,7 @@ async def test_what_waits_for_an_ensemble_is_pending_with_its_models_only():
         spec = replace(SPEC, name=type(scheduling).__name__, scheduling=scheduling, instances=instances)
         state = subtrees.make_state(spec)
         router.roster.serve(spec.key, {spec.version: state})
-        state.queue.push(InferRequest(model_name=spec.name, reply=None, accepted_at=0.0), 0.0)
+        state.queue.push(InferRequest(model_name=spec.name, reply=NoPort(), accepted_at=0.0), 0.0)
     samples = {each.name: each for each in subtrees.models()}
     assert [samples[name].statistics.pending for name in ("Ensemble", "Direct")] == [0, 1]
     assert [samples[name].queue_depth for name in ("Ensemble", "Direct")] == [1, 1]

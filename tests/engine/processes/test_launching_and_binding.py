@@ -3,11 +3,9 @@
 import socket
 import sys
 import types
-from importlib import metadata
 
 import pytest
 
-from engine.processes import backends as module
 from engine.processes.backends import BUILT_IN, GROUP, BackendTraits, discover, traits_of
 from engine.processes.inheritance import for_workers, inherited, scrubbed
 from engine.processes.placement import gpu_count
@@ -118,17 +116,21 @@ class Mine(Backend):
 
 
 @pytest.fixture
-def entry_point(monkeypatch):
-    """Pretend that an installed distribution names these backends."""
+def entry_point(monkeypatch, tmp_path):
+    """Install a distribution that names these backends."""
 
-    def pretend(**targets):
-        found = [metadata.EntryPoint(name, value, GROUP) for name, value in targets.items()]
-        monkeypatch.setattr(module, "entry_points", lambda *, group: [e for e in found if e.group == group])
-        fake = types.ModuleType("their_backend")
-        fake.Mine = Mine
-        monkeypatch.setitem(sys.modules, "their_backend", fake)
+    def install(**targets):
+        info = tmp_path / "theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        lines = [f"[{GROUP}]", *(f"{name} = {target}" for name, target in targets.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(tmp_path)
+        theirs = types.ModuleType("their_backend")
+        vars(theirs)["Mine"] = Mine
+        monkeypatch.setitem(sys.modules, "their_backend", theirs)
 
-    return pretend
+    return install
 
 
 def test_the_class_s_attributes_are_the_traits():

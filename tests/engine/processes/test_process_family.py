@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 import psutil
 import pytest
@@ -39,7 +40,7 @@ NEXT = Path("/proc/sys/kernel/ns_last_pid")
 @pytest.fixture
 def worker():
     """Start a program in a session of its own; return it and the number that it tells."""
-    started = []
+    started: list[subprocess.Popen[str]] = []
 
     def start(program):
         process = subprocess.Popen(
@@ -50,7 +51,7 @@ def worker():
             start_new_session=True,
         )
         started.append(process)
-        return process, int(process.stdout.readline())
+        return process, int(cast("TextIO", process.stdout).readline())
 
     yield start
     for process in started:
@@ -60,7 +61,7 @@ def worker():
 
 def test_a_worker_of_few_processes_is_taken_in_at_a_glance(worker):
     process, child = worker(PARENT)
-    usage = Family(process.pid, "").glance()
+    usage: Any = Family(process.pid, "").glance()
     assert usage.processes == 2
     assert usage.memory > psutil.Process(process.pid).memory_info().rss / 10
     os.kill(child, signal.SIGKILL)

@@ -13,6 +13,11 @@ from engine.repository.fingerprint import Digests, LeadsOut, Root, Unsettled, co
 from engine.repository.source import FetchCancelled, contents_of
 
 
+def looked(root, name="m", **options):
+    """What is there of a model that is there."""
+    return survey(root, name, **options)
+
+
 class Repository:
     """A repository on disk, with the model `m`, and something outside of it."""
 
@@ -35,14 +40,14 @@ class Repository:
 
     def survey(self, name="m", **options):
         with Root(self.path) as root:
-            return survey(root, name, **options)
+            return looked(root, name, **options)
 
     def stamp(self):
         return self.survey().stamp
 
     def contents(self, name="m", **options):
         with Root(self.path) as root:
-            return contents(root, survey(root, name), self.digests, **options)
+            return contents(root, looked(root, name), self.digests, **options)
 
     def messages(self, **options):
         return [problem.message for problem in self.survey(**options).problems]
@@ -254,7 +259,7 @@ class TestDigests:
     def test_a_file_that_changes_while_it_is_read_is_noticed(self, repository, late):
         path = repository.model / "1/model.onnx"
         path.write_bytes(bytes(3 << 20))
-        pieces = []
+        pieces: list[None] = []
 
         def writing():
             pieces.append(None)
@@ -262,13 +267,13 @@ class TestDigests:
                 path.write_bytes(b"other")
 
         with Root(repository.path) as root:
-            found = survey(root, "m")
+            found = looked(root)
             with pytest.raises(Unsettled, match="changed while it was read"):
                 repository.digests.digest(root, "m/1/model.onnx", found.files["1/model.onnx"], alive=writing)
 
     def test_a_file_that_changed_since_the_survey_is_noticed(self, repository):
         with Root(repository.path) as root:
-            found = survey(root, "m")
+            found = looked(root)
             repository.write("1/model.onnx", "other")
             with pytest.raises(Unsettled):
                 contents(root, found, repository.digests)
@@ -278,7 +283,7 @@ class TestDigests:
         link.rename(repository.model / "store")
         link.symlink_to("../store")
         with Root(repository.path) as root:
-            found = survey(root, "m")
+            found = looked(root)
             link.unlink()
             link.symlink_to(repository.outside / "secret")
             with pytest.raises(LeadsOut):
@@ -349,7 +354,7 @@ class TestLeadingOut:
         link.symlink_to(repository.path)
         (repository.model / "2").symlink_to(repository.path / "m" / "1")
         with Root(link) as root:
-            assert survey(root, "m").problems == ()
+            assert looked(root).problems == ()
 
     def test_a_directory_that_becomes_a_link_meanwhile_is_not_followed_out(self, repository):
         repository.write("a/file", "x")

@@ -59,8 +59,9 @@ def crashing_once():
 
 
 async def test_a_copy_over_which_the_janitor_crashes_is_removed_all_the_same(directories):
-    with faults.given(faults.Points()):
-        faults.points.arm("janitor.remove", crashing_once())
+    points = faults.Points()
+    with faults.given(points):
+        points.arm("janitor.remove", crashing_once())
         directories.copy("m").let_go()
         directories.copy("n").let_go()
         await directories.until(lambda: len(directories.removed) == 2)

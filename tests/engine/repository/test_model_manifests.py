@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Model:
 
     def look(self):
         with Root(self.repository) as root:
-            found = survey(root, "m")
+            found: Any = survey(root, "m")
             known = completeness(root, found, self.digests, previous=self.previous)
         self.previous = found
         return known

@@ -54,6 +54,11 @@ class FakeSource:
             self._go.set()
 
 
+def fake(*args, **options):
+    """Return a fake that stands for a source."""
+    return FakeSource(*args, **options)
+
+
 SEEN = {"m": Seen(ONE)}
 
 
@@ -65,7 +70,7 @@ def local(tmp_path):
 
 
 def test_a_source_is_seen_with_its_stamps():
-    assert view(FakeSource()) == SEEN
+    assert view(fake()) == SEEN
 
 
 def test_a_local_source_says_what_is_complete(local):
@@ -73,7 +78,7 @@ def test_a_local_source_says_what_is_complete(local):
 
 
 def test_a_source_that_cannot_be_read_is_unavailable():
-    assert view(FakeSource(error=SourceUnavailable("no network"))) == NoAnswer("no network")
+    assert view(fake(error=SourceUnavailable("no network"))) == NoAnswer("no network")
 
 
 async def eventually(observer, uri, expected):
@@ -88,7 +93,7 @@ async def eventually(observer, uri, expected):
 
 
 async def test_an_observer_looks_at_all_of_them(local):
-    remote = FakeSource()
+    remote = fake()
     observer = Observer([local, remote], patience=LONG)
     assert await observer() == {local.uri: view(local), remote.uri: SEEN}
     assert await observer() == {local.uri: view(local), remote.uri: SEEN}
@@ -100,7 +105,7 @@ async def test_no_sources_are_no_news():
 
 
 async def test_a_source_that_hangs_holds_up_no_other_and_costs_one_thread():
-    quick, hung = FakeSource("quick"), FakeSource("hung")
+    quick, hung = fake("quick"), fake("hung")
     observer = Observer([quick, hung], patience=0.02)
     with hung.hanging():
         for _ in range(3):
@@ -112,7 +117,7 @@ async def test_a_source_that_hangs_holds_up_no_other_and_costs_one_thread():
 
 
 async def test_who_asked_may_leave_and_another_ask_again():
-    hung = FakeSource("hung")
+    hung = fake("hung")
     observer = Observer([hung], patience=LONG)
     with hung.hanging():
         with trio.move_on_after(0.02) as left:
@@ -127,7 +132,7 @@ async def test_who_asked_may_leave_and_another_ask_again():
 
 async def test_a_source_without_a_sign_of_life_does_not_answer():
     now = [0.0]
-    hung = FakeSource("hung")
+    hung = fake("hung")
     observer = Observer([hung], patience=0.02, hung_after=60.0, clock=lambda: now[0])
     with hung.hanging():
         assert await observer() == {}
@@ -141,7 +146,7 @@ async def test_a_source_without_a_sign_of_life_does_not_answer():
 
 
 async def test_an_error_that_nobody_expected_is_one_sources_alone():
-    quick, broken = FakeSource("quick"), FakeSource("broken", error=KeyError("bucket"))
+    quick, broken = fake("quick"), fake("broken", error=KeyError("bucket"))
     observer = Observer([broken, quick], patience=LONG)
     for _ in range(2):
         assert await observer() == {

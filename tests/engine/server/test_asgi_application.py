@@ -212,13 +212,13 @@ def test_a_kubernetes_service_called_tritium_does_not_keep_hypercorn_from_servin
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        said = []
-        for line in process.stdout:
+        said: list[str] = []
+        for line in process.stdout or ():
             said.append(line)
             if "Running on" in line:
                 break
         process.terminate()
-        said += process.stdout
+        said += process.stdout or ()
     assert "Running on" in "".join(said)
     assert [line for line in said if "no setting" in line and "TRITIUM_HTTP_PORT?" in line]
     assert "TRITIUM_SERVICE_HOST" not in "".join(said)

@@ -9,6 +9,7 @@ import queue
 import signal
 import socket
 import threading
+from typing import Any
 
 import grpc
 import numpy as np
@@ -52,7 +53,7 @@ class Watched:
     """The states that a client of the server's health watch receives."""
 
     def __init__(self, channel):
-        self.told = queue.Queue()
+        self.told: queue.Queue[Any] = queue.Queue()
         self._call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -34,7 +35,7 @@ ensemble_scheduling {
 
 
 def found(version="-1", *, namespace="", text=WHOLE, labels=None):
-    config = parse(text.replace("VERSION", version), Path("config.pbtxt")).config
+    config: Any = parse(text.replace("VERSION", version), Path("config.pbtxt")).config
     spec = translate(
         config,
         version=1,

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import trio
@@ -144,7 +145,9 @@ async def test_a_listener_that_can_accept_nothing_for_now_is_a_warning():
         await send({"type": "http.response.body"})
 
     with bind("127.0.0.1", 0) as sock:
-        frontend = Frontend("web", "HTTPService", Flaky(sock, [exhausted] * 2), HttpListener(answer), log=log)
+        frontend = Frontend(
+            "web", "HTTPService", cast("Any", Flaky(sock, [exhausted] * 2)), HttpListener(answer), log=log
+        )
         async with (
             serving(tree_of(frontend)),
             await trio.open_tcp_stream("127.0.0.1", frontend.port) as client,

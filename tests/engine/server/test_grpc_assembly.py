@@ -71,7 +71,7 @@ async def test_a_bug_is_told_with_its_call_and_costs_no_other():
     async def broken():
         raise bug
 
-    server.health.ready = broken
+    vars(server.health)["ready"] = broken
     async with served(server) as (address, log):
         with pytest.raises(grpc.RpcError) as caught:
             await call(address, "ServerReady", service_pb2.ServerReadyRequest())

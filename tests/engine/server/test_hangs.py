@@ -8,6 +8,7 @@ import json
 import queue
 import threading
 import urllib.request
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ class Asking:
     """A request over either protocol, whose answer is awaited beside the test: a status and a text."""
 
     def __init__(self, server, protocol, seconds, model="sleeper"):
-        self._answer = queue.Queue()
+        self._answer: queue.Queue[Any] = queue.Queue()
         address = server.address("HTTPService" if protocol == "http" else "GRPCInferenceService")
         ask = self._http if protocol == "http" else self._grpc
         threading.Thread(target=ask, args=(address, model, seconds), daemon=True).start()

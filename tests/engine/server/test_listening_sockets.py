@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,12 @@ from engine.settings.settings import Settings
 
 
 def settings(**changes):
-    ports = {"http_address": "127.0.0.1", "http_port": 0, "metrics_address": "127.0.0.1", "metrics_port": 0}
+    ports: dict[str, Any] = {
+        "http_address": "127.0.0.1",
+        "http_port": 0,
+        "metrics_address": "127.0.0.1",
+        "metrics_port": 0,
+    }
     grpc = changes.pop("grpc", GrpcSettings(address="127.0.0.1", port=0))
     return Settings(model_repositories=("/models",), grpc=grpc, **ports | changes)
 

@@ -1,6 +1,8 @@
 """What the server answers models that load others: mode rules, start-up, circles."""
 
 import itertools
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import trio
@@ -43,11 +45,11 @@ class World:
     def __init__(self):
         self.models = Models()
         self.started = True
-        self.being_loaded = set()
+        self.being_loaded: set[str] = set()
         self.subjects = Subjects()
         ModelControl(
-            self.models,
-            self.models,
+            cast("Any", self.models),
+            cast("Any", self.models),
             started=lambda: self.started,
             loading=lambda caller: caller.spec.name in self.being_loaded,
         ).answer(self.subjects)
@@ -133,9 +135,7 @@ async def test_many_loads_that_wait_for_each_other_are_looked_through_at_once(wo
     async with trio.open_nursery() as nursery:
         for caller, wanted in itertools.pairwise(names):
             for _ in range(20):
-                nursery.start_soon(
-                    lambda body=wanted, who=caller: world.ask("model.load", {"name": body}, caller=who)
-                )
+                nursery.start_soon(partial(world.ask, "model.load", {"name": wanted}, caller=caller))
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(InvalidArgument, match=r"m11 -> m0 -> m1 -> .* -> m11"):
             await world.ask("model.load", {"name": "m0"}, caller="m11")

@@ -100,7 +100,7 @@ class Running:
     """A far cache whose actors run."""
 
     def __init__(self, settings):
-        self.logged = []
+        self.logged: list[tuple[str, dict[str, object]]] = []
         self.cache = FarCache(
             RedisStore(settings),
             threads=settings.pool_size,

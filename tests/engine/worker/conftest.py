@@ -18,7 +18,7 @@ from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from engine.processes.backends import BackendTraits
@@ -30,7 +30,7 @@ from engine.settings.reporting import MetricsSettings
 SUPPORT = Path(__file__).parents[2] / "support"
 
 
-class Port:
+class Port(ReplyPort):
     """A reply port that a test can wait on."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Running:
         )
 
     def info(self, instance: int = 0) -> dict[str, object]:
-        return self.node(f"models/{self.state.spec.name}/1/instances/{instance}")["info"]  # type: ignore[return-value]
+        return self.node(f"models/{self.state.spec.name}/1/instances/{instance}")["info"]
 
     def node(self, path: str) -> dict[str, Any]:
         return _find(self.supervisor.tree().as_dict(), path)
@@ -151,7 +151,7 @@ def _find(node: dict[str, Any], path: str) -> dict[str, Any]:
     raise AssertionError(f"nothing at {path}")
 
 
-async def until(condition: Callable[[], bool], *, within: float = 20.0) -> None:
+async def until(condition, *, within=20.0):
     """Wait for something that other processes bring about."""
     with trio.fail_after(within):
         while not condition():  # noqa: ASYNC110  # what other processes do sets no event here

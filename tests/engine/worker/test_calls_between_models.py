@@ -7,6 +7,7 @@ import random
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -348,7 +349,9 @@ async def test_a_worker_that_breaks_the_protocol_of_calls_is_killed_and_nobody_e
 
 
 async def test_a_worker_asks_and_tells_the_server():
-    subjects, told, gone = Subjects(), [], []
+    subjects = Subjects()
+    told: list[Any] = []
+    gone: list[Any] = []
 
     async def double(body, attachments, caller):
         await trio.lowlevel.checkpoint()
@@ -511,7 +514,7 @@ async def test_so_it_is_where_the_step_is_still_in_a_queue(tmp_path):
         waiting = await models.send("first", 1.0)
         await until(lambda: len(models.states["second"].queue) == 1)
         (tmp_path / "go").touch()
-        outcomes = [await models.outcome(request) for request in (holding, waiting)]
+        outcomes: list[Any] = [await models.outcome(request) for request in (holding, waiting)]
         assert isinstance(outcomes[0], TritiumError)
         assert "wait for itself" in outcomes[0].message
         assert outcomes[1].tolist() == [[1] * 4]
@@ -574,9 +577,8 @@ async def test_callers_and_callees_may_die_at_any_time():
         assert answered > len(outcomes) // 4
         for state in states.values():
             await until(lambda state=state: all(each.worker is not None for each in state.instances))
-            for each in state.instances:
-                assert each.worker.asks is not None
-                assert not each.worker.asks.book.blocking
+            workers: list[Any] = [each.worker for each in state.instances]
+            assert not any(worker.asks.book.blocking for worker in workers)
         before = open_descriptors()
         for _ in range(20):
             await models.infer("caller", np.ones((1, LARGE), np.float32))

@@ -19,7 +19,7 @@ def decisions(plan, now):
 
 
 def test_the_first_spare_waits_until_starts_are_quiet():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 10.0, spare=False)
     assert plan.decide(10.0) == Wait(10.0 + QUIET)
     plan.launched("a", 10.5, spare=False)
@@ -29,7 +29,7 @@ def test_the_first_spare_waits_until_starts_are_quiet():
 
 
 def test_a_spare_that_was_used_is_replaced_at_once():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     assert decisions(plan, QUIET) == [Start("a")]
     plan.launched("a", 5.0, spare=True)
@@ -37,7 +37,7 @@ def test_a_spare_that_was_used_is_replaced_at_once():
 
 
 def test_the_keys_used_last_have_the_spares():
-    plan = SparePlan(2)
+    plan = SparePlan[str](2)
     for key in "abc":
         plan.launched(key, 0.0, spare=False)
     assert decisions(plan, QUIET) == [Start("c"), Start("b")]
@@ -46,7 +46,7 @@ def test_the_keys_used_last_have_the_spares():
 
 
 def test_a_key_with_workers_goes_before_one_whose_workers_have_ended():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     plan.launched("b", 1.0, spare=False)
     plan.ended("b", 2.0)
@@ -54,7 +54,7 @@ def test_a_key_with_workers_goes_before_one_whose_workers_have_ended():
 
 
 def test_a_key_that_nobody_uses_keeps_its_spare_for_a_while_and_then_none():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     assert decisions(plan, QUIET) == [Start("a")]
     plan.ended("a", 10.0)
@@ -64,7 +64,7 @@ def test_a_key_that_nobody_uses_keeps_its_spare_for_a_while_and_then_none():
 
 
 def test_an_instance_that_is_started_again_in_time_finds_its_spare():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     assert decisions(plan, QUIET) == [Start("a")]
     plan.ended("a", 10.0)
@@ -73,7 +73,7 @@ def test_an_instance_that_is_started_again_in_time_finds_its_spare():
 
 
 def test_spares_that_die_one_after_the_other_are_tried_more_and_more_seldom():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     now, pauses = QUIET, []
     for _ in range(12):
@@ -88,7 +88,7 @@ def test_spares_that_die_one_after_the_other_are_tried_more_and_more_seldom():
 
 
 def test_a_spare_that_was_of_use_ends_the_distrust():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     assert decisions(plan, 10.0) == [Start("a")]
     plan.lost("a", 10.0)
@@ -100,7 +100,7 @@ def test_a_spare_that_was_of_use_ends_the_distrust():
 
 
 def test_after_a_crash_of_who_keeps_them_they_are_started_anew():
-    plan = SparePlan(1)
+    plan = SparePlan[str](1)
     plan.launched("a", 0.0, spare=False)
     assert decisions(plan, QUIET) == [Start("a")]
     plan.reset()
@@ -111,7 +111,7 @@ class Model:
     """The spares, as reported to the plan."""
 
     def __init__(self, limit):
-        self.plan, self.limit = SparePlan(limit), limit
+        self.plan, self.limit = SparePlan[str](limit), limit
         self.held, self.workers, self.now = set(), {}, 0.0
 
     def settle(self):

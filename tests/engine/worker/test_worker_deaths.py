@@ -381,7 +381,7 @@ async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selectiv
 
 async def three_clients(model, until_true):
     """Have three clients ask again and again until then; return what they sent."""
-    values = []
+    values: list[float] = []
 
     async def client():
         while not until_true():

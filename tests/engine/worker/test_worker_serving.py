@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ class Threaded:
         self.answers = []
         self.ready_at_last = trio.Event()
         self.logs = []
-        self.worker = LiveWorker(Pipe(ours), self.spec, self.spec.instances[0], self, prefetch=True)
+        self.worker = LiveWorker(
+            Pipe(ours), self.spec, self.spec.instances[0], cast("Any", self), prefetch=True
+        )
         fields = model_fields(self.spec, self.spec.instances[0])
         self.worker.load("tests.support.serving_backends:Odd", fields, {})
         self.thread = threading.Thread(target=self._serve, args=(theirs,))

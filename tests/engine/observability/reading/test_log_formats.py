@@ -2,6 +2,7 @@
 
 import io
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import structlog
@@ -69,7 +70,7 @@ def written(form, level, event, keys, **options):
 @pytest.mark.parametrize("form", ["json", "default", "ISO8601", "console"])
 @pytest.mark.parametrize(("level", "event", "keys"), TOLD)
 def test_what_is_written_is_read_back(form, level, event, keys):
-    line = parse(written(form, level, event, keys), now=NOW)
+    line: Any = parse(written(form, level, event, keys), now=NOW)
     assert (line.level, line.event) == (level, event.value)
     assert {key: value for key, value in line.keys.items() if key not in PLACE} == keys
     exact = {"json": 0.123456, "default": 0.123456, "console": 0.123}
@@ -81,7 +82,7 @@ def test_a_traceback_is_told_apart_from_the_event(caplog):
         raise ValueError("no")
     except ValueError as error:
         text = written("default", "error", Event.CHILD_EXITED, {"actor": "models", "exc_info": error})
-    line = parse(text, now=NOW)
+    line: Any = parse(text, now=NOW)
     assert (line.event, line.keys["actor"]) == ("child_exited", "models")
     assert line.keys["exception"].endswith("ValueError: no")
 
@@ -96,18 +97,18 @@ def test_a_traceback_is_told_apart_from_the_event(caplog):
     ],
 )
 def test_a_line_without_a_year_is_of_the_latest_that_is_not_ahead(now, year):
-    told = parse_text('I0131 12:34:56.123456 7 a.py:1] "server_ready models=2"', now=now)
+    told: Any = parse_text('I0131 12:34:56.123456 7 a.py:1] "server_ready models=2"', now=now)
     assert told.moment.year == year
     assert told.keys == {"models": 2, "filename": "a.py", "lineno": 1}
 
 
 def test_a_leap_day_is_of_a_leap_year():
-    told = parse_text('I0229 00:00:00.000000 7 a.py:1] "server_ready"', now=NOW)
+    told: Any = parse_text('I0229 00:00:00.000000 7 a.py:1] "server_ready"', now=NOW)
     assert told.moment.year == 2024
 
 
 def test_lines_of_the_console_after_midnight_are_yesterdays():
-    told = parse_text(
+    told: Any = parse_text(
         "23:59:59.500 [info     ] server_ready  models=2", now=datetime(2025, 2, 1, 0, 5, tzinfo=UTC)
     )
     assert told.moment == datetime(2025, 1, 31, 23, 59, 59, 500_000, tzinfo=UTC)
@@ -131,5 +132,5 @@ def test_what_is_no_line_is_none(text):
 @given(st.text())
 def test_any_words_are_read_or_passed_over(words):
     parse(words, now=NOW)
-    line = parse(f"I0131 12:34:56.123456 7 a.py:1] {words}", now=NOW)
+    line: Any = parse(f"I0131 12:34:56.123456 7 a.py:1] {words}", now=NOW)
     assert line is None or line.level == "info"

@@ -8,6 +8,7 @@ import lzma
 import math
 import os
 import sys
+from typing import Any
 
 import pytest
 import structlog
@@ -51,7 +52,7 @@ def test_what_the_server_renders_is_read_back():
         configure_logging(LogSettings(format="json"), sink, wall_ns=lambda: 1_738_326_896_123_456_789)
         structlog.get_logger().warning(Event.WORKER_EXITED, actor="models/m/1/instances/0", reason="hang")
         structlog.reset_defaults()
-    made = parse(out.getvalue())
+    made: Any = parse(out.getvalue())
     assert (made.time, made.level, made.event) == (1_738_326_896.123456, "warning", "worker_exited")
     assert made.matches("worker_exited", {"reason": "hang"})
     assert not made.matches("worker_exited", {"reason": "oom"})

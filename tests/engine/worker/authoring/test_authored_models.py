@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_requests_of_other_dims_are_given_to_a_call_of_their_own():
     def double(x: tritium.FP32[tritium.Array, -1]) -> tritium.FP32[tritium.Array, -1]: ...
 
     module = ModuleType(__name__)
-    module.double = double
+    vars(module)["double"] = double
     shapes = [(1, 4), (2, 5), (3, 4)]
     requests = [
         InferenceRequest(
@@ -74,7 +75,8 @@ def test_requests_of_other_dims_are_given_to_a_call_of_their_own():
         )
         for shape in shapes
     ]
-    calls = calls_of(requests, declared_in(module))
+    found: Any = declared_in(module)
+    calls = calls_of(requests, found)
     assert [(list(call.positions), list(call.rows), call.arguments["x"].shape) for call in calls] == [
         ([0, 2], [1, 3], (4, 4)),
         ([1], [2], (2, 5)),
@@ -126,7 +128,7 @@ def test_what_a_call_for_several_requests_raises_answers_all_of_them(model_file)
             return x
     """)
     with open_model(file) as model:
-        answers = model.batch([{"x": [[1.0]]}, {"x": [[-1.0]]}])
+        answers: Any = model.batch([{"x": [[1.0]]}, {"x": [[-1.0]]}])
         assert [(answer.error.code, answer.error.message) for [answer] in answers] == [
             ("UNSUPPORTED", "too small")
         ] * 2

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import onnx
 import pytest
@@ -20,7 +21,7 @@ class Onnx:
 
     def save(self, nodes, inputs, outputs, *, initializers=(), opset=21, filename="model.onnx"):
         """Write a graph whose ports are (name, element type, shape); return the version directory."""
-        ports = [
+        ports: Any = [
             [
                 helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
                 for name, kind, shape in side
@@ -30,7 +31,8 @@ class Onnx:
         graph = helper.make_graph(
             [helper.make_node(*node[:3], **(node[3] if node[3:] else {})) for node in nodes],
             "g",
-            *ports,
+            ports[0],
+            ports[1],
             list(initializers),
         )
         model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", opset)])

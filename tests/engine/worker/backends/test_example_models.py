@@ -4,6 +4,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,11 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
 TENSOR = re.compile(r'name: "(\w+)"\s+data_type: (\w+)\s+dims: \[ (-?\d+) \]')
 
 
+def found(pattern, text):
+    """The group of a pattern that is there."""
+    return re.findall(pattern, text)[0]
+
+
 @pytest.fixture
 def load():
     """Load an example by name, as its configuration says."""
@@ -30,18 +36,22 @@ def load():
     def do(name):
         text = (EXAMPLES / "models" / name / "config.pbtxt").read_text()
         before, after = text.split("output [")
-        filename = re.search(r'default_model_filename: "(.*)"', text)
+        filename: Any = re.search(r'default_model_filename: "(.*)"', text)
         model = model_info(
             EXAMPLES / "models" / name / "1",
             name=name,
             artifact=filename[1] if filename else "",
-            max_batch_size=int(re.search(r"max_batch_size: (\d+)", text)[1]),
+            max_batch_size=int(found(r"max_batch_size: (\d+)", text)),
             decoupled="decoupled: true" in text,
             inputs=[TensorInfo(n, BY_CONFIG_NAME[d], [int(dim)]) for n, d, dim in TENSOR.findall(before)],
             outputs=[TensorInfo(n, BY_CONFIG_NAME[d], [int(dim)]) for n, d, dim in TENSOR.findall(after)],
         )
-        kinds = {"python": PythonBackend, "pytorch": PyTorchBackend, "onnxruntime": OnnxRuntimeBackend}
-        backend = kinds[re.search(r'(?:backend|platform): "([a-z]+)', text)[1]]()
+        kinds: dict[str, Any] = {
+            "python": PythonBackend,
+            "pytorch": PyTorchBackend,
+            "onnxruntime": OnnxRuntimeBackend,
+        }
+        backend = kinds[found(r'(?:backend|platform): "([a-z]+)', text)]()
         backend.load(model)
         loaded.append(backend)
         return backend, model
@@ -82,7 +92,7 @@ def test_the_digits_models_agree(load, unseen, name):
         backend, model = load(each)
         [answer] = run(backend, model, [LocalRequest({model.inputs[0].name: unseen[0][:16]})])
         scores.append(answer.outputs[model.outputs[0].name])
-    np.testing.assert_allclose(*scores, atol=1e-5)
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
 
 
 def test_every_digits_model_has_its_labels():

@@ -8,6 +8,7 @@ Without a device every test here is skipped. docs/gpu.md says what they prove an
 import json
 import shutil
 import threading
+from typing import Any, cast
 
 import httpx
 import ml_dtypes
@@ -44,7 +45,7 @@ KIND = "GPU"
 FP32 = DataType.FP32
 SIZE = 256
 X, Y = [("INPUT__0", FP32, [SIZE])], [("OUTPUT__0", FP32, [SIZE])]
-TOLERANCE = {"rtol": 1e-3, "atol": 1e-3}  # sums are taken in another order
+TOLERANCE: Any = {"rtol": 1e-3, "atol": 1e-3}  # sums are taken in another order
 TF32 = {"rtol": 3e-2, "atol": 3e-2}  # ONNX Runtime multiplies with 10 bits of mantissa where the device can
 RNG = np.random.default_rng(0)
 WEIGHT = (RNG.normal(size=(SIZE, SIZE)) * (2 / SIZE) ** 0.5).astype("f4")  # keeps the scale through ReLU
@@ -430,12 +431,17 @@ async def infer(client, model, *tensors):
     return await client.post(f"/v2/models/{model}/infer", json={"inputs": tensors})
 
 
+def address_of(server):
+    """Where a server listens for HTTP."""
+    return server.http.address
+
+
 async def test_a_server_serves_from_the_gpu(tmp_path):
     write(tmp_path / "network", NETWORK, torch.jit.trace(Network(), torch.zeros(2, SIZE)))
     with trio.fail_after(120):
         async with open_server(settings(tmp_path)) as server:
             await server.wait_loaded()
-            async with httpx.AsyncClient(base_url=f"http://{server.http.address}") as client:
+            async with httpx.AsyncClient(base_url=f"http://{cast('Any', server.http).address}") as client:
                 config = (await client.get("/v2/models/network/config")).json()
                 assert {group["kind"] for group in config["instance_group"]} == {f"KIND_{KIND}"}
                 parts = [rows(count) for count in (1, 3, 2)]
@@ -460,7 +466,9 @@ async def test_a_request_that_kills_the_device_costs_the_others_nothing(tmp_path
     with trio.fail_after(240):
         async with open_server(settings(tmp_path)) as server:
             await server.wait_loaded()
-            async with httpx.AsyncClient(base_url=f"http://{server.http.address}", timeout=120) as client:
+            async with httpx.AsyncClient(
+                base_url=f"http://{cast('Any', server.http).address}", timeout=120
+            ) as client:
                 assert (await infer(client, "select", data, good)).json()["outputs"][0]["data"] == [20]
                 refused = await infer(client, "select", data, bad)
                 assert refused.status_code == 422, refused.text

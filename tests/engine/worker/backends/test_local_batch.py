@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,6 @@ def test_the_printed_backend_passes_the_printed_test(monkeypatch, tmp_path):
     for name in ("polynomial", "polynomial.backend"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     exec(backend, sys.modules["polynomial.backend"].__dict__)
-    namespace = {}
+    namespace: dict[str, Any] = {}
     exec(test, namespace)
     namespace["test_a_polynomial_is_evaluated"](tmp_path)

@@ -62,7 +62,7 @@ def test_small_and_bound_outputs_equal_a_direct_run(two_outputs, rows):
 class Counting(LocalBatch):
     """Counts what is computed straight into the batch's memory."""
 
-    allocated = ()
+    allocated: tuple[str, ...] = ()
 
     def allocate(self, name, datatype, shape):
         self.allocated = (*self.allocated, name)
@@ -84,7 +84,7 @@ def test_an_output_that_nobody_wants_is_not_computed(two_outputs):
     batch = Counting(model, [LocalRequest({"X": np.ones((70_000, 4), "f4")}, requested_outputs=["Z"])])
     backend.execute(batch)
     assert batch.allocated == ("Z",)
-    assert list(batch.requests[0].answer.outputs) == ["Z"]
+    assert list(getattr(batch.requests[0].answer, "outputs", ())) == ["Z"]
 
 
 def test_an_output_larger_than_configured_is_still_returned(onnx_model):

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_initialize_gets_seven_strings(model, version_directory):
         config=config,
     )
     [got] = run(backend, info, [LocalRequest({"X": ONES})])
-    args = json.loads(got.parameters["args"])
+    args = json.loads(str(got.parameters["args"]))
     assert json.loads(args.pop("model_config")) == config
     assert args == {
         "model_instance_kind": "CPU",
@@ -358,7 +359,7 @@ def test_tensors_copy_only_what_is_not_contiguous():
         (lambda: pb_utils.Tensor.from_dlpack("", np.ones(1)), "name cannot be an empty"),
         (lambda: pb_utils.Tensor.from_dlpack("T", np.ones(1, complex)), "are not supported"),
         (
-            lambda: pb_utils.InferenceResponse([None]),
+            lambda: pb_utils.InferenceResponse([None]),  # type: ignore[list-item]
             "Output tensor for inference response should not be empty.",
         ),
         (
@@ -381,14 +382,14 @@ def test_what_tensors_responses_and_requests_can_not_hold_is_refused(made, messa
 
 def test_a_tensor_takes_a_numpy_array():
     with pytest.raises(TypeError, match="takes a numpy array"):
-        pb_utils.Tensor("T", [1])
+        pb_utils.Tensor("T", [1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
 def test_dlpack_shares_memory_both_ways(dtype):
     tensor = pb_utils.Tensor("T", np.ones((2, 3), dtype))
     assert tensor.__dlpack_device__() == (1, 0)
-    assert np.shares_memory(np.from_dlpack(tensor), tensor.as_numpy())
+    assert np.shares_memory(np.from_dlpack(cast("Any", tensor)), tensor.as_numpy())
     for exported in (tensor, tensor.to_dlpack()):
         back = pb_utils.Tensor.from_dlpack("B", exported)
         assert back.triton_dtype() == tensor.triton_dtype()

@@ -3,6 +3,7 @@
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def version(tmp_path, monkeypatch):
 
 
 def loaded(folder):
-    info = SimpleNamespace(
+    info: Any = SimpleNamespace(
         artifact="", version=1, version_directory=str(folder), model_directory=str(folder.parent)
     )
     source = Source(info)
