@@ -60,8 +60,7 @@ def checked(capsys):
     """Run the command; returns (status, standard output)."""
 
     def run(*words):
-        status = main(["check", *words])
-        return status, capsys.readouterr().out
+        return main(["check", *words]), capsys.readouterr().out
 
     return run
 
@@ -112,8 +111,7 @@ def test_what_is_printed_is_a_configuration_that_means_the_same(repository, chec
 
 def test_no_batching_is_shown_though_text_format_leaves_it_out(repository, checked):
     _, out = checked(repository(m={"1/model.onnx": onnx_model(3, 4)}))
-    lines = block(out)
-    assert re.match(r"max_batch_size: 0 +# default$", lines[4])
+    assert re.match(r"max_batch_size: 0 +# default$", block(out)[4])
 
 
 @pytest.mark.system

@@ -614,7 +614,6 @@ def test_an_ensemble_without_a_mistake_can_be_served(load):
 
 
 def test_an_ensemble_needs_a_version_directory_too(load):
-    loaded = load(ensemble(ONLY), files={"labels.txt": b""})
-    (problem,) = loaded.errors
+    (problem,) = load(ensemble(ONLY), files={"labels.txt": b""}).errors
     assert problem.message == "at least one version must be available under the version policy of model 'm'"
     assert problem.hint == "an ensemble needs a numbered directory too, such as 1/, which may be empty"

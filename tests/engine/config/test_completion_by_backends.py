@@ -144,8 +144,7 @@ def test_a_python_model_may_take_and_give_nothing(python):
 
 def test_a_model_without_the_function_is_not_run(python, tmp_path):
     marker = tmp_path / "ran"
-    loaded = python(f"open({str(marker)!r}, 'w')\nclass TritonPythonModel:\n    pass\n")
-    assert loaded.ok
+    assert python(f"open({str(marker)!r}, 'w')\nclass TritonPythonModel:\n    pass\n").ok
     assert not marker.exists()
 
 
@@ -172,8 +171,7 @@ def test_the_model_may_have_modules_by_our_names(load):
 
 
 def test_completion_off_runs_nothing(python):
-    loaded = python("raise RuntimeError", 'name: "m" backend: "python"', auto_complete=False)
-    assert loaded.ok
+    assert python("raise RuntimeError", 'name: "m" backend: "python"', auto_complete=False).ok
 
 
 def test_model_code_that_is_not_to_be_run_is_told(python):

@@ -365,8 +365,7 @@ def test_a_package_without_its_program_is_sketched_from_its_checks(load, archive
     path = archive(
         {"m/data/aotinductor/model/x.wrapper.cpp": code, "m/data/aotinductor/model/x.so": b"\x7fELF"}
     )
-    loaded = load(None, files={"1/model.pt2": path.read_bytes()})
-    (error,) = loaded.errors
+    (error,) = load(None, files={"1/model.pt2": path.read_bytes()}).errors
     assert error.message.endswith(
         "it is an AOTInductor package, which takes argument 0, 'scale' and returns 3 tensors"
     )

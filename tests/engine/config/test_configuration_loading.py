@@ -58,8 +58,7 @@ def test_another_configuration_is_chosen_by_name(load):
 
 
 def test_a_chosen_configuration_that_is_not_there_is_the_usual_one(load):
-    loaded = load(ONNX + " max_batch_size: 8", config_name="small")
-    assert loaded.specs[0].max_batch_size == 8
+    assert load(ONNX + " max_batch_size: 8", config_name="small").specs[0].max_batch_size == 8
 
 
 @pytest.mark.parametrize("absolute", [True, False])

@@ -282,8 +282,7 @@ def test_without_them_both_are_empty(load):
 
 
 def test_a_model_may_be_called_otherwise_than_its_directory(write_model, backends):
-    directory = write_model("3f8a", ONNX)
-    loaded = load_model_config(directory, backends=backends, model_name="resnet")
+    loaded = load_model_config(write_model("3f8a", ONNX), backends=backends, model_name="resnet")
     assert loaded.ok, loaded.problems
     assert (loaded.name, loaded.specs[0].name, loaded.specs[0].model_directory.name) == (
         "resnet",

@@ -239,8 +239,7 @@ def test_a_dependency_that_is_not_there_is_told(wanted, dependencies, texts):
 
 
 def test_a_version_that_was_left_out_is_explained():
-    config = ensemble(("A", 0, {"x": "IN"}, {"y": "OUT"}))
-    (problem,) = dependency_problems(config, {"A": LOADED})
+    (problem,) = dependency_problems(ensemble(("A", 0, {"x": "IN"}, {"y": "OUT"})), {"A": LOADED})
     assert problem.hint == "an unset 'model_version' is 0: write -1 for the latest"
     assert problem.key == "ensemble_scheduling.step[0]"
 

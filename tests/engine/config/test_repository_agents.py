@@ -68,8 +68,7 @@ REFUSED = [
     ("parameter", "value", "message", "hint"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED]
 )
 def test_what_the_agent_finds_wrong_keeps_the_model_from_loading(check, parameter, value, message, hint):
-    loaded = check(config({parameter: value}))
-    (problem,) = loaded.errors
+    (problem,) = check(config({parameter: value})).errors
     assert (problem.message, problem.hint) == (message, hint)
     assert problem.key == f'{AGENT}.parameters["{parameter}"]'
     assert problem.line == 2
@@ -97,6 +96,5 @@ def test_an_agent_without_a_name_is_a_mistake(check):
 def test_python_code_that_is_not_what_it_should_be_is_not_run(load, tmp_path):
     mark = tmp_path / "ran"
     code = f"open({str(mark)!r}, 'w').close()\nclass TritonPythonModel: pass\n"
-    text = config({"MD5:1/model.py": MD5})
-    assert not load(text, files={"1/model.py": code}).ok
+    assert not load(config({"MD5:1/model.py": MD5}), files={"1/model.py": code}).ok
     assert not mark.exists()

@@ -330,8 +330,7 @@ async def test_an_archive_is_unpacked_once_for_each_content(builds, tmp_path):
 
 async def test_an_unpacked_directory_is_used_where_it_is(builds, tmp_path):
     source = make_environment(tmp_path / "env", activate="export COLOUR=blue\n")
-    environment = builds.asks(EXECUTION_ENV_PATH=str(source))
-    runtime = await builds.build(environment)
+    runtime = await builds.build(builds.asks(EXECUTION_ENV_PATH=str(source)))
     assert (runtime.interpreter, runtime.digest) == (f"{source}/bin/python3", "")
     assert ("COLOUR", "blue") in runtime.environ
     assert not builds.cache_directory.exists()

@@ -228,5 +228,4 @@ def test_the_cpu_of_a_build_is_limited_by_what_its_archive_weighs(tmp_path, kind
 @pytest.mark.system
 def test_a_process_that_has_used_its_cpu_is_told_so_by_a_signal():
     code = "from engine.environments.budget import limit_cpu\nlimit_cpu(1)\nwhile True: pass"
-    done = subprocess.run([sys.executable, "-c", code], check=False)
-    assert done.returncode == -signal.SIGXCPU
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGXCPU

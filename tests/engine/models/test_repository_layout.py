@@ -118,8 +118,7 @@ def test_candidates_are_the_directories_of_a_listing(repository, tmp_path):
 
 
 def test_a_linked_repository_is_followed(repository, tmp_path):
-    root = repository("a")
-    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "link").symlink_to(repository("a"))
     assert set(scan([tmp_path / "link"]).models) == {"a"}
 
 

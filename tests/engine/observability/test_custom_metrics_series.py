@@ -29,6 +29,14 @@ def change(hold, number, *, put=None, added=0.0, counts=()):
     hold.change({"changes": [[number, put, added, list(counts)]]})
 
 
+@pytest.fixture
+def counting(metrics):
+    """What a worker holds that has made the family `requests`."""
+    hold = metrics.open()
+    family(hold)
+    return hold
+
+
 def shown(metrics):
     """Return every sample by name and labels, read by Prometheus's own parser."""
     return {
@@ -47,10 +55,8 @@ def test_workers_that_use_the_same_labels_share_a_series(metrics):
     assert first.value({"series": series(first, tenant="a")}) == {"value": 4}
 
 
-def test_a_whole_number_is_written_as_triton_writes_it(metrics):
-    hold = metrics.open()
-    family(hold)
-    change(hold, series(hold, b="2", a="1"), added=5.0)
+def test_a_whole_number_is_written_as_triton_writes_it(metrics, counting):
+    change(counting, series(counting, b="2", a="1"), added=5.0)
     assert "".join(metrics.blocks()) == (
         '# HELP requests What was asked\n# TYPE requests counter\nrequests{a="1",b="2"} 5\n'
     )
@@ -82,21 +88,17 @@ def test_what_a_worker_held_goes_with_it(metrics):
     assert not shown(metrics)
 
 
-def test_a_worker_that_has_ended_can_hold_nothing_more(metrics):
-    hold = metrics.open()
-    family(hold)
-    hold.close()
+def test_a_worker_that_has_ended_can_hold_nothing_more(counting):
+    counting.close()
     with pytest.raises(Unavailable):
-        series(hold)
+        series(counting)
 
 
-def test_a_series_that_is_made_again_begins_at_zero(metrics):
-    hold = metrics.open()
-    family(hold)
-    number = series(hold)
-    change(hold, number, added=3)
-    hold.release({"series": [number]})
-    assert hold.value({"series": series(hold)}) == {"value": 0}
+def test_a_series_that_is_made_again_begins_at_zero(counting):
+    number = series(counting)
+    change(counting, number, added=3)
+    counting.release({"series": [number]})
+    assert counting.value({"series": series(counting)}) == {"value": 0}
 
 
 def test_a_gauge_is_put_and_then_added_to(metrics):
@@ -122,13 +124,11 @@ def test_a_histogram_counts_what_lies_below_each_bound(metrics):
     ]
 
 
-def test_a_family_keeps_its_kind_and_its_first_description(metrics):
-    hold = metrics.open()
-    family(hold)
+def test_a_family_keeps_its_kind_and_its_first_description(metrics, counting):
     with pytest.raises(AlreadyExists, match="'requests' is a counter already, and can't be a gauge"):
-        family(hold, kind="gauge")
-    family(hold, description="Something else")
-    series(hold)
+        family(counting, kind="gauge")
+    family(counting, description="Something else")
+    series(counting)
     assert "# HELP requests What was asked\n" in "".join(metrics.blocks())
 
 
@@ -141,11 +141,9 @@ def test_a_name_that_would_spoil_the_scrape_is_refused(metrics, name):
 
 
 @pytest.mark.parametrize("labels", [{"a-b": "x"}, {"__name__": "x"}, {"": "x"}, {"a": "x" * 2000}])
-def test_so_is_a_label(metrics, labels):
-    hold = metrics.open()
-    family(hold)
+def test_so_is_a_label(counting, labels):
     with pytest.raises(InvalidArgument):
-        series(hold, **labels)
+        series(counting, **labels)
 
 
 def test_a_histograms_lines_are_nobody_elses(metrics):
@@ -235,14 +233,12 @@ def test_special_values_are_shown(metrics):
     assert values["inf"] == -math.inf
 
 
-def test_a_change_of_what_was_let_go_of_is_left_out(metrics):
-    hold = metrics.open()
-    family(hold)
-    number = series(hold)
-    hold.release({"series": [number]})
-    change(hold, number, added=1)
+def test_a_change_of_what_was_let_go_of_is_left_out(counting):
+    number = series(counting)
+    counting.release({"series": [number]})
+    change(counting, number, added=1)
     with pytest.raises(InvalidArgument, match="deleted"):
-        hold.value({"series": number})
+        counting.value({"series": number})
 
 
 @pytest.mark.parametrize(
@@ -264,13 +260,11 @@ def test_a_change_of_what_was_let_go_of_is_left_out(metrics):
         "x",
     ],
 )
-def test_what_no_worker_of_ours_says_ends_the_worker(metrics, what):
-    hold = metrics.open()
-    family(hold)
-    assert series(hold) == 1
+def test_what_no_worker_of_ours_says_ends_the_worker(counting, what):
+    assert series(counting) == 1
     with pytest.raises(FrameError):
-        hold.change({"changes": [what]})
-    assert hold.value({"series": 1}) == {"value": 0}
+        counting.change({"changes": [what]})
+    assert counting.value({"series": 1}) == {"value": 0}
 
 
 VALUES = st.recursive(

@@ -1,7 +1,5 @@
 """Traffic between versions, as a scrape shows it."""
 
-from typing import Any
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +20,7 @@ from actors.values.specs import ModelKey
 from engine.observability.metrics import Exposition
 from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.settings.reporting import MetricsSettings
+from tests.support.doubles import Double
 
 
 def series(*samples):
@@ -157,7 +156,7 @@ def unheard(event, *, level="info", **keys):
     """Tell nobody."""
 
 
-class Silent:
+class Silent(Double):
     name = "silent"
 
     def get(self, key):
@@ -165,8 +164,7 @@ class Silent:
 
 
 async def test_a_cache_elsewhere_tells_whether_it_is_asked():
-    silent: Any = Silent()
-    far = FarCache(silent, threads=1, patience=1.0, log=unheard)
+    far = FarCache(Silent(), threads=1, patience=1.0, log=unheard)
     lines = lines_of(cache_blocks(ResponseCache(far=far, log=unheard), far))
     far.look_up(b"k", lambda kept: pytest.fail(str(kept)))
     assert {"tritium_cache_available 0", "tritium_cache_hits_total 0"} <= set(lines)

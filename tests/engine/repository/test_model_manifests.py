@@ -99,15 +99,13 @@ class TestMarker:
     def test_modification_times_that_were_copied_along_deceive_nobody(self, model):
         model.write("_SUCCESS", "")
         model.tick()
-        path = model.write("1/model.onnx", "half")
-        os.utime(path, (0, 0))
+        os.utime(model.write("1/model.onnx", "half"), (0, 0))
         assert model.look() == Unknown()
 
     def test_a_directory_that_is_moved_in_is_complete(self, model):
         model.write("_SUCCESS", "").touch()
         model.tick()
-        elsewhere = model.path.rename(model.repository.parent / "elsewhere")
-        elsewhere.rename(model.path)
+        model.path.rename(model.repository.parent / "elsewhere").rename(model.path)
         assert model.look() == Complete()
 
     def test_one_in_a_version_directory_is_a_file_like_others(self, model):

@@ -10,12 +10,13 @@ from actors.catalog.settling import Complete, NoAnswer, Seen
 from engine.repository.local import LocalSource
 from engine.repository.observation import Observer, view
 from engine.repository.source import SourceUnavailable, Stamp
+from tests.support.doubles import Double
 
 ONE = Stamp((("config.pbtxt", 1, "1"),))
 LONG = 30.0
 
 
-class FakeSource:
+class FakeSource(Double):
     """A source with one model, which can be held up."""
 
     def __init__(self, uri="s3://bucket", *, error=None):
@@ -54,11 +55,6 @@ class FakeSource:
             self._go.set()
 
 
-def fake(*args, **options):
-    """Return a fake that stands for a source."""
-    return FakeSource(*args, **options)
-
-
 SEEN = {"m": Seen(ONE)}
 
 
@@ -70,7 +66,7 @@ def local(tmp_path):
 
 
 def test_a_source_is_seen_with_its_stamps():
-    assert view(fake()) == SEEN
+    assert view(FakeSource()) == SEEN
 
 
 def test_a_local_source_says_what_is_complete(local):
@@ -78,7 +74,7 @@ def test_a_local_source_says_what_is_complete(local):
 
 
 def test_a_source_that_cannot_be_read_is_unavailable():
-    assert view(fake(error=SourceUnavailable("no network"))) == NoAnswer("no network")
+    assert view(FakeSource(error=SourceUnavailable("no network"))) == NoAnswer("no network")
 
 
 async def eventually(observer, uri, expected):
@@ -93,7 +89,7 @@ async def eventually(observer, uri, expected):
 
 
 async def test_an_observer_looks_at_all_of_them(local):
-    remote = fake()
+    remote = FakeSource()
     observer = Observer([local, remote], patience=LONG)
     assert await observer() == {local.uri: view(local), remote.uri: SEEN}
     assert await observer() == {local.uri: view(local), remote.uri: SEEN}
@@ -105,7 +101,7 @@ async def test_no_sources_are_no_news():
 
 
 async def test_a_source_that_hangs_holds_up_no_other_and_costs_one_thread():
-    quick, hung = fake("quick"), fake("hung")
+    quick, hung = FakeSource("quick"), FakeSource("hung")
     observer = Observer([quick, hung], patience=0.02)
     with hung.hanging():
         for _ in range(3):
@@ -117,7 +113,7 @@ async def test_a_source_that_hangs_holds_up_no_other_and_costs_one_thread():
 
 
 async def test_who_asked_may_leave_and_another_ask_again():
-    hung = fake("hung")
+    hung = FakeSource("hung")
     observer = Observer([hung], patience=LONG)
     with hung.hanging():
         with trio.move_on_after(0.02) as left:
@@ -132,7 +128,7 @@ async def test_who_asked_may_leave_and_another_ask_again():
 
 async def test_a_source_without_a_sign_of_life_does_not_answer():
     now = [0.0]
-    hung = fake("hung")
+    hung = FakeSource("hung")
     observer = Observer([hung], patience=0.02, hung_after=60.0, clock=lambda: now[0])
     with hung.hanging():
         assert await observer() == {}
@@ -146,7 +142,7 @@ async def test_a_source_without_a_sign_of_life_does_not_answer():
 
 
 async def test_an_error_that_nobody_expected_is_one_sources_alone():
-    quick, broken = fake("quick"), fake("broken", error=KeyError("bucket"))
+    quick, broken = FakeSource("quick"), FakeSource("broken", error=KeyError("bucket"))
     observer = Observer([broken, quick], patience=LONG)
     for _ in range(2):
         assert await observer() == {

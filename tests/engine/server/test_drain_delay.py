@@ -35,8 +35,7 @@ def repository(tmp_path):
 def infer_by_http(connection):
     connection.request("POST", "/v2/models/double/infer", BODY)
     answer = connection.getresponse()
-    document = json.loads(answer.read())
-    assert document["outputs"][0]["data"] == [2, 4]
+    assert json.loads(answer.read())["outputs"][0]["data"] == [2, 4]
     return answer
 
 

@@ -120,8 +120,7 @@ async def echo(stream, word):
 async def test_it_says_where_it_listens_and_shows_it_in_the_tree(frontend, greeter, said):
     async with serving(tree_of(frontend)) as tree:
         assert said == [(Event.LISTENER_OPENED, {"service": "GreetingService", "address": frontend.address})]
-        node = tree.root.tree().find("greet/listener")
-        assert node.info["address"] == frontend.address
+        assert tree.root.tree().find("greet/listener").info["address"] == frontend.address
         frontend.close()
     assert greeter.closed
 

@@ -2,7 +2,6 @@
 
 import itertools
 from functools import partial
-from typing import Any, cast
 
 import pytest
 import trio
@@ -13,9 +12,10 @@ from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
 from engine.server.model_control import STARTING, ModelControl
 from tests.engine.worker.conftest import make_spec
+from tests.support.doubles import Double
 
 
-class Models:
+class Models(Double):
     """A repository and its health, as far as the handlers ask for them."""
 
     def __init__(self):
@@ -48,8 +48,8 @@ class World:
         self.being_loaded: set[str] = set()
         self.subjects = Subjects()
         ModelControl(
-            cast("Any", self.models),
-            cast("Any", self.models),
+            self.models,
+            self.models,
             started=lambda: self.started,
             loading=lambda caller: caller.spec.name in self.being_loaded,
         ).answer(self.subjects)

@@ -49,8 +49,7 @@ def test_what_is_written_is_read(kept):
 @given(st.lists(outputs(), min_size=1, max_size=2), st.data())
 def test_what_was_damaged_is_refused_or_reads_as_an_entry(kept, data):
     whole = bytearray(encoded(entry_of(kept)))
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole[at] = data.draw(st.integers(0, 255))
+    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     for damaged in (bytes(whole), cut):
         try:

@@ -180,8 +180,7 @@ async def test_a_server_that_dies_is_asked_no_more_until_it_is_back(server):
         far.cache.insert(KEY, ENTRY)
         await far.until(lambda: server.values)
         server.stop()
-        answers = [await far.look_up() for _ in range(5)]
-        assert answers == [None, None, None, False, False]
+        assert [await far.look_up() for _ in range(5)] == [None, None, None, False, False]
         server.start()
         await far.until(lambda: far.cache.available)
         assert await far.look_up() is not None

@@ -18,7 +18,7 @@ from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse, ReplyPort
+from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import DynamicBatching, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 from engine.processes.backends import BackendTraits
@@ -26,25 +26,9 @@ from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
+from tests.support.ports import Port
 
 SUPPORT = Path(__file__).parents[2] / "support"
-
-
-class Port(ReplyPort):
-    """A reply port that a test can wait on."""
-
-    def __init__(self) -> None:
-        self.parts: list[InferResponse | TritiumError] = []
-        self._done = trio.Event()
-
-    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        self.parts.append(part)
-        if final:
-            self._done.set()
-
-    async def wait(self) -> InferResponse | TritiumError:
-        await self._done.wait()
-        return self.parts[-1]
 
 
 class Running:

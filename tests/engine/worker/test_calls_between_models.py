@@ -211,8 +211,7 @@ async def test_a_caller_that_does_not_read_stops_its_callee(tmp_path):
 
 async def test_a_cancelled_stream_ends_as_its_callee_ends_it(tmp_path):
     async with open_models(calling(mode="cancelling"), streaming(directory=str(tmp_path))) as models:
-        request = await models.send("caller", 1e6)
-        assert set((await models.answer(request)).ravel()) == {1e6}
+        assert set((await models.answer((await models.send("caller", 1e6)))).ravel()) == {1e6}
         await until(lambda: not models.states["callee"].in_flight)
         assert (tmp_path / "cancelled-").exists()
 
@@ -268,10 +267,8 @@ async def test_a_request_that_was_accepted_may_call_while_the_server_drains(tmp_
 
 async def test_a_model_that_was_unloaded_is_not_called(tmp_path):
     async with open_models(calling(), model("callee", "doubling")) as models:
-        state = models.states["callee"]
-        state.standing.become(Status.UNLOADING)
-        error = await refusal(models, "caller", 3.0)
-        assert error.message.startswith(PLACED)
+        models.states["callee"].standing.become(Status.UNLOADING)
+        assert (await refusal(models, "caller", 3.0)).message.startswith(PLACED)
 
 
 async def test_a_version_may_be_named():
@@ -314,8 +311,7 @@ async def test_a_call_of_a_worker_that_dies_is_answered_with_an_error():
     async with open_models(
         calling(), model("callee", "doubling", retry=model("", "").retry.__class__.NEVER)
     ) as models:
-        error = await refusal(models, "caller", 667.0)
-        assert error.code is ErrorCode.UNAVAILABLE
+        assert (await refusal(models, "caller", 667.0)).code is ErrorCode.UNAVAILABLE
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
 
 
@@ -495,8 +491,7 @@ async def test_a_circle_through_an_ensemble_that_runs_is_refused():
     outer = ensemble(step("whole"), name="outer")
     async with open_models(first, second, ensemble(step("second")), outer) as models:
         assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
-        message = await refused(models, "first", 2.0)
-        assert "a step that model 'second' runs" in message
+        assert "a step that model 'second' runs" in (await refused(models, "first", 2.0))
         assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
 
 

@@ -77,8 +77,7 @@ async def stream(model, count, *, columns=4, port=None, **options):
 
 
 def decoupled(mode, tmp_path, **changes):
-    parameters = {"mode": mode, "directory": str(tmp_path)}
-    return {"decoupled": True, "parameters": parameters, **changes}
+    return {"decoupled": True, "parameters": {"mode": mode, "directory": str(tmp_path)}, **changes}
 
 
 @pytest.fixture(params=["streaming", "streaming_in_thread"])

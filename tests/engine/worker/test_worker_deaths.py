@@ -44,10 +44,8 @@ async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve
         os.kill(model.pid(), signal.SIGKILL)
         gate.touch()
         for n, request in enumerate(requests):
-            answer = await model.answer(request)
-            assert answer.outputs[0].as_numpy()[0, 0] == 2 * n
-        answered_again = await model.answer(requests[0])
-        assert answered_again.parameters == {"attempts": 2}
+            assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2 * n
+        assert (await model.answer(requests[0])).parameters == {"attempts": 2}
         assert all(len(request.reply.parts) == 1 for request in requests)
 
 
@@ -77,8 +75,7 @@ async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serv
 
 async def test_a_worker_that_exits_in_mid_request_is_treated_like_a_crash(serve):
     async with serve("doubling") as model:
-        answer = await model.answer(await model.send(667.0))
-        assert answer.code is ErrorCode.POISONED
+        assert (await model.answer(await model.send(667.0))).code is ErrorCode.POISONED
         assert model.state.statistics.deaths["exit_3"] == 2
 
 
@@ -149,8 +146,7 @@ async def test_a_stopped_worker_is_a_hang(serve):
 async def test_a_hang_on_a_thread_is_abandoned_counted_and_replaced(serve):
     async with serve("in_thread", isolation="thread", execution_timeout=0.3) as model:
         request = await model.send(671.0)  # waits until it is cancelled
-        answer = await model.answer(request)
-        assert answer.code is ErrorCode.DEADLINE_EXCEEDED
+        assert (await model.answer(request)).code is ErrorCode.DEADLINE_EXCEEDED
         assert model.state.statistics.abandoned_threads == 1
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
@@ -158,8 +154,7 @@ async def test_a_hang_on_a_thread_is_abandoned_counted_and_replaced(serve):
 async def test_finished_results_in_a_dead_workers_socket_are_delivered(serve):
     async with serve("dies_after_sending") as model:
         request = await model.send(1.0)
-        answer = await model.answer(request)
-        assert answer.outputs[0].as_numpy()[0, 0] == 2
+        assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2
         assert request.attempts == 1
         assert len(request.reply.parts) == 1
         await until(lambda: model.state.statistics.deaths["signal_9"] >= 1)

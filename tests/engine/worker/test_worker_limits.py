@@ -64,16 +64,14 @@ async def test_a_leak_ends_at_the_limit_with_the_reason_oom(serve):
 
 async def test_a_request_that_makes_a_pure_model_leak_is_refused_after_two_workers(serve):
     async with serve("greedy", confinement=ROOMY) as model:
-        answer = await model.answer(await model.send(LEAK))
-        assert answer.code is ErrorCode.POISONED
+        assert (await model.answer(await model.send(LEAK))).code is ErrorCode.POISONED
         assert model.state.statistics.deaths == {"oom": 2}
         assert model.state.status is Status.READY
 
 
 async def test_memory_of_the_processes_that_a_model_starts_counts_too(serve):
     async with serve("greedy", confinement=ROOMY, **NEVER) as model:
-        answer = await model.answer(await model.send(LEAK_IN_A_CHILD))
-        assert "lack of memory" in answer.message
+        assert "lack of memory" in (await model.answer(await model.send(LEAK_IN_A_CHILD))).message
         assert model.state.statistics.deaths == {"oom": 1}
 
 

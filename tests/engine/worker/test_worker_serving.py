@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,10 +16,11 @@ from actors.values.errors import ErrorCode
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
 from actors.values.tensors import Tensor
 from engine.worker.serve import Serving
+from tests.support.doubles import Double
 from tests.support.model_doubles import make_request, make_spec
 
 
-class Threaded:
+class Threaded(Double):
     """A worker on a thread, and the server's end of it."""
 
     def __init__(self, lanes):
@@ -33,9 +33,7 @@ class Threaded:
         self.answers = []
         self.ready_at_last = trio.Event()
         self.logs = []
-        self.worker = LiveWorker(
-            Pipe(ours), self.spec, self.spec.instances[0], cast("Any", self), prefetch=True
-        )
+        self.worker = LiveWorker(Pipe(ours), self.spec, self.spec.instances[0], self, prefetch=True)
         fields = model_fields(self.spec, self.spec.instances[0])
         self.worker.load("tests.support.serving_backends:Odd", fields, {})
         self.thread = threading.Thread(target=self._serve, args=(theirs,))

@@ -111,8 +111,7 @@ def test_what_was_done_for_a_request_is_found_through_its_parents_however_deep()
 
 
 def test_nothing_is_known_of_a_request_that_no_line_names():
-    traced = trace([served(1)], "r1")
-    assert traced.as_dict() == {"request": "r1", "ends": [], "stages": []}
+    assert trace([served(1)], "r1").as_dict() == {"request": "r1", "ends": [], "stages": []}
 
 
 # -- lives

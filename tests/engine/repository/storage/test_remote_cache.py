@@ -151,8 +151,7 @@ def test_an_object_that_was_only_touched_or_copied_is_read_and_kept(tmp_path: Pa
 
 
 def test_a_model_that_writes_to_its_own_files_spoils_no_later_load(tmp_path: Path) -> None:
-    bucket = MemoryBucket(m={"1/a": A, "1/b": B})
-    source = source_over(bucket, tmp_path)
+    source = source_over(MemoryBucket(m={"1/a": A, "1/b": B}), tmp_path)
     first = fetch(source, "m")
     (first.path / "1/a").chmod(0o600)
     (first.path / "1/a").write_bytes(b"mine now")

@@ -83,8 +83,7 @@ def test_a_cancelled_fetch_stops_at_the_next_chunk_and_the_next_one_goes_on(tmp_
     with pytest.raises(FetchCancelled):
         source.fetch("m", progress=unseen, cancelled=lambda: bucket.sent >= 5 * CHUNK)
     assert bucket.sent == 5 * CHUNK
-    fetched = fetch(source, "m")
-    assert (fetched.path / "1/weights").read_bytes() == LARGE
+    assert (fetch(source, "m").path / "1/weights").read_bytes() == LARGE
     assert bucket.sent == len(LARGE)
     assert sorted(path.name for path in (tmp_path / "staging").iterdir()) == []
 
@@ -304,8 +303,7 @@ def test_a_model_that_is_not_there_is_told_so(tmp_path: Path) -> None:
 
 
 def test_models_that_share_a_file_transfer_it_each_from_its_own_place(tmp_path: Path) -> None:
-    bucket = MemoryBucket(m={"1/a": b"same"}, n={"1/a": b"same"})
-    source = source_over(bucket, tmp_path)
+    source = source_over(MemoryBucket(m={"1/a": b"same"}, n={"1/a": b"same"}), tmp_path)
     first, second = fetch(source, "m"), fetch(source, "n")
     assert first.contents == second.contents
     assert (first.path.name, second.path.name) == ("m", "n")

@@ -70,8 +70,7 @@ def test_nothing_is_downloaded_twice(
     source.release(first.path)
     wire.mend()
     again = open_remote(emulator.uri(bucket, "team/repository", wire.port), emulator.environ(wire.port))
-    second = again.fetch("m", progress=unseen, cancelled=never)
-    assert second == first
+    assert again.fetch("m", progress=unseen, cancelled=never) == first
     assert wire.down < 10_000  # a listing
 
 

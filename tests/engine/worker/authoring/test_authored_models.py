@@ -266,8 +266,7 @@ def test_controls_and_states_of_sequences_are_parameters_and_fields_like_others(
     with open_model(file, config=SEQUENCES) as model:
         assert [port["name"] for port in model.config["input"]] == ["x"]
         assert [port["name"] for port in model.config["output"]] == ["total"]
-        given = {"x": [[2]], "start": [[0]], "ready": [[1]], "before": [[5]]}
-        answer = model.infer(given)
+        answer = model.infer({"x": [[2]], "start": [[0]], "ready": [[1]], "before": [[5]]})
         assert (answer["total"].tolist(), answer["after"].tolist()) == ([[7]], [[7]])
 
 

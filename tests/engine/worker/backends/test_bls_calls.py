@@ -460,8 +460,7 @@ def test_a_cancelled_await_cancels_the_call(model, calls):
 
     def silent(call):
         waiting.set()
-        stream = calls.streams.get(timeout=10)
-        assert stream.cancelled.wait(10)
+        assert calls.streams.get(timeout=10).cancelled.wait(10)
         yield failed(ErrorCode.CANCELLED, "cancelled")
 
     calls.callees["callee"] = silent

@@ -118,8 +118,7 @@ def test_the_pipeline_reads_raw_and_larger_images(load):
     backend, model = load("digits_pipeline")
     pixels = image_bytes("digit.pgm")[-64:]
     large = np.kron(pixels.reshape(8, 8), np.ones((5, 5), np.uint8))
-    pgm = np.frombuffer(b"P5\n40 40\n255\n" + large.tobytes(), np.uint8)
-    for image in (pixels, pgm):
+    for image in (pixels, np.frombuffer(b"P5\n40 40\n255\n" + large.tobytes(), np.uint8)):
         [answer] = run(backend, model, [LocalRequest({"IMAGE": image})])
         assert answer.outputs["LABEL"].tolist() == [b"7"]
 

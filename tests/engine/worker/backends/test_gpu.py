@@ -195,15 +195,13 @@ def test_an_empty_tensor_goes_through(script):
 
 
 def test_pinned_memory_is_not_used_again_before_it_was_read(script):
-    directory = script(Network(), torch.zeros(2, SIZE))
-    backend, model = load(PyTorchBackend, directory, X, Y)
+    backend, model = load(PyTorchBackend, script(Network(), torch.zeros(2, SIZE)), X, Y)
     for count in (1, 512, 3, 2048) * 10:  # the same few buffers, over and over
         check(backend, model, rows(count))
 
 
 def test_lanes_run_at_once_on_streams_of_their_own(script):
-    directory = script(Network(), torch.zeros(2, SIZE))
-    backend, model = load(PyTorchBackend, directory, X, Y, lanes=2)
+    backend, model = load(PyTorchBackend, script(Network(), torch.zeros(2, SIZE)), X, Y, lanes=2)
     together(lambda: check(backend, model, rows_of_a_thread(512)), times=40)
 
 

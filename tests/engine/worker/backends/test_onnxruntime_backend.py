@@ -180,8 +180,7 @@ def test_a_scalar_is_one_element_to_the_client(onnx_model, kind):
     directory = onnx_model.save([("Identity", ["X"], ["Y"])], [("X", kind, [])], [("Y", kind, [])])
     datatype = FP32 if kind == "FLOAT" else DataType.BF16
     backend, model = load(directory, [("X", datatype, [1])], [("Y", datatype, [1])])
-    value = np.array([3], datatype.numpy)
-    [answer] = run(backend, model, [LocalRequest({"X": value})])
+    [answer] = run(backend, model, [LocalRequest({"X": np.array([3], datatype.numpy)})])
     assert answer.outputs["Y"].tolist() == [3]
 
 

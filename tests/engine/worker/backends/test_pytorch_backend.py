@@ -238,8 +238,7 @@ def test_outputs_nobody_wants_are_left_out(script):
 )
 def test_every_datatype_goes_through(script, datatype):
     backend, model = load(script(Twice(), torch.ones(2)), [("x", datatype, [2])], [("y", datatype, [2])])
-    x = np.array([1, 3], datatype.numpy)
-    [answer] = run(backend, model, [LocalRequest({"x": x})])
+    [answer] = run(backend, model, [LocalRequest({"x": np.array([1, 3], datatype.numpy)})])
     assert answer.outputs["y"].dtype == datatype.numpy
     assert answer.outputs["y"].tolist() == [2, 6]
 
