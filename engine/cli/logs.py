@@ -42,8 +42,7 @@ def logs(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     census = Census()
     try:
-        selection = _selection(options)
-        lines = _lines(parser, options, census, selection)
+        lines = _lines(parser, options, census, _selection(options))
         if _reports(options):
             _report(options, lines)
         else:

@@ -78,8 +78,7 @@ class Spawner:
         token = trio.lowlevel.current_trio_token()
 
         def job() -> None:
-            result = outcome.capture(function)
-            token.run_sync_soon(trio.lowlevel.reschedule, task, result)
+            token.run_sync_soon(trio.lowlevel.reschedule, task, outcome.capture(function))
 
         self._jobs.put(job)
         return cast("T", await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED))

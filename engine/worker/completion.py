@@ -42,8 +42,7 @@ def main() -> None:
 
     _die_with(parent)
     limits.enter(os.environ, root)
-    request = json.load(sys.stdin)
-    answer = json.dumps(_answer(request, root)).encode()
+    answer = json.dumps(_answer(json.load(sys.stdin), root)).encode()
     with open(pipe, "wb") as file:
         file.write(answer)
     sys.stdout.flush()

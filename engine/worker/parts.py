@@ -169,8 +169,7 @@ class WorkerSender(ResponseSender):
             return True
 
     def _send(self, answer: Answer | None, data: bytes, *, final: bool) -> None:
-        part = Part(self._batch_id, self._index, answer, data, len(data), final=final)
-        packets = part.packets()
+        packets = Part(self._batch_id, self._index, answer, data, len(data), final=final).packets()
         if self._requests.forked:
             raise SenderClosed(
                 "a response must be sent by the model's own process, and not by one that it has forked"

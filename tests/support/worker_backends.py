@@ -36,11 +36,6 @@ class Doubling(Backend):
             raise KeyError("weights")
         if mode == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
-        if mode == "fail_unless_first":
-            marker = model.parameters["marker"]
-            if os.path.exists(marker):
-                raise LoadError("only once")
-            open(marker, "w").close()
 
     def execute(self, batch):
         values = batch.stacked("INPUT")
@@ -156,24 +151,6 @@ class Hostile(Doubling):
         )
         sock.send(result.encode())
         time.sleep(3600)
-
-
-class DiesAfterSending(Doubling):
-    """Answers a batch that begins with 1 and is killed at once, with its results unread in the socket."""
-
-    name = "dies_after_sending"
-
-    def execute(self, batch):
-        super().execute(batch)
-        if 1.0 in batch.stacked("INPUT"):
-            original = batch_frames.Result.encode
-            sock = socket.socket(fileno=os.dup(_own_socket()))
-
-            def encode_send_and_die(result):
-                sock.send(original(result))
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            batch_frames.Result.encode = encode_send_and_die  # type: ignore[method-assign]  # its own process
 
 
 class Impure(Doubling):

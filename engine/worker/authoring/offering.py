@@ -12,6 +12,5 @@ def offer() -> None:
 
     If the package itself is imported already, as in a test, it stays: its names are the same objects.
     """
-    known = sys.modules.get("tritium")
-    if getattr(known, "model", None) is not api.model:
+    if getattr(sys.modules.get("tritium"), "model", None) is not api.model:
         sys.modules["tritium"] = api

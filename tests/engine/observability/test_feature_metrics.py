@@ -21,6 +21,7 @@ from engine.observability.metrics import Exposition
 from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.settings.reporting import MetricsSettings
 from tests.support.doubles import Double
+from tests.support.logged import Logged
 
 
 def series(*samples):
@@ -137,7 +138,7 @@ async def test_a_local_cache_tells_what_it_holds():
     near.lookup(b"k")
     near.lookup(b"other")
     near.counts.lookup_seconds = 0.002
-    lines = lines_of(cache_blocks(ResponseCache(near=near, log=unheard), None))
+    lines = lines_of(cache_blocks(ResponseCache(near=near, log=Logged()), None))
     assert {
         "nv_cache_util 0.25",
         "nv_cache_num_entries 1",
@@ -152,10 +153,6 @@ async def test_a_local_cache_tells_what_it_holds():
     } <= set(lines)
 
 
-def unheard(event, *, level="info", **keys):
-    """Tell nobody."""
-
-
 class Silent(Double):
     name = "silent"
 
@@ -164,8 +161,8 @@ class Silent(Double):
 
 
 async def test_a_cache_elsewhere_tells_whether_it_is_asked():
-    far = FarCache(Silent(), threads=1, patience=1.0, log=unheard)
-    lines = lines_of(cache_blocks(ResponseCache(far=far, log=unheard), far))
+    far = FarCache(Silent(), threads=1, patience=1.0, log=Logged())
+    lines = lines_of(cache_blocks(ResponseCache(far=far, log=Logged()), far))
     far.look_up(b"k", lambda kept: pytest.fail(str(kept)))
     assert {"tritium_cache_available 0", "tritium_cache_hits_total 0"} <= set(lines)
     assert not [line for line in lines if line.startswith("nv_cache_util")]

@@ -5,6 +5,7 @@ import pytest
 from engine.settings.cache import LocalCache, RedisCache, RedisTls
 from engine.settings.settings import Settings, SettingsError
 from engine.stores.open import CacheUnusable, open_cache
+from tests.support.logged import Logged
 
 REPOSITORY = "--model-repository=/models"
 
@@ -116,11 +117,7 @@ def test_a_directory_of_caches_has_no_effect_and_that_is_said():
     assert settings.warnings[0].startswith("--cache-directory has no effect")
 
 
-def unheard(event, *, level="info", **keys):
-    """Tell nobody."""
-
-
 async def test_tls_files_that_are_not_there_end_the_start():
     tls = RedisTls(cacert="/nowhere/ca.pem")
     with pytest.raises(CacheUnusable, match="TLS files can't be used"):
-        open_cache(RedisCache(host="there", port=1, tls=tls), log=unheard)
+        open_cache(RedisCache(host="there", port=1, tls=tls), log=Logged())

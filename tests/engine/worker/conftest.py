@@ -177,7 +177,6 @@ def serve() -> Serve:
             "pausing": "Pausing",
             "selective": "Selective",
             "hostile": "Hostile",
-            "dies_after_sending": "DiesAfterSending",
             "impure": "Impure",
             "strings": "Strings",
             "moody": "Moody",

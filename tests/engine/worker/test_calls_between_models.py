@@ -21,7 +21,15 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Log
 from actors.values.requests import InferRequest, InferResponse
-from actors.values.specs import DynamicBatching, Ensemble, EnsembleStep, InputSpec, OutputSpec, QueuePolicy
+from actors.values.specs import (
+    DynamicBatching,
+    Ensemble,
+    EnsembleStep,
+    InputSpec,
+    OutputSpec,
+    QueuePolicy,
+    Retry,
+)
 from chaos.record.descriptors import left_open, open_descriptors
 from tests.engine.worker.conftest import until
 from tests.support.many_models import Models, calling, model, open_models
@@ -292,7 +300,7 @@ async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(tmp_pa
 
 async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
     callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
-    caller = calling(mode="dying", parameters={"directory": str(tmp_path)})
+    caller = calling(mode="dying", retry=Retry.NEVER, parameters={"directory": str(tmp_path)})
     async with open_models(caller, callee) as models:
         holding = await models.send("callee", 0.0)
         behind = await models.send("callee", 0.0)
@@ -308,9 +316,7 @@ async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
 
 
 async def test_a_call_of_a_worker_that_dies_is_answered_with_an_error():
-    async with open_models(
-        calling(), model("callee", "doubling", retry=model("", "").retry.__class__.NEVER)
-    ) as models:
+    async with open_models(calling(), model("callee", "doubling", retry=Retry.NEVER)) as models:
         assert (await refusal(models, "caller", 667.0)).code is ErrorCode.UNAVAILABLE
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
 
@@ -533,7 +539,7 @@ async def test_nothing_waits_in_a_worker_behind_what_waits_for_a_call(tmp_path):
 # -- workers on both ends of calls are killed during calls: every call is answered, and nothing stays behind
 
 
-ROUNDS = 12
+ROUNDS = 6
 LARGE = 100_000  # elements: inputs and outputs go in segments
 
 

@@ -135,42 +135,12 @@ async def test_a_hang_is_ended_at_the_limit_and_answered_504(serve):
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
 
-async def test_a_stopped_worker_is_a_hang(serve):
-    async with serve("doubling", execution_timeout=0.5) as model:
-        pid = model.pid()
-        os.kill(pid, signal.SIGSTOP)
-        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]  # it never began there, so it runs elsewhere
-        assert model.pid() != pid
-
-
 async def test_a_hang_on_a_thread_is_abandoned_counted_and_replaced(serve):
     async with serve("in_thread", isolation="thread", execution_timeout=0.3) as model:
         request = await model.send(671.0)  # waits until it is cancelled
         assert (await model.answer(request)).code is ErrorCode.DEADLINE_EXCEEDED
         assert model.state.statistics.abandoned_threads == 1
         assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
-
-
-async def test_finished_results_in_a_dead_workers_socket_are_delivered(serve):
-    async with serve("dies_after_sending") as model:
-        request = await model.send(1.0)
-        assert (await model.answer(request)).outputs[0].as_numpy()[0, 0] == 2
-        assert request.attempts == 1
-        assert len(request.reply.parts) == 1
-        await until(lambda: model.state.statistics.deaths["signal_9"] >= 1)
-
-
-async def test_an_instance_that_keeps_dying_makes_its_model_unavailable_with_a_reason_and_recovers(
-    serve, tmp_path
-):
-    parameters = {"load": "fail_unless_first", "marker": str(tmp_path / "marker")}
-    async with serve("doubling", parameters=parameters) as model:
-        os.kill(model.pid(), signal.SIGKILL)
-        await until(lambda: model.state.status is Status.UNAVAILABLE, within=60)
-        assert "only once" in model.state.reason
-        with pytest.raises(TritiumError, match="is not at ready state") as caught:
-            await model.send(1.0)
-        assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
 async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):

@@ -261,8 +261,7 @@ class Call(Generic[Response]):
             made: Future[Response | ResponseIterator[Response]] = loop.create_future()
             made.set_result(self.run())
             return made
-        attached = contextvars.copy_context()
-        future = loop.run_in_executor(self._host.pool, attached.run, self.run)
+        future = loop.run_in_executor(self._host.pool, contextvars.copy_context().run, self.run)
         future.add_done_callback(self._when_done)
         return future
 

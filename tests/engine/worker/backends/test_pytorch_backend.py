@@ -1,6 +1,8 @@
 """PyTorch models: what is computed equals the module called directly, and what can't be loaded says why."""
 
 import json
+import os
+import platform
 import shutil
 import threading
 import warnings
@@ -536,16 +538,30 @@ def test_autocast_of_a_compiled_package_is_refused(version_directory):
         load(version_directory, [("x", FP32, [2])], [("y", FP32, [2])], parameters={"tritium.amp": "bf16"})
 
 
+@pytest.fixture
+def compiled(version_directory, request):
+    """A compiled package of `Network`. Compiling takes long, so that one is kept for the next run."""
+    kept = (
+        request.config.cache.mkdir("compiled")
+        / f"{torch.__version__}-{platform.node()}-{os.stat(__file__).st_mtime_ns}.pt2"
+    )
+    if not kept.exists() or "TRITIUM_TESTS_FRESH" in os.environ:
+        batch = torch.export.Dim("batch", min=1)
+        program = torch.export.export(Network().eval(), EXAMPLES, dynamic_shapes=({0: batch}, {0: batch}))
+        made = version_directory / "model.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+        shutil.copy(made, kept)
+    shutil.copy(kept, version_directory / "model.pt2")
+    return version_directory
+
+
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_package_equals_the_module_and_checks_its_shapes(version_directory):
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(Network().eval(), EXAMPLES, dynamic_shapes=({0: batch}, {0: batch}))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(version_directory / "model.pt2"))
-    check_network(version_directory, INDEXED, OUTPUTS)
-    backend, model = load(version_directory, INDEXED, OUTPUTS, max_batch_size=4)
+def test_a_compiled_package_equals_the_module_and_checks_its_shapes(compiled):
+    check_network(compiled, INDEXED, OUTPUTS)
+    backend, model = load(compiled, INDEXED, OUTPUTS, max_batch_size=4)
     wrong = {"INPUT__0": np.zeros((1, 2), "f4"), "INPUT__1": np.zeros((1, 3), "f4")}
     [answer] = run(backend, model, [LocalRequest(wrong)])
     assert answer.code is ErrorCode.INTERNAL
