@@ -216,10 +216,25 @@ def test_a_mistake_of_the_model_is_the_reason(python, config, body, reason):
 
 
 @pytest.mark.slow
-def test_a_broken_module_is_the_reason(python):
-    loaded = python("def auto_complete_config(:\n")
-    assert loaded.reason.startswith("Internal: SyntaxError: ")
-    assert "(model.py, line" in loaded.reason
+@pytest.mark.parametrize(
+    ("body", "timeout", "reason", "hint"),
+    [
+        ("def auto_complete_config(:\n", "30", "(model.py, line", ""),
+        ("import os\nprint('waiting', flush=True)\nos._exit(5)", "30", "", "it printed: waiting"),
+        (FULL, "soon", "auto-complete-timeout-seconds of backend 'python' is 'soon'", ""),
+        (
+            'config.as_dict()["input"] = [{"name": "x" * 20_000_000}]',
+            "30",
+            "it answered with more than 16777216 bytes",
+            "",
+        ),
+    ],
+    ids=["broken", "dies", "timeout", "endless"],
+)
+def test_what_keeps_it_from_answering_is_the_reason(python, body, timeout, reason, hint):
+    loaded = python(body, backend_settings={"": {"auto-complete-timeout-seconds": timeout}})
+    assert reason in loaded.reason
+    assert hint in loaded.errors[0].hint
 
 
 @pytest.mark.slow
@@ -233,18 +248,6 @@ def test_a_model_that_hangs_is_given_up(python):
     assert loaded.reason == (
         "Internal: model.py auto_complete_config of model 'm': it did not return within 0.7 s"
     )
-
-
-@pytest.mark.slow
-def test_what_was_printed_before_it_died_is_told(python):
-    loaded = python("import os\nprint('waiting', flush=True)\nos._exit(5)")
-    assert loaded.errors[0].hint == "it printed: waiting"
-
-
-@pytest.mark.slow
-def test_a_timeout_that_makes_no_sense_is_told(python):
-    loaded = python(FULL, backend_settings={"": {"auto-complete-timeout-seconds": "soon"}})
-    assert "auto-complete-timeout-seconds of backend 'python' is 'soon'" in loaded.reason
 
 
 @pytest.mark.slow
@@ -273,12 +276,6 @@ def test_endless_output_is_bounded(python):
     )
     assert not loaded.ok
     assert len(loaded.errors[0].hint) < 4096
-
-
-@pytest.mark.slow
-def test_an_answer_without_end_is_refused(python):
-    loaded = python('config.as_dict()["input"] = [{"name": "x" * 20_000_000}]')
-    assert loaded.reason.endswith("it answered with more than 16777216 bytes")
 
 
 @pytest.mark.slow

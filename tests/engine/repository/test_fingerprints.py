@@ -93,12 +93,13 @@ class TestStamps:
         assert repository.stamp() != before
 
     def test_a_rewrite_that_restores_size_and_modification_time_is_seen(self, repository):
-        path, before = repository.model / "1/model.onnx", repository.stamp()
+        path, before, contents = repository.model / "1/model.onnx", repository.stamp(), repository.contents()
         times = path.stat()
         path.write_text("eno")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         assert path.stat().st_mtime_ns == times.st_mtime_ns
         assert repository.stamp() != before
+        assert repository.contents() != contents
 
     def test_another_file_in_its_place_is_seen(self, repository):
         path, before = repository.model / "1/model.onnx", repository.stamp()
@@ -160,13 +161,6 @@ class TestContents:
     def test_a_copy_is_the_same_model(self, repository):
         shutil.copytree(repository.model, repository.path / "n")
         assert repository.contents("n") == repository.contents("m")
-
-    def test_a_rewrite_that_restores_size_and_modification_time_is_another_model(self, repository):
-        path, before = repository.model / "1/model.onnx", repository.contents()
-        times = path.stat()
-        path.write_text("eno")
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert repository.contents() != before
 
     def test_a_change_in_a_version_is_of_that_version_alone(self, repository):
         repository.write("2/model.onnx", "two")
@@ -307,17 +301,10 @@ class TestLeadingOut:
         assert found.problems[0].path == link
         assert not any("secret" in path for path in found.files)
 
-    def test_a_relative_link_out_is_one_too(self, repository):
-        (repository.model / "1/link").symlink_to("../../../outside/secret")
-        assert repository.messages() == ["'1/link' is a link out of the model repository"]
-
-    def test_a_link_through_a_link_is_one_too(self, repository):
+    def test_relative_links_out_and_links_through_them_are_some_too(self, repository):
         (repository.model / "a").symlink_to("b")
         (repository.model / "b").symlink_to("../../outside/secret")
-        assert repository.messages() == [
-            "'a' is a link out of the model repository",
-            "'b' is a link out of the model repository",
-        ]
+        assert repository.messages() == [f"'{name}' is a link out of the model repository" for name in "ab"]
 
     def test_a_model_that_is_a_link_out_is_one_too(self, repository):
         (repository.path / "n").symlink_to(repository.outside)

@@ -121,40 +121,38 @@ class TestMounts:
             with pytest.raises(SourceUnavailable, match=reason):
                 ask()
 
-    def test_a_directory_that_is_gone_is_unavailable(self, source, path):
+    @pytest.fixture
+    def elsewhere(self, source, path):
+        """Where the repository has gone, after it was seen."""
         source.names()
-        path.rename(path.with_name("elsewhere"))
+        return path.rename(path.with_name("elsewhere"))
+
+    def test_a_directory_that_is_gone_is_unavailable(self, source, path, elsewhere):
         self.refused(source, "can't be read: No such file or directory")
-        path.with_name("elsewhere").rename(path)
+        elsewhere.rename(path)
         assert source.names() == ("a", "b")
 
+    @pytest.mark.usefixtures("elsewhere")
     def test_a_file_in_its_place_is_unavailable(self, source, path):
-        source.names()
-        path.rename(path.with_name("elsewhere"))
         path.write_text("")
         self.refused(source, "can't be read: Not a directory")
 
+    @pytest.mark.usefixtures("elsewhere")
     def test_an_empty_directory_in_its_place_is_never_believed(self, source, path, clock):
-        source.names()
-        path.rename(path.with_name("elsewhere"))
         path.mkdir()
         for _ in range(10):
             self.refused(source, "another directory than before, and empty")
             clock.now += 60.0
 
-    def test_the_directory_that_was_there_before_is_believed_at_once(self, source, path):
-        source.names()
-        path.rename(path.with_name("elsewhere"))
+    def test_the_directory_that_was_there_before_is_believed_at_once(self, source, path, elsewhere):
         path.mkdir()
         self.refused(source, "and empty")
         path.rmdir()
-        path.with_name("elsewhere").rename(path)
+        elsewhere.rename(path)
         assert source.names() == ("a", "b")
 
-    def test_another_directory_is_believed_once_it_stays(self, source, path, clock):
-        source.names()
-        path.rename(path.with_name("elsewhere"))
-        shutil.copytree(path.with_name("elsewhere"), path)
+    def test_another_directory_is_believed_once_it_stays(self, source, path, clock, elsewhere):
+        shutil.copytree(elsewhere, path)
         self.refused(source, "it is believed once it stays")
         clock.now += 0.9
         self.refused(source, "it is believed once it stays")
@@ -162,11 +160,11 @@ class TestMounts:
         assert source.names() == ("a", "b")
         assert fetch(source, "a").path == path / "a"
 
-    def test_one_that_is_back_and_empty_is_not_believed_before_something_is_in_it(self, source, path):
-        source.names()
-        path.rename(path.with_name("elsewhere"))
+    def test_one_that_is_back_and_empty_is_not_believed_before_something_is_in_it(
+        self, source, path, elsewhere
+    ):
         self.refused(source, "can't be read")
-        path.with_name("elsewhere").rename(path)
+        elsewhere.rename(path)
         for name in "ab":
             (path / name).rename(path.with_name(name))
         self.refused(source, "and empty")
