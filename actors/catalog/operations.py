@@ -114,25 +114,41 @@ class _FromRepository(Operation):
             deployment.could_not_read(str(error))
             raise
 
+    async def _read_and_apply(self, deployment: Deployment) -> None:
+        """Load the model if it is there. If it is loaded on demand, it stays dormant."""
+        try:
+            found = await self._read(deployment)
+        except Unreadable as error:
+            raise Unavailable(str(error)) from error
+        if found is not None:
+            await self._apply(deployment, found)
+
+    async def _apply(
+        self,
+        deployment: Deployment,
+        found: FoundModel,
+        *,
+        override: Override | None = None,
+        forced: bool = False,
+        awake: bool = False,
+    ) -> None:
+        try:
+            found = await self._ensure(deployment.key, found)
+            await deployment.apply(found, override=override, forced=forced, awake=awake)
+        finally:
+            found.settle()
+
 
 class Load(_FromRepository):
     """The operation of a load request."""
 
-    def __init__(
-        self,
-        source: ModelSource,
-        ensure: Ensure,
-        override: Override | None = None,
-        *,
-        explicit: bool = True,
-    ) -> None:
+    def __init__(self, source: ModelSource, ensure: Ensure, override: Override | None) -> None:
         super().__init__(source, ensure)
         self._override = override
-        self._explicit = explicit
 
     async def carry_out(self, deployment: Deployment) -> None:
         """Load or reload; an unchanged model that is loaded stays."""
-        deployment.explicit = deployment.explicit or self._explicit
+        deployment.explicit = True
         try:
             override, found = await self._read_as_wanted(deployment)
         except Unreadable as error:
@@ -142,11 +158,7 @@ class Load(_FromRepository):
             deployment.could_not_read(NOWHERE)
             deployment.set_back({0: NOWHERE})
             raise not_polled(deployment.key, NOWHERE)
-        try:
-            found = await self._ensure(deployment.key, found)
-            await deployment.apply(found, override=override, forced=self._override is not None)
-        finally:
-            found.settle()
+        await self._apply(deployment, found, override=override, forced=self._override is not None, awake=True)
 
     async def _read_as_wanted(self, deployment: Deployment) -> tuple[Override | None, FoundModel | None]:
         """Return the model as it is to serve, and the override that this takes into account, if any.
@@ -169,16 +181,7 @@ class Start(_FromRepository):
 
     async def carry_out(self, deployment: Deployment) -> None:
         """Load the model if it should be loaded."""
-        try:
-            found = await self._read(deployment)
-        except Unreadable as error:
-            raise Unavailable(str(error)) from error
-        if found is not None:
-            try:
-                found = await self._ensure(deployment.key, found)
-                await deployment.apply(found, awake=False)
-            finally:
-                found.settle()
+        await self._read_and_apply(deployment)
 
 
 class Need(_FromRepository):
@@ -193,17 +196,7 @@ class Need(_FromRepository):
         """Load the model unless it is loaded. A model that is loaded on demand stays dormant."""
         if deployment.stands or (deployment.tried and not self._again):
             return
-        try:
-            found = await self._read(deployment)
-        except Unreadable as error:
-            raise Unavailable(str(error)) from error
-        if found is None:
-            return
-        try:
-            found = await self._ensure(deployment.key, found)
-            await deployment.apply(found, awake=False)
-        finally:
-            found.settle()
+        await self._read_and_apply(deployment)
 
 
 class Recompose(Operation):
@@ -262,12 +255,10 @@ class LookAt(_FromRepository):
             deployment.leave()
             self._could_not(deployment.key, False)  # it may be back before its absence was seen
             return
-        try:
-            if not found.content or found.content not in (deployment.content, deployment.refused):
-                found = await self._ensure(deployment.key, found)
-                await deployment.apply(found, awake=False)
-        finally:
+        if found.content and found.content in (deployment.content, deployment.refused):
             found.settle()
+        else:
+            await self._apply(deployment, found)
 
 
 class Gone(Operation):

@@ -35,7 +35,7 @@ It does not matter how long ago its last request came.
 class Lives:
     """The sequences of one model: each step of their lives, carried out on all that knows of them."""
 
-    __slots__ = ("_idle", "batches", "expired", "roll", "room", "slots", "tickets", "timers")
+    __slots__ = ("_idle", "batches", "roll", "room", "slots", "tickets", "timers")
 
     def __init__(
         self, idle: float, roll: Roll, slots: Slots, tickets: Tickets, batches: Batches, timers: Timers[Due]
@@ -48,7 +48,6 @@ class Lives:
         self.batches = batches
         self.timers = timers
         self.room = SequenceRoom(roll.live, tickets)
-        self.expired = 0  # sequences that ended since they were idle
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -128,7 +127,6 @@ class Lives:
         if due > now:
             sequence.timer = self.timers.set(due, sequence)
             return
-        self.expired += 1
         self.close(sequence)
         if sequence.running is None and not sequence.queue:
             self._vacate(sequence, now)

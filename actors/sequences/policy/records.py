@@ -120,18 +120,3 @@ class Batch:
 
     requests: list[InferRequest]
     alone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceCounts:
-    """How many sequences there are.
-
-    `seated` have a slot, `backlogged` wait for one. `expired` and `restarted` only grow.
-    """
-
-    live: int
-    seated: int
-    backlogged: int
-    free_slots: int
-    expired: int
-    restarted: int

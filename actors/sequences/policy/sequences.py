@@ -20,7 +20,7 @@ from actors.sequences.policy.batches import Batches
 from actors.sequences.policy.controls import Controls
 from actors.sequences.policy.implicit_state import ImplicitState
 from actors.sequences.policy.lives import Lives
-from actors.sequences.policy.records import Due, LiveSequence, SequenceCounts
+from actors.sequences.policy.records import Due, LiveSequence
 from actors.sequences.policy.roll import Roll
 from actors.sequences.policy.sequence_queue import SequenceQueue
 from actors.sequences.policy.slots import Slots
@@ -62,21 +62,6 @@ class Sequences(Sequencing):
         self.batches = Batches(spec, scheduling, controls, state, self.tickets)
         self._lives = Lives(scheduling.max_idle, self.roll, self.slots, self.tickets, self.batches, timers)
         self.queue = self._queue = SequenceQueue(self._lives)
-
-    # -- what there is ---------------------------------------------------------------------------------------
-
-    def counts(self) -> SequenceCounts:
-        """Return how many sequences are where."""
-        groups = list(self.slots.every_group())
-        seated = sum(len(group.slots) for group in groups)
-        return SequenceCounts(
-            live=len(self.roll.live),
-            seated=seated,
-            backlogged=len(self.slots.backlog),
-            free_slots=sum(len(group.slots) if group.leaving else group.limit for group in groups) - seated,
-            expired=self._lives.expired,
-            restarted=self.roll.restarted,
-        )
 
     def stop(self, why: str) -> None:
         """See `Sequencing.stop`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -33,10 +33,6 @@ class Slots:
     def groups(self, instance: str) -> Sequence[SlotGroup]:
         """Return the groups of an instance that has joined."""
         return self._groups.get(instance, ())
-
-    def every_group(self) -> Iterator[SlotGroup]:
-        """Return the groups of all instances."""
-        return (group for groups in self._groups.values() for group in groups)
 
     @property
     def some_free(self) -> bool:

@@ -79,11 +79,6 @@ class RequestQueue(WaitingLine):
         return self._nbytes
 
     @property
-    def depth_by_level(self) -> Mapping[int, int]:
-        """How many requests wait in each level that exists; a queue without levels has level 0."""
-        return {level.number: len(level) for level in self._levels.present}
-
-    @property
     def oldest_enqueued(self) -> float:
         """See `WaitingLine.oldest_enqueued`."""
         return min(level.oldest() for level in self._levels.present)

@@ -95,7 +95,7 @@ class SlotsAndTurns(RuleBasedStateMachine):
         self.running = {}
         self.alone = set()
         self.lines = {}  # of requests that wait for room, by sequence
-        self.expired = self.restarted = 0
+        self.restarted = 0
         self.come(INSTANCES[0])
 
     # The model
@@ -435,7 +435,6 @@ class SlotsAndTurns(RuleBasedStateMachine):
         while due := self.due(self.now):
             _, _, kind, target = min(due)
             if kind == "idle":
-                self.expired += 1
                 self.close(target)
                 if target.running is None and not target.queue:
                     self.vacate(target)
@@ -536,12 +535,11 @@ class SlotsAndTurns(RuleBasedStateMachine):
 
     @invariant()
     def the_figures_agree(self):
-        counts = self.sequencing.counts()
-        assert counts.live == len(self.live)
-        assert counts.seated == len(self.seated())
-        assert counts.backlogged == len(self.backlog)
-        assert counts.free_slots == len(self.free())
-        assert (counts.expired, counts.restarted) == (self.expired, self.restarted)
+        slots, roll = self.sequencing.slots, self.sequencing.roll
+        groups = [group for name in self.instances for group in slots.groups(name)]
+        assert (len(roll.live), roll.restarted) == (len(self.live), self.restarted)
+        assert sum(len(group.slots) for group in groups) == len(self.seated())
+        assert (len(slots.backlog), slots.some_free) == (len(self.backlog), bool(self.free()))
         queued = self.queued()
         assert len(self.queue) == len(queued)
         assert all(request in self.queue for request in queued)

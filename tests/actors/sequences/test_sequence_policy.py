@@ -161,7 +161,7 @@ def test_numbers_and_their_spellings_are_different_sequences():
     model = model_of()
     push(model, 1, START)
     push(model, "1", START)
-    assert model.counts().live == 2
+    assert len(model.roll.live) == 2
 
 
 def test_a_start_on_a_live_id_lets_the_queue_run_and_resets_the_state():
@@ -176,7 +176,7 @@ def test_a_start_on_a_live_id_lets_the_queue_run_and_resets_the_state():
         assert before.tolist() == [float(member is old[1])]
         model.collect(member, [after], failed=False)
         finish(model, [member])
-    assert model.counts().seated == 1
+    assert len(group_of(model).slots) == 1
 
 
 def test_controls_say_start_end_ready_and_who():
@@ -300,7 +300,8 @@ def test_an_iterative_request_runs_until_it_is_released_for_good():
             model.reschedule(each, 0.0)
     assert starts == [[1], [0], [0]]
     finish(model, batch_of(model))
-    assert model.counts().live == model.counts().seated == 0
+    assert not model.roll.live
+    assert not group_of(model).slots
 
 
 def test_neither_the_backlog_nor_the_slots_use_up_the_other_s_room():
@@ -329,4 +330,4 @@ def test_a_probe_is_a_sequence_of_its_own():
     assert batch_of(model) == [probe]
     assert [each.as_numpy().item() for each in probe.extra] == [1, True, 1.0, 0]
     finish(model, [probe])
-    assert model.counts().free_slots == 4
+    assert not group_of(model).slots

@@ -289,7 +289,7 @@ async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(s
         model.workers[1].finish()
         assert request.reply.error is None
     assert first.attempts == 1
-    assert model.state.sequences.counts().live == 0
+    assert not model.state.sequences.roll.live
 
 
 async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(stage, autojump_clock):
@@ -491,7 +491,7 @@ async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(sta
     assert "has ended with its instance" in request.reply.error.message
     assert real(model.workers[1]) == []
     assert not model.state.in_flight
-    assert model.state.sequences.counts().live == 0
+    assert not model.state.sequences.roll.live
 
 
 async def test_an_instance_that_leaves_ends_its_sequences(stage, autojump_clock):
@@ -558,7 +558,7 @@ async def test_a_crash_ends_the_sequences_of_its_instance(stage, autojump_clock)
             "sequence 1 of model 'model' has ended: its instance 'm_0' has crashed"
             in each.reply.error.message
         )
-    assert model.state.sequences.counts().live == 0
+    assert not model.state.sequences.roll.live
 
 
 async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(stage, autojump_clock):

@@ -437,9 +437,9 @@ class FairQueue(RuleBasedStateMachine):
             del self.waiting[request]
         # No request that has waited long enough is left on the lower level.
         if self.age:
-            low = [self.waiting[r] for r in self.waiting if r.priority == 2 and not r.cancelled]
-            overdue = sum(since + self.age <= self.now for since in low)
-            assert self.queue.depth_by_level[2] <= len(self.waiting) - overdue
+            waiting = [each for each in self.waiting if not each.cancelled]
+            low = [self.waiting[each] for each in waiting if each.queue_entry.level.number == 2]
+            assert all(since + self.age > self.now for since in low)
 
     @invariant()
     def nobody_is_lost_and_nobody_is_there_twice(self):
