@@ -53,9 +53,6 @@ class Run(Generic[Value]):
         self.iteration = iteration
         self.inputs = inputs  # by the model's name; null ones are left out
 
-    def __repr__(self) -> str:
-        return f"<Run of step {self.step.number} in iteration {self.iteration}>"
-
 
 class Flow(Generic[Value]):
     """One request on its way.

@@ -72,8 +72,8 @@ class Lives:
         sequence = request.queue_entry
         if not isinstance(sequence, LiveSequence) or sequence.running is not request:
             return None
-        if sequence.runs_in is not None:
-            sequence.runs_in.running -= 1
+        assert sequence.runs_in is not None, "what runs, runs in a group"
+        sequence.runs_in.running -= 1
         sequence.running = sequence.runs_in = None
         request.extra = ()
         return sequence
@@ -101,8 +101,8 @@ class Lives:
             sequence.seated_at = now
             if not sequence.closing and not sequence.timer:
                 sequence.timer = self.timers.set(self._idle_at(sequence), sequence)
-            if sequence.queue and sequence.group is not None:
-                self.batches.make_ready(sequence, sequence.group)
+            assert sequence.group is not None, "it has just got its slot"
+            self.batches.make_ready(sequence, sequence.group)
 
     def unseat(self, sequence: LiveSequence) -> None:
         """Its slot is gone, with its instance."""

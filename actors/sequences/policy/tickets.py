@@ -44,9 +44,6 @@ class Tickets:
         self._shares = (_Share(), _Share())  # of the backlog, of slots
         self._arrivals = count()
 
-    def __len__(self) -> int:
-        return len(self.queued)
-
     def __contains__(self, request: InferRequest) -> bool:
         return request in self.queued
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from actors.seams import faults
@@ -245,12 +245,8 @@ class RateLimiter(Generic[Key]):
         insort(self._line, member, key=_rank)
 
     def _may_begin(self, member: _Member[Key]) -> bool:
-        for ahead in self._line:
-            if ahead is member:
-                break
-            if not member.needs.keys().isdisjoint(ahead.needs):
-                return False
-        return _fits(member)
+        ahead = takewhile(lambda each: each is not member, self._line)
+        return all(member.needs.keys().isdisjoint(each.needs) for each in ahead) and _fits(member)
 
     def began(self, key: Key) -> None:
         """It executes one more batch, and holds the units for that.

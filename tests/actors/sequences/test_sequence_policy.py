@@ -3,6 +3,7 @@
 The rules are those of the contract, scheduling.md section 6.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument
-from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest, InferResponse
 from actors.values.specs import (
     ControlKind,
     ControlSpec,
@@ -331,3 +332,51 @@ def test_a_probe_is_a_sequence_of_its_own():
     assert [each.as_numpy().item() for each in probe.extra] == [1, True, 1.0, 0]
     finish(model, [probe])
     assert not group_of(model).slots
+
+
+def test_a_line_of_sequences_makes_no_promise_about_time():
+    model = model_of(slots=1)
+    assert model.queue.oldest_enqueued == math.inf
+    push(model, 1, START, now=3.0)
+    push(model, 2, START, now=4.0)
+    assert (model.queue.oldest_enqueued, model.queue.nbytes) == (3.0, 16)
+    newcomer = request_of(3, START)
+    assert (model.queue.ahead_of(newcomer), model.queue.patience(newcomer)) == (2, math.inf)
+    assert model.queue.shares() is None
+
+
+def test_draining_ends_every_sequence_that_waits():
+    model = model_of(slots=1)
+    waiting = [push(model, 1, START), push(model, 1), push(model, 2, START)]
+    assert model.queue.drain() == waiting
+    assert not model.roll.live
+
+
+def test_what_does_not_run_is_neither_put_back_nor_run_again():
+    model = model_of()
+    member = push(model, 1, START)
+    model.put_back(member, alone=True, now=0.0)
+    assert not model.reschedule(member, 0.0)
+    assert batch_of(model) == [member]
+
+
+def test_what_runs_again_goes_behind_what_waits_of_its_sequence():
+    model = model_of(iterative=True)
+    first, second = push(model, 1, START), push(model, 1)
+    assert batch_of(model) == [first]
+    assert model.reschedule(first, 0.0)
+    assert batch_of(model) == [second]
+
+
+def test_a_part_for_a_padding_row_gives_its_slot_back():
+    model = model_of(slots=2)
+    finish(model, [push(model, n, START) for n in (1, 2)] and batch_of(model))
+    push(model, 2)
+    group = group_of(model)
+    padding, _ = model.batches.form(group, model.batches.decide(group, 0.0)).requests
+    released: list[str] = []
+    response = InferResponse(model_name="model", model_version=1, id="", outputs=[])
+    response.on_release(lambda: released.append("released"))
+    for part in (response, Internal("no")):
+        padding.reply.put(part, final=True)
+    assert released == ["released"]

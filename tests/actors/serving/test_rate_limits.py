@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.seams import faults
 from actors.serving.policy.rate_limits import HOST, SHARED, PoolName, PoolSample, RateLimiter
 from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.specs import InstanceSpec, RateLimit, Resource
@@ -366,3 +367,17 @@ def test_whoever_always_has_work_executes_again_and_again_in_whatever_order_othe
         if executing:
             limiter.ended(executing.pop(chance.randrange(len(executing))), again=True)
     assert all(count >= 3 for count in counts.values())
+
+
+def test_an_instance_that_is_not_known_leaves_without_effect_and_a_need_of_nothing_is_none():
+    table = Table(a=instance(("R", 0), ("S", 1)))
+    table.limiter.leave("nobody")
+    assert [name.resource for name in table.limiter.statistics().pools] == ["S"]
+
+
+def test_a_limiter_may_be_made_to_fail_where_it_is_asked():
+    table = Table(a=instance(("R", 1)))
+    points = faults.Points()
+    with faults.given(points):
+        points.arm("limiter.ask", lambda: None)
+        table.begin("a")

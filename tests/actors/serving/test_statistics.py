@@ -197,3 +197,21 @@ def test_hits_are_no_proof_that_the_model_works():
     statistics.cache_hit(0, 0, 0, 17)
     assert (statistics.success_count, statistics.computed_count, statistics.last_hit_ms) == (2, 1, 17)
     assert statistics.last_inference_ms == 0
+
+
+def test_answers_from_a_cache_are_in_the_latencies_too():
+    summaries, first_response = LatencySummaries({0.5: 0.05}), Histogram((0.1, 1.0))
+    statistics = ModelStatistics(summaries=summaries, first_response=first_response)
+    statistics.cache_hit(queue_ns=1_000, lookup_ns=2_000, total_ns=500_000)
+    statistics.cache_miss(7_000)
+    assert summaries.request.quantiles() == {0.5: 500}
+    assert (summaries.cache_hit.total, summaries.cache_miss.total) == (2, 7)
+    assert first_response.counts == [0, 1, 0]
+
+
+def test_a_lane_s_rate_is_of_the_time_that_it_executes():
+    statistics = ModelStatistics()
+    assert statistics.lane_rate == 0.0
+    succeed(statistics)
+    statistics.batch_executed(1, 0, 500_000_000, 0, 1)
+    assert statistics.lane_rate == 2.0

@@ -79,3 +79,17 @@ def test_long_names_are_cut_and_stay_apart():
     assert tenant_named("n" * LONGEST_TENANT) == "n" * LONGEST_TENANT
     assert len(tenant_named(one)) <= LONGEST_TENANT
     assert tenant_named(one) != tenant_named(other)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tenant"),
+    [(None, ""), ({"tenant": "gold"}, "gold"), ({"tenant": True}, "true"), ({"tenant": 7}, "7")],
+)
+def test_a_parameter_may_name_the_tenant(parameters, tenant):
+    marks = marks_for(None, Fairness(tenant_parameter="tenant"))
+    assert marked(marks, parameters=parameters).tenant == tenant
+
+
+def test_a_model_that_asks_for_no_tenant_is_told_none():
+    request = marked(marks_for(STICKY, None), headers={"x-user": "ada"})
+    assert (request.affinity, request.tenant) == ("ada", "")

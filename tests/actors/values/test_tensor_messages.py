@@ -13,6 +13,8 @@ from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, BY_PROTOCOL_NAME,
 from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
+from actors.values.shapes import client_shape
+from actors.values.specs import OutputSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
 from tests.support.ports import NoPort
 
@@ -189,3 +191,21 @@ def test_a_request_names_itself_in_error_texts():
     named = InferRequest(model_name="m", id="7", reply=NoPort(), accepted_at=0.0)
     assert named.prefix == "[request id: 7] "
     assert repr(named) == "<InferRequest 7 of 'm', 1 rows>"
+
+
+def test_a_request_made_for_several_has_the_time_of_the_most_patient_one():
+    parents = [
+        InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0, deadline=at) for at in (3.0, 5.0)
+    ]
+    parents[0].tenant, parents[0].synthetic = "gold", True
+    made = InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0)
+    made.inherit(parents)
+    assert (made.deadline, made.tenant, made.synthetic) == (5.0, "gold", False)
+
+
+def test_an_output_of_another_rank_than_configured_keeps_its_shape():
+    declared = OutputSpec(name="O", datatype=DataType.FP32, dims=(4,), reshape=(2, 2))
+    assert list(client_shape((1, 2, 2), declared, batches=True)) == [1, 4]
+    assert client_shape((1, 4), declared, batches=True) == (1, 4)
+    plain = OutputSpec(name="O", datatype=DataType.FP32, dims=(4,))
+    assert client_shape((1, 2), plain, batches=True) == (1, 2)
