@@ -371,7 +371,7 @@ def test_whoever_always_has_work_executes_again_and_again_in_whatever_order_othe
 
 def test_an_instance_that_is_not_known_leaves_without_effect_and_a_need_of_nothing_is_none():
     table = Table(a=instance(("R", 0), ("S", 1)))
-    table.limiter.leave("nobody")
+    table.limiter.leave("unknown")
     assert [name.resource for name in table.limiter.statistics().pools] == ["S"]
 
 
