@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import trio
 
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
-from actors.values.interfaces import DeepReport, IndexEntry, Server, ServerIdentity
+from actors.values.interfaces import DeepReport, IndexEntry, Models, Server, ServerIdentity
 from actors.values.marks import ClientMarks
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 
@@ -254,7 +255,7 @@ class FakeServer:
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
             ),
-            models=self.models,
+            models=cast("Models", self.models),
             repository=self.repository,
             health=self.health,
             introspection=FakeIntrospection(),
@@ -296,7 +297,7 @@ def default_models() -> list[FakeModel]:
     ]
 
 
-class KeptPort:
+class KeptPort(ReplyPort):
     """A reply port that keeps what it is given."""
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """gRPC calls without a connection: the real `Call` and `ServerStream` on a wire that keeps all output."""
 
 import math
+from typing import Any
 
 import trio
 
@@ -9,6 +10,7 @@ from actors.values.requests import InferResponse
 from protocols.grpc.call import Call, ServerStream
 from protocols.grpc.codec.heads import CallHead
 from protocols.grpc.codec.messages import Message
+from protocols.http2.streams import Stream
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 
@@ -55,15 +57,11 @@ class KeptWire:
         raise AssertionError("the tests' clients do not compress")
 
 
-class FakeHttp2Stream:
-    def __init__(self):
-        self.pending = 0
-
-
 def make_call(wire=None, *, metadata=None, deadline=math.inf):
     """Return a call whose `metadata` is given as text."""
     fields = tuple((name.encode(), value.encode()) for name, value in (metadata or {}).items())
-    call = Call(wire or KeptWire(), FakeHttp2Stream(), CallHead(path="/a/b", fields=fields))
+    wire = wire or KeptWire()
+    call = Call(wire, Stream(1, 0, 0, -1), CallHead(path="/a/b", fields=fields))
     call.deadline = deadline
     return call
 
@@ -95,7 +93,9 @@ class Client:
     def __init__(self, service, *, metadata=None, deadline=math.inf):
         self.wire = KeptWire()
         self.call = make_call(self.wire, metadata=metadata, deadline=deadline)
-        self.stream = ServerStream(self.call, pb.ModelInferRequest, unary_request=False, unary_reply=False)
+        self.stream: ServerStream[Any, Any] = ServerStream(
+            self.call, pb.ModelInferRequest, unary_request=False, unary_reply=False
+        )
         self._service = service
         self._read = 0
 

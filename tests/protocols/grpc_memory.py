@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 import trio.testing
@@ -269,7 +270,8 @@ async def connect(options=None, service=None, *, window=65_535, jitter=0.0, spea
     """Serve one client in memory. The connection's own failures come out here."""
     options = options or GrpcOptions()
     service = service or Service()
-    crashes, violations = [], []
+    crashes: list[Any] = []
+    violations: list[Any] = []
     deadlines = CallDeadlines()
     environment = Environment(
         options=options,

@@ -67,7 +67,7 @@ class Echo:
 
     def respond(self, call, message):
         data = np.frombuffer(message, np.uint8)
-        tensor = Tensor("Y", DataType.UINT8, (len(data),), memoryview(data))
+        tensor = Tensor("Y", DataType.UINT8, (len(data),), data.data)
         response = InferResponse(model_name="echo", model_version=1, outputs=[tensor])
         response.on_release(self._release)
         self.leases += 1

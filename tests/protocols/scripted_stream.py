@@ -1,17 +1,21 @@
 """A call whose requests are known beforehand, with the face that coroutine methods are given."""
 
 from types import SimpleNamespace
+from typing import Any, cast
+
+from protocols.grpc.call import Call, ServerStream
 
 
-class ScriptedStream:
+class ScriptedStream(ServerStream[Any, Any]):
     """Gives out `requests`, then the end of the client's side; keeps what was sent in `sent`."""
 
-    # Threads as trio has them.
-    call = SimpleNamespace(wire=SimpleNamespace(threads=None))
-
-    def __init__(self, *requests):
+    def __init__(self, *requests: Any) -> None:
+        # Threads as trio has them.
+        self.call = cast("Call", SimpleNamespace(wire=SimpleNamespace(threads=None)))
+        # Threads as trio has them.
+        self.call = cast("Call", SimpleNamespace(wire=SimpleNamespace(threads=None)))
         self._requests = list(requests)
-        self.sent = []
+        self.sent: list[Any] = []
 
     async def recv_message(self):
         return self._requests.pop(0) if self._requests else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_header_blocks():
 
 
 def test_a_memo_forgets_everything_once_entries_or_bytes_are_used_up():
-    memo = Memo(3, 2000)
+    memo: Memo[Any, Any] = Memo(3, 2000)
     for number in range(3):
         assert memo.remember(number, "x", 100)
     assert sorted(memo) == [0, 1, 2]
@@ -137,7 +138,7 @@ def test_a_memo_forgets_everything_once_entries_or_bytes_are_used_up():
 
 
 def test_a_memo_charges_for_what_takes_the_place_of_another():
-    memo = Memo(3, 2000)
+    memo: Memo[Any, Any] = Memo(3, 2000)
     memo.remember("a", 1, 100)
     memo.remember("a", 2, 300)
     assert memo["a"] == 2

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.pipe import Pipe
-from actors.serving.instances.worker import LiveWorker
+from actors.serving.instances.worker import LiveWorker, WorkerEvents
 from actors.values.datatypes import DataType
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, InstanceSpec, OutputSpec
@@ -73,7 +74,8 @@ class Arenas(RuleBasedStateMachine):
         self.prefetch = prefetch
         self.capacity = lanes * (2 if prefetch else 1)
         self.slots = self.capacity + SPARE_SLOTS
-        self.worker = None
+        self.worker: Any = None
+        self.page: Any = None
         self.held = []  # responses, of this worker and of those before
         self.mark = 0
         self.launch()
@@ -83,7 +85,9 @@ class Arenas(RuleBasedStateMachine):
         self.sock.setblocking(False)
         instance = self.spec.instances[0]
         self.worker = self.trio.do(
-            lambda: LiveWorker(Pipe(ours), self.spec, instance, self, prefetch=self.prefetch)
+            lambda: LiveWorker(
+                Pipe(ours), self.spec, instance, cast("WorkerEvents", self), prefetch=self.prefetch
+            )
         )
         self.mapped = {}
         self.jobs = {}
@@ -93,7 +97,7 @@ class Arenas(RuleBasedStateMachine):
         self.leases = dict.fromkeys(range(self.slots), 0)
         self.sizes = {}  # of generations
         self.freed = self.expected_freed = 0
-        self.outcome = None
+        self.outcome: Any = None
         self.trio.do(self.worker.load, "module:Class", {"name": "model"}, {})
         self.read()
 

@@ -168,6 +168,8 @@ def test_of_two_processes_that_want_the_same_batch_exactly_one_gets_it():
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(segment.fd,)
     ) as beginner:
+        assert beginner.stdin is not None
+        assert beginner.stdout is not None
         beginner.stdin.write("\n")
         beginner.stdin.flush()
         deadline = time.monotonic() + 60

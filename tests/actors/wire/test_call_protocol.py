@@ -13,6 +13,7 @@ import weakref
 from array import array
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -109,7 +110,7 @@ class PlayedWorker:
 
     def parts(self):
         """What has come, whole; the bytes of segments are the data."""
-        found = []
+        found: list[Part] = []
         segment = None
         while True:
             try:
@@ -119,7 +120,7 @@ class PlayedWorker:
             if packet[0] == frames.SEGMENT:
                 segment = map_segment(descriptors[0], frames.decode_segment(packet)[2], writable=True)
             elif packet[0] == frames.MORE:
-                found[-1].data += frames.decode_more(packet)[2]
+                found[-1].data = b"".join((found[-1].data, frames.decode_more(packet)[2]))
             else:
                 part = Part.decode(packet)
                 part.data = part.data if segment is None else segment
@@ -313,7 +314,7 @@ async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refus
 
 
 async def test_the_end_of_the_connection_cancels_what_is_under_way(connection):
-    gone = []
+    gone: list[Any] = []
     connection.subjects.on_end(gone.append)
     await connection.call()
     connection.worker.sock.shutdown(socket.SHUT_RDWR)

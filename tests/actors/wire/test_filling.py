@@ -1,6 +1,7 @@
 """Long inputs reach a worker's slot piece by piece; in between, others run and the batch can be given up."""
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -127,6 +128,7 @@ async def test_a_long_frame_lies_behind_long_inputs(connection):
     connection.dispatch(request)
     await turns_until(lambda: connection.worker.has_room)
     job = Execute.decode(connection.packets()[-1])
+    assert job.metadata is not None
     assert len(job.metadata[0]["parameters"]["story"]) == 200_000
     sent = connection.segments[job.slot, INPUT].view[: 4 * COLUMNS]
     assert (np.frombuffer(sent, np.float32) == 2.0).all()
@@ -155,12 +157,13 @@ async def test_a_request_that_was_being_copied_as_its_worker_died_waits_at_the_h
     await life.serving()
     request = dispatched(life, long_request())
     await some_turns()
+    assert life.instance.worker is not None
     assert not life.instance.worker.has_room
     life.worker.exit(Signal(11))
     await life.ended()
     assert not request.reply.answered
     assert request.attempts == 0
-    assert life.state.queue.take(1) == [request]
+    assert cast("Any", life.state.queue).take(1) == [request]
 
 
 async def test_a_client_that_leaves_while_its_inputs_are_copied_is_answered_and_never_executed(

@@ -19,6 +19,7 @@ from actors.wire.batch_frames import Answer, Placed, Result
 from actors.wire.frames import FrameError
 from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata
 from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 FIXED = [each for each in DataType if each not in (DataType.BYTES, DataType.BOOL)]
 
@@ -28,7 +29,7 @@ def request(spec, *tensors, rows=1, **options):
         model_name="model",
         inputs=list(tensors),
         requested_outputs=spec.output_names,
-        reply=None,
+        reply=NoPort(),
         accepted_at=0.0,
         **options,
     )
@@ -62,14 +63,15 @@ def test_a_worker_sees_the_concatenation_of_its_requests(data):
         )
     )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    requests, parts = [], [[] for _ in declared]
+    requests: list[InferRequest] = []
+    parts: list[list[bytes]] = [[] for _ in declared]
     for _ in range(data.draw(st.integers(1, 5))):
         rows = data.draw(st.integers(0, 3))
         tensors = []
         for n, (datatype, tail) in enumerate(zip(declared, tails, strict=True)):
             shape = (rows, *tail)
             raw = rng.bytes(int(np.prod(shape)) * datatype.size)
-            parts[n].append(np.frombuffer(raw, np.uint8))
+            parts[n].append(raw)
             tensors.append(Tensor(f"I{n}", datatype, shape, raw))
         if data.draw(st.booleans()):
             tensors.reverse()
@@ -81,7 +83,7 @@ def test_a_worker_sees_the_concatenation_of_its_requests(data):
         assert tuple(placed.shape) == (rows, *tail)
         assert placed.offset == align(placed.offset)
         array = seen(placed, datatype, segment)
-        assert array.tobytes() == np.concatenate(wanted).tobytes()
+        assert array.tobytes() == b"".join(wanted)
 
 
 @given(st.data())

@@ -71,6 +71,7 @@ async def test_many_strings_are_checked_in_slices_and_are_their_own_then(connect
 async def test_many_strings_that_are_malformed_are_the_workers_fault(connection, data, count):
     _, result = answered_with(connection, data, count)
     slow = connection.worker.on_packet(result)
+    assert slow is not None
     with pytest.raises(FrameError, match="malformed output: packed BYTES tensor 'OUTPUT'"):
         at_once(slow())
     assert connection.events.batches == []
@@ -110,6 +111,7 @@ async def test_a_part_with_many_strings_is_checked_in_slices():
         *others, slow = [made.worker.on_packet(packet) for packet in part.packets()]
         assert not any(others)
         assert made.events.arrived == []
+        assert slow is not None
         at_once(slow())
         (arrived,) = made.events.arrived
         assert bytes(arrived.outputs[0].data) == data
@@ -123,9 +125,11 @@ async def test_a_worker_that_dies_while_its_result_is_checked_has_answered(nurse
     await life.serving()
     (request,) = life.queue()
     await life.worker.batch()
+    assert life.instance.worker is not None
     (batch,) = life.instance.worker.outstanding.values()
     count = 200_000
     life.worker.far.send(result_of(batch, packed(count), count))
+    assert life.worker.control is not None
     life.worker.control.end(0)
     for _ in range(10):
         await trio.lowlevel.checkpoint()

@@ -14,7 +14,7 @@ from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 from actors.wire.parts import Arrived, PartStream
 from engine.worker.parts import OpenRequests
 from tests.support.examples import examples
-from tests.support.model_doubles import make_spec
+from tests.support.model_doubles import make_request, make_spec
 
 
 def part_of(nbytes, *, final=False):
@@ -31,7 +31,7 @@ class Credit(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.stream = PartStream(1, 0, None, self.granted)
+        self.stream = PartStream(1, 0, make_request(), self.granted)
         self.parts_credit, self.credit = WINDOW_PARTS, WINDOW_BYTES  # as the worker counts
         self.held = []
         self.waited = []
@@ -51,6 +51,7 @@ class Credit(RuleBasedStateMachine):
         self.parts_credit -= 1
         self.credit -= nbytes
         part = self.stream.receive(part_of(nbytes))
+        assert part is not None
         self.held.append(Arrived(self.stream, part, []))
 
     @precondition(lambda self: self.held)
@@ -80,7 +81,7 @@ TestCredit.settings = settings(max_examples=examples(30), stateful_step_count=80
 
 
 def test_the_end_costs_no_credit():
-    stream = PartStream(1, 0, None, lambda *_: None)
+    stream = PartStream(1, 0, make_request(), lambda *_: None)
     for _ in range(WINDOW_PARTS):
         stream.receive(part_of(0))
     assert stream.exhausted
@@ -91,14 +92,14 @@ def test_the_end_costs_no_credit():
 
 
 def test_a_final_response_with_tensors_costs_credit():
-    stream = PartStream(1, 0, None, lambda *_: None)
+    stream = PartStream(1, 0, make_request(), lambda *_: None)
     stream.receive(part_of(WINDOW_BYTES))
     with pytest.raises(FrameError, match="without credit"):
         stream.receive(part_of(1, final=True))
 
 
 def test_frames_of_one_part_may_not_be_interrupted_or_go_on_for_ever():
-    stream = PartStream(1, 0, None, lambda *_: None)
+    stream = PartStream(1, 0, make_request(), lambda *_: None)
     whole = part_of(200_000)
     first, second, third, fourth = whole.packets()
     assert stream.receive(Part.decode(first)) is None
@@ -108,14 +109,18 @@ def test_frames_of_one_part_may_not_be_interrupted_or_go_on_for_ever():
         assert stream.receive_more(packet[16:]) is None
     with pytest.raises(FrameError, match="too many"):
         stream.receive_more(fourth[16:] + b"x")
-    assert bytes(stream.receive_more(fourth[16:]).data) == bytes(200_000)
+    last = stream.receive_more(fourth[16:])
+    assert last is not None
+    assert bytes(last.data) == bytes(200_000)
     with pytest.raises(FrameError, match="too many"):
         stream.receive_more(b"x")
 
 
 def test_an_error_is_taken_when_nobody_holds_it():
     granted = []
-    stream = PartStream(1, 0, None, lambda _, parts, nbytes, waited: granted.append((parts, nbytes)))
+    stream = PartStream(
+        1, 0, make_request(), lambda _, parts, nbytes, waited: granted.append((parts, nbytes))
+    )
     errors = [Internal("no") for _ in range(WINDOW_PARTS // 2)]
     for error in errors:
         stream.receive(Part(1, 0, Answer(code=error.code, message="no"), b"", 0, final=False))

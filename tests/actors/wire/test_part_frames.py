@@ -139,7 +139,8 @@ def test_more_bytes_than_were_announced_are_rejected():
 
 def test_only_a_decoupled_models_result_may_leave_answers_open():
     packet = Result(1, 0, 2, (1, 2, 3), answers=[Answer(open=True), Answer()]).encode()
-    assert [answer.open for answer in Result.decode(packet, decoupled=True).answers] == [True, False]
+    answers = Result.decode(packet, decoupled=True).answers or ()
+    assert [answer.open for answer in answers] == [True, False]
     with pytest.raises(FrameError, match="unknown status 255"):
         Result.decode(packet)
 

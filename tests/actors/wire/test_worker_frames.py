@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -102,11 +103,11 @@ def test_every_error_code_travels(code):
     decoded = Result.decode(
         Result(1, 2, 1, (0, 0, 0), answers=[Answer(code=code, message="why \ud800")]).encode()
     )
-    assert decoded.answers[0].code is code
-    assert decoded.answers[0].message == "why ?"
+    (answer,) = decoded.answers or ()
+    assert (answer.code, answer.message) == (code, "why ?")
 
 
-DECODERS = [
+DECODERS: list[Callable[[bytes], object]] = [
     Execute.decode,
     Result.decode,
     frames.decode_json,
@@ -235,7 +236,7 @@ def test_response_parameters_that_no_frontend_can_write_are_refused(text):
 
 def test_response_parameters_that_can_be_written_pass():
     text = json.dumps({"a": True, "b": 2**63 - 1, "c": 1.5, "d": "é"}).encode()
-    (answer,) = Result.decode(result_with_parameters(text)).answers
+    (answer,) = Result.decode(result_with_parameters(text)).answers or ()
     assert answer.parameters == {"a": True, "b": 2**63 - 1, "c": 1.5, "d": "é"}
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 
 import numpy as np
 import pytest
@@ -801,6 +802,7 @@ def test_long_messages_are_taken_apart_in_slices():
         target = InferDecoder().peek(message)
         assert sum(1 for _ in InferDecoder().learning(target, SPEC, None)) >= least
     raws = InferDecoder().begin_peek(NAMED + b"\x3a\0" * 8000)
+    assert isinstance(raws, Generator)
     assert sum(1 for _ in raws) >= 8000 // 256 - 2
 
 

@@ -7,6 +7,7 @@ import errno
 import socket
 import threading
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -405,7 +406,7 @@ async def test_clients_that_ping_as_they_should_are_kept_and_answer_pings(served
 
 async def test_exhaustion_is_told_and_waited_out():
     failures = [OSError(errno.EMFILE, "no"), OSError(errno.ECONNABORTED, "gone"), OSError(errno.ENFILE, "no")]
-    told = []
+    told: list[Any] = []
     listener = GrpcListener([Service()], on_crash=lambda path, bug: None)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         async with trio.open_nursery() as nursery:

@@ -4,6 +4,7 @@ See gRPC proposal A8.
 """
 
 import struct
+from typing import Any
 
 import trio
 from h2.config import H2Configuration
@@ -32,7 +33,7 @@ async def test_a_client_may_ping_all_along_a_large_answer():
         unsent = struct.pack(">BI", 0, SIZE) + bytes(SIZE)
         received = pings = 0
         answered = True
-        events = []
+        events: list[Any] = []
         async with await trio.open_tcp_stream(*served.socket.getsockname()) as stream:
             with trio.fail_after(20):
                 while not any(isinstance(event, StreamEnded | ConnectionTerminated) for event in events):

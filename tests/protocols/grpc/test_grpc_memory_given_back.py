@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -51,7 +52,9 @@ async def test_answers_that_waited_for_a_client_that_left_are_let_go_of(path):
 
 async def test_no_request_begins_while_answers_wait_even_where_none_is_in_flight():
     call = make_call()
-    stream = ServerStream(call, pb.ModelInferRequest, unary_request=False, unary_reply=False)
+    stream: ServerStream[Any, Any] = ServerStream(
+        call, pb.ModelInferRequest, unary_request=False, unary_reply=False
+    )
     stream.send_raw_nowait((b"answer",), 6)
     call.stream.pending = STREAM_LIMIT
     admitted = trio.Event()
@@ -71,7 +74,9 @@ async def test_no_request_begins_while_answers_wait_even_where_none_is_in_flight
 
 
 async def test_an_answer_that_is_alone_may_be_larger_than_the_limit():
-    stream = ServerStream(make_call(), pb.ModelInferRequest, unary_request=False, unary_reply=False)
+    stream: ServerStream[Any, Any] = ServerStream(
+        make_call(), pb.ModelInferRequest, unary_request=False, unary_reply=False
+    )
     stream.send_raw_nowait((b"x" * 2 * STREAM_LIMIT,), 2 * STREAM_LIMIT)
     with trio.fail_after(10):
         await stream.wait_admissible()

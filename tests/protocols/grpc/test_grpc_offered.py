@@ -235,8 +235,10 @@ _number = st.integers(-(2**31), 2**31 - 1)
 
 @given(
     question=st.one_of(
-        st.fixed_dictionaries({name: _text})
-        for name in ("file_by_filename", "file_containing_symbol", "all_extension_numbers_of_type")
+        [
+            st.fixed_dictionaries({name: _text})
+            for name in ("file_by_filename", "file_containing_symbol", "all_extension_numbers_of_type")
+        ]
     )
     | st.fixed_dictionaries(
         {

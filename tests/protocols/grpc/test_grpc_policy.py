@@ -21,16 +21,24 @@ from protocols.grpc.policy import (
 )
 
 
-def test_what_fits_is_granted_at_once():
-    grants = Grants(100)
+@pytest.fixture
+def grants():
+    return Grants(100)
+
+
+@pytest.fixture
+def wheel():
+    return DeadlineWheel()
+
+
+def test_what_fits_is_granted_at_once(grants):
     assert grants.ask("a", 60)
     assert grants.ask("b", 40)
     assert grants.outstanding == 100
     assert grants.holds("a")
 
 
-def test_what_does_not_fit_waits_in_line_and_nobody_overtakes():
-    grants = Grants(100)
+def test_what_does_not_fit_waits_in_line_and_nobody_overtakes(grants):
     grants.ask("a", 60)
     assert not grants.ask("b", 50)
     assert not grants.ask("c", 10)
@@ -40,15 +48,13 @@ def test_what_does_not_fit_waits_in_line_and_nobody_overtakes():
     assert grants.outstanding == 60
 
 
-def test_one_alone_is_granted_whatever_its_size():
-    grants = Grants(100)
+def test_one_alone_is_granted_whatever_its_size(grants):
     assert grants.ask("a", 10**9)
     assert not grants.ask("b", 1)
     assert grants.release("a") == ["b"]
 
 
-def test_who_gives_up_waiting_lets_others_by():
-    grants = Grants(100)
+def test_who_gives_up_waiting_lets_others_by(grants):
     grants.ask("a", 60)
     grants.ask("b", 50)
     grants.ask("c", 10)
@@ -58,16 +64,14 @@ def test_who_gives_up_waiting_lets_others_by():
     assert grants.outstanding == 0
 
 
-def test_a_grant_that_shrinks_makes_room():
-    grants = Grants(100)
+def test_a_grant_that_shrinks_makes_room(grants):
     grants.ask("a", 500)
     grants.ask("b", 50)
     assert grants.resize("a", 40) == ["b"]
     assert grants.outstanding == 90
 
 
-def test_one_holder_asks_once():
-    grants = Grants(100)
+def test_one_holder_asks_once(grants):
     grants.ask("a", 10)
     with pytest.raises(ValueError, match="has asked already"):
         grants.ask("a", 10)
@@ -75,8 +79,10 @@ def test_one_holder_asks_once():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 150)), max_size=60))
 def test_the_limit_holds_and_nobody_starves(steps):
-    grants = Grants(100)
-    sizes, held, waiting = {}, {}, []
+    grants: Grants[object] = Grants(100)
+    sizes: dict[object, int] = {}
+    held: dict[object, int] = {}
+    waiting: list[object] = []
     for holder, size in steps:
         if holder in held or holder in waiting:
             admitted = grants.release(holder)
@@ -142,8 +148,7 @@ def test_a_large_answer_is_forgotten_after_many_smaller_ones():
     assert room.expected == 1
 
 
-def test_deadlines_are_told_once_they_have_passed():
-    wheel = DeadlineWheel()
+def test_deadlines_are_told_once_they_have_passed(wheel):
     wheel.add("b", 2.0)
     wheel.add("a", 1.0)
     assert wheel.next_expiry() == pytest.approx(1.0)
@@ -155,8 +160,7 @@ def test_deadlines_are_told_once_they_have_passed():
     assert wheel.next_expiry() == math.inf
 
 
-def test_discarded_deadlines_are_not_told():
-    wheel = DeadlineWheel()
+def test_discarded_deadlines_are_not_told(wheel):
     wheel.add("a", 1.0)
     wheel.add("b", 1.0)
     wheel.discard("a")
@@ -165,8 +169,7 @@ def test_discarded_deadlines_are_not_told():
     assert len(wheel) == 0
 
 
-def test_a_deadline_can_be_changed():
-    wheel = DeadlineWheel()
+def test_a_deadline_can_be_changed(wheel):
     wheel.add("a", 1.0)
     wheel.add("a", 5.0)
     assert wheel.expire(2.0) == []
@@ -174,22 +177,20 @@ def test_a_deadline_can_be_changed():
     assert wheel.next_expiry() == math.inf
 
 
-def test_a_call_without_a_deadline_is_never_told():
-    wheel = DeadlineWheel()
+def test_a_call_without_a_deadline_is_never_told(wheel):
     wheel.add("a", math.inf)
     assert len(wheel) == 0
     assert wheel.expire(1e300) == []
 
 
-def test_a_deadline_that_has_passed_already_is_told_at_once():
-    wheel = DeadlineWheel()
+def test_a_deadline_that_has_passed_already_is_told_at_once(wheel):
     wheel.add("a", 1.0)
     assert wheel.expire(100.0) == ["a"]
 
 
 def test_finished_calls_leave_nothing_behind():
     def size(rounds):
-        wheel = DeadlineWheel()
+        wheel: DeadlineWheel[object] = DeadlineWheel()
         wheel.add("stays", 1e9)
         for number in range(rounds):
             wheel.add("call", 1e6 + number * 7)
@@ -202,7 +203,7 @@ def test_finished_calls_leave_nothing_behind():
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 10)), max_size=40), st.lists(st.floats(0, 11)))
 def test_each_deadline_is_told_once_neither_early_nor_late(added, times):
-    wheel = DeadlineWheel()
+    wheel: DeadlineWheel[object] = DeadlineWheel()
     left = {}
     for key, deadline in added:
         wheel.add(key, deadline)

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import trio.testing
 from actors.values.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import IndexEntry
 from actors.values.marks import ClientMarks
+from actors.values.requests import InferResponse
 from protocols.grpc.call import ServerStream
 from protocols.grpc.codec.messages import Message
 from protocols.grpc.codec.protobuf import delimited
@@ -320,7 +322,9 @@ async def test_load_parameters_have_names_and_types(server, service, key, parame
 
 def whole(message, request_type=pb.RepositoryModelLoadRequest):
     """Return the stream of a unary call that sent `message`."""
-    stream = ServerStream(make_call(), request_type, unary_request=True, unary_reply=True)
+    stream: ServerStream[Any, Any] = ServerStream(
+        make_call(), request_type, unary_request=True, unary_reply=True
+    )
     stream.feed(Message(message, compressed=False))
     stream.end()
     return stream
@@ -608,6 +612,7 @@ async def test_the_hook_learns_what_came_of_each_request_that_could_be_read(serv
     await infer(method, SUM)
     (id_, outcome) = told.pop()
     assert id_ == "7"
+    assert isinstance(outcome, InferResponse)
     assert outcome.model_version == 1
     call = make_call()
     method.begin(call, infer_request("held", [("X", "INT64", NUMBER)], id="8").SerializeToString())

@@ -259,7 +259,9 @@ async def test_a_refusal_of_the_model_is_an_error_like_that_of_infer():
 
 async def test_what_can_not_be_encoded_is_an_error():
     spec = make_spec("half", inputs=[TEXT], outputs=[("Y", DataType.FP16, (1,))])
-    model = FakeModel(spec, lambda model, request: model.respond(request, [tensor("Y", np.float16([1]))]))
+    model = FakeModel(
+        spec, lambda model, request: model.respond(request, [tensor("Y", np.array([1], np.float16))])
+    )
     message = "sending FP16 data via JSON is not supported. Please use the binary data format for output"
     async with serving(model) as served:
         assert await_error(await served.ask("half/generate", {"text_input": "x"})) == (400, message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import cast
 
 import pytest
 from h2.config import H2Configuration
@@ -26,6 +27,7 @@ from h2.events import (
     UnknownFrameReceived,
 )
 from h2.settings import SettingCodes
+from hyperframe.frame import ExtensionFrame
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -480,7 +482,7 @@ class Peers(RuleBasedStateMachine):
                 self.pongs.append(octets)
             case UnknownFrameReceived(frame=frame):
                 assert self.leaving
-                self.last = int.from_bytes(frame.body[:4], "big")
+                self.last = int.from_bytes(cast("ExtensionFrame", frame).body[:4], "big")
             case ConnectionTerminated():
                 raise AssertionError(f"we ended the connection: {event}")
 

@@ -77,7 +77,7 @@ def updates(out: list[Frame]) -> list[tuple[int, int]]:
     return [(one.stream, one.number()) for one in out if one.kind == wire.WINDOW_UPDATE]
 
 
-def answer(rig: Rig, stream: Stream, message: bytes = b"\0\0\0\0\2ok") -> None:
+def answer(rig: Rig, stream: Stream, message: bytes | bytearray = b"\0\0\0\0\2ok") -> None:
     rig.connection.answers.answer(stream, HEAD, [message], len(message), TRAILERS)
 
 
@@ -346,7 +346,7 @@ def test_a_small_answer_is_one_buffer(rig: Rig):
     rig.drain()
     answer(rig, asked(rig, 3), b"\0\0\0\0\4four")
     [buffer] = rig.connection.outward.take(KIB)
-    assert wire.split(buffer) == [
+    assert wire.split(bytes(buffer)) == [
         Frame(wire.HEADERS, wire.END_HEADERS, 3, HEAD),
         Frame(wire.DATA, 0, 3, b"\0\0\0\0\4four"),
         Frame(wire.HEADERS, BOTH, 3, TRAILERS),
@@ -821,7 +821,7 @@ def test_an_answer_given_as_its_request_opens_is_the_end_of_it(rig: Rig):
         opened(stream, head)
         rig.connection.answers.head(stream, TRAILERS, end=True)
 
-    rig.recorder.opened = refuse
+    rig.recorder.opened = refuse  # type: ignore[method-assign]
     for number in (1, 3, 5):
         rig.send(wire.headers(number, flags=BOTH))
     assert not rig.connection.streams
@@ -835,7 +835,7 @@ def test_a_stream_that_is_reset_over_its_data_does_not_end(rig: Rig):
         heard(stream, data)
         rig.connection.answers.reset(stream, ErrorCode.CANCEL)
 
-    rig.recorder.received = refuse
+    rig.recorder.received = refuse  # type: ignore[method-assign]
     for number, flags in ((1, wire.END_STREAM), (3, wire.END_STREAM | wire.PADDED)):
         speaking(rig, number)
         rig.send(wire.data(number, b"\0abc", flags))
@@ -1115,7 +1115,7 @@ def test_a_handler_may_end_the_connection_over_a_ping(rig: Rig):
     def strike(now: float) -> None:
         raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    rig.recorder.pinged = strike
+    rig.recorder.pinged = strike  # type: ignore[method-assign]
     with pytest.raises(ConnectionViolation, match="too_many_pings"):
         rig.send(wire.frame(wire.PING, 0, 0, bytes(8)))
     assert [one.payload[8:] for one in written(rig) if one.kind == wire.GOAWAY] == [b"too_many_pings"]

@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -70,7 +71,7 @@ def test_the_two_versions_of_reflection_differ_in_their_package_alone():
 
 def schema(file):
     """Everything of a file that the wire, its JSON form or generated code can show, by full name."""
-    found = {}
+    found: dict[str, object] = {}
     pending = [*file.message_types_by_name.values()]
     enums = [*file.enum_types_by_name.values()]
     while pending:
@@ -136,13 +137,13 @@ def values(field):
 
 def contents(message):
     """Draw keyword arguments for `message`: some of its fields, one of each oneof at most."""
-    choices = {field.name: st.deferred(lambda field=field: _whole(field)) for field in message.fields}
+    choices = {field.name: st.deferred(partial(_whole, field)) for field in message.fields}
     alone = [name for name in choices if message.fields_by_name[name].containing_oneof]
     together = {name: choice for name, choice in choices.items() if name not in alone}
     drawn = st.fixed_dictionaries({}, optional=together)
     if not alone:
         return drawn
-    one = st.one_of(st.fixed_dictionaries({name: choices[name]}) for name in alone)
+    one = st.one_of([st.fixed_dictionaries({name: choices[name]}) for name in alone])
     return st.builds(lambda several, single: several | single, drawn, one | st.just({}))
 
 

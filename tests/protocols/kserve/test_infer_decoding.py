@@ -261,7 +261,7 @@ def test_a_binary_size_of_zero_is_an_empty_tensor_even_without_a_header():
 
 
 def test_ninety_nine_levels_of_nesting_are_fine():
-    data = 1
+    data: object = 1
     for _ in range(99):
         data = [data]
     request, _ = decode_document({"inputs": [{"name": "A", "datatype": "INT32", "shape": [1], "data": data}]})
@@ -482,7 +482,7 @@ PARAMETER_REFUSALS = [
             InvalidArgument,
             "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
         )
-        for value in ({}, [], None)
+        for value in (dict[str, int](), list[int](), None)
     ),
     ([], Internal, "Unable to parse 'parameters': attempt to get members for non-object"),
 ]
@@ -537,7 +537,7 @@ def test_a_bad_output_is_refused_in_triton_s_words(outputs, error, message):
 @pytest.mark.parametrize(("datatype", "prefix"), [("INT32", "Unable to parse 'data': "), ("BYTES", "")])
 @pytest.mark.parametrize("sibling", [[], [1]])
 def test_a_hundred_levels_of_nesting_are_too_many(datatype, prefix, sibling):
-    data = "x" if datatype == "BYTES" else 1
+    data: object = "x" if datatype == "BYTES" else 1
     for _ in range(99):
         data = [data]
     document = one_input(datatype=datatype, shape=[1], data=[data, *sibling])

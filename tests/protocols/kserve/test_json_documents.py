@@ -63,7 +63,9 @@ def test_a_malformed_text_is_refused_with_the_parser_s_words_and_the_byte_offset
 
 
 def test_offsets_count_bytes_rather_than_characters():
-    assert locate_fault('{"é":x}'.encode()).offset == 6
+    fault = locate_fault('{"é":x}'.encode())
+    assert fault is not None
+    assert fault.offset == 6
 
 
 @pytest.mark.parametrize(
@@ -169,4 +171,6 @@ def test_a_text_is_parsed_or_refused_and_never_crashes_the_parser(document):
 def test_a_text_cut_short_is_refused_within_what_is_left(value, length):
     whole = json.dumps([value]).encode()
     cut = whole[: min(length, len(whole) - 1)]
-    assert locate_fault(cut).offset <= len(cut)
+    fault = locate_fault(cut)
+    assert fault is not None
+    assert fault.offset <= len(cut)

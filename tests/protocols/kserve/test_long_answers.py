@@ -37,7 +37,7 @@ OUTPUTS = {
     "not finite": tensor("S", np.array([np.nan, 1.5, np.inf, -np.inf] * 2000, np.float32)),
     "integers": tensor("S", np.arange(-5000, 5000, dtype=np.int64)),
     "booleans": tensor("S", np.arange(9000) % 3 == 0),
-    "one": tensor("S", np.float32([1.5])),
+    "one": tensor("S", np.array([1.5], np.float32)),
     "none": tensor("S", np.empty((0, 3), np.float32)),
     "strings": strings("S", [b"", b'a"b', "é\n".encode()] * 3000),
     "strings that are not UTF-8": strings("S", [b"\xff\xfe", b"a"] * 3000),

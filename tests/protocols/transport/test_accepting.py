@@ -1,6 +1,7 @@
 """Connections that come while the loop is busy: those that stand before the door are let in together."""
 
 import socket
+from typing import Any
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ def come(listening, count):
 
 async def let_in(door, listening, turns):
     """Run the door for `turns` turns of the loop; return how many connections were let in."""
-    admitted = []
+    admitted: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(door.stand_at, listening, admitted.append, lambda failure: None)
         for _ in range(turns):

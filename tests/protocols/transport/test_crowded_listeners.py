@@ -37,8 +37,8 @@ def serve(request, backend):
     patience = math.inf if "autojump_clock" in request.fixturenames else 20
 
     @asynccontextmanager
-    async def serve(most, **limits):
-        limits = ListenerLimits(max_connections=most, **limits)
+    async def serve(most, **bounds):
+        limits = ListenerLimits(max_connections=most, **bounds)
         with trio.fail_after(patience):
             async with serve_on_loopback(V2App(backend.server), limits, is_welcome=is_health) as served:
                 yield served

@@ -83,7 +83,7 @@ def test_a_client_that_left_is_lost():
 
 def test_a_client_that_the_network_lost_is_lost():
     class Unreachable(socket.socket):
-        def recv_into(self, buffer):
+        def recv_into(self, buffer, nbytes=0, flags=0):
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
     ours, theirs = socket.socketpair()

@@ -22,12 +22,17 @@ class Occupant:
         self.yields_at = math.inf
 
 
+@pytest.fixture
+def line():
+    return GoingLine()
+
+
 occupants = st.lists(st.builds(Occupant, st.sampled_from([1.0, 2.0, 3.0, 9.0, math.inf]), st.booleans()))
 
 
 @given(occupants, st.floats(0, 10))
 def test_all_that_may_go_do_so_in_order_and_nobody_else(everybody, now):
-    line = GoingLine()
+    line: GoingLine[Occupant] = GoingLine()
     gone = []
     while (each := line.next(everybody, now)) is not None:
         assert each is not None
@@ -41,18 +46,20 @@ def test_all_that_may_go_do_so_in_order_and_nobody_else(everybody, now):
 def test_those_that_never_brought_a_request_go_first_and_then_the_longest_idle():
     long_idle, short_idle, silent = Occupant(1.0, served=True), Occupant(5.0, served=True), Occupant(6.0)
     everybody = [short_idle, silent, long_idle]
-    line = GoingLine()
+    line: GoingLine[Occupant] = GoingLine()
     gone = []
     for _ in everybody:
-        gone.append(line.next(everybody, 7.0))
-        gone[-1].give_way()
+        each = line.next(everybody, 7.0)
+        assert each is not None
+        each.give_way()
+        gone.append(each)
     assert gone == [silent, long_idle, short_idle]
     assert line.next(everybody, 7.0) is None
 
 
 def test_who_was_noted_and_has_something_to_do_since_stays():
     first, second, third = everybody = [Occupant(1.0), Occupant(2.0), Occupant(3.0)]
-    line = GoingLine()
+    line: GoingLine[Occupant] = GoingLine()
     assert line.next(everybody, 4.0) is first
     first.give_way()
     second.yields_at = math.inf
@@ -61,7 +68,7 @@ def test_who_was_noted_and_has_something_to_do_since_stays():
 
 def test_who_was_noted_and_has_left_is_not_asked():
     first, second, third = [Occupant(1.0), Occupant(2.0), Occupant(3.0)]
-    line = GoingLine()
+    line: GoingLine[Occupant] = GoingLine()
     line.next([first, second, third], 4.0)
     assert line.next([third], 4.0) is third
 
@@ -80,7 +87,7 @@ def test_a_crowd_of_busy_ones_is_not_looked_at_for_every_client_at_the_door():
             pass
 
     everybody = [Counted(0.0)]
-    line = GoingLine()
+    line: GoingLine[Occupant] = GoingLine()
     for _ in range(100):
         assert line.next(everybody, 5.0) is None
     assert len(looks) == 1
