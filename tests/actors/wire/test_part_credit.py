@@ -9,12 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal
+from actors.values.requests import InferRequest
 from actors.wire.batch_frames import Answer, Part, Placed
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 from actors.wire.parts import Arrived, PartStream
 from engine.worker.parts import OpenRequests
 from tests.support.examples import examples
-from tests.support.model_doubles import make_request, make_spec
+from tests.support.model_doubles import make_spec
+from tests.support.ports import NoPort
 
 
 def part_of(nbytes, *, final=False):
@@ -23,6 +25,7 @@ def part_of(nbytes, *, final=False):
     )
 
 
+REQUEST = InferRequest(model_name="m", inputs=[], requested_outputs=(), reply=NoPort(), accepted_at=0.0)
 END = Part(1, 0, None, b"", 0, final=True)
 
 
@@ -31,7 +34,7 @@ class Credit(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.stream = PartStream(1, 0, make_request(), self.granted)
+        self.stream = PartStream(1, 0, REQUEST, self.granted)
         self.parts_credit, self.credit = WINDOW_PARTS, WINDOW_BYTES  # as the worker counts
         self.held = []
         self.waited = []
@@ -81,7 +84,7 @@ TestCredit.settings = settings(max_examples=examples(30), stateful_step_count=80
 
 
 def test_the_end_costs_no_credit():
-    stream = PartStream(1, 0, make_request(), lambda *_: None)
+    stream = PartStream(1, 0, REQUEST, lambda *_: None)
     for _ in range(WINDOW_PARTS):
         stream.receive(part_of(0))
     assert stream.exhausted
@@ -92,14 +95,14 @@ def test_the_end_costs_no_credit():
 
 
 def test_a_final_response_with_tensors_costs_credit():
-    stream = PartStream(1, 0, make_request(), lambda *_: None)
+    stream = PartStream(1, 0, REQUEST, lambda *_: None)
     stream.receive(part_of(WINDOW_BYTES))
     with pytest.raises(FrameError, match="without credit"):
         stream.receive(part_of(1, final=True))
 
 
 def test_frames_of_one_part_may_not_be_interrupted_or_go_on_for_ever():
-    stream = PartStream(1, 0, make_request(), lambda *_: None)
+    stream = PartStream(1, 0, REQUEST, lambda *_: None)
     whole = part_of(200_000)
     first, second, third, fourth = whole.packets()
     assert stream.receive(Part.decode(first)) is None
