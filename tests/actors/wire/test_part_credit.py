@@ -121,9 +121,7 @@ def test_frames_of_one_part_may_not_be_interrupted_or_go_on_for_ever():
 
 def test_an_error_is_taken_when_nobody_holds_it():
     granted = []
-    stream = PartStream(
-        1, 0, make_request(), lambda _, parts, nbytes, waited: granted.append((parts, nbytes))
-    )
+    stream = PartStream(1, 0, REQUEST, lambda _, parts, nbytes, waited: granted.append((parts, nbytes)))
     errors = [Internal("no") for _ in range(WINDOW_PARTS // 2)]
     for error in errors:
         stream.receive(Part(1, 0, Answer(code=error.code, message="no"), b"", 0, final=False))
