@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 import trio
 from google.protobuf.message import DecodeError
-from grpclib.const import Handler, Status
+from grpclib.const import Handler
 
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
@@ -108,10 +108,6 @@ class CallWriter(ABC):
     @abstractmethod
     def put(self, call: Call, outcome: InferResponse | TritiumError) -> None:
         """Have the one outcome of a unary call, which is closed by it, encoded and sent."""
-
-    @abstractmethod
-    def send_head(self, call: Call, metadata: Metadata | None) -> None:
-        """Send initial metadata, once."""
 
     @abstractmethod
     def send_part(
@@ -250,21 +246,8 @@ class Call(ReplyPort):
         self.wire.run(self, run)
 
 
-class Deadline:
-    """When a call must be over. The interface is that of grpclib's class of this name, on trio's clock."""
-
-    __slots__ = ("_at",)
-
-    def __init__(self, at: float) -> None:
-        self._at = at
-
-    def time_remaining(self) -> float:
-        """Return the seconds that are left, never less than 0."""
-        return max(0.0, self._at - trio.current_time())
-
-
 class ServerStream(Generic[Request, Reply]):
-    """One RPC as a coroutine method sees it, with the interface of `grpclib.server.Stream` and some more.
+    """One RPC as a coroutine method sees it: the part of `grpclib.server.Stream` that ours use, and some more.
 
     The method runs as a task that is cancelled when the client leaves or the deadline passes. While the
     method takes no requests, the client can't go on sending. `send_message` waits while `STREAM_LIMIT` bytes
@@ -275,7 +258,6 @@ class ServerStream(Generic[Request, Reply]):
         self, call: Call, request_type: type[Request], *, unary_request: bool, unary_reply: bool
     ) -> None:
         self.call = call
-        self.deadline = Deadline(call.deadline) if call.deadline < math.inf else None
         self.in_flight = 0
         self.unary_request = unary_request
         self._request_type = request_type
@@ -411,10 +393,6 @@ class ServerStream(Generic[Request, Reply]):
 
     # Answers
 
-    async def send_initial_metadata(self, *, metadata: Metadata | None = None) -> None:
-        """Send initial metadata now, rather than with the first message."""
-        self.call.wire.writer.send_head(self.call, metadata)
-
     async def send_message(self, message: Reply) -> None:
         """Send one answer; wait while too much waits for the client.
 
@@ -460,22 +438,6 @@ class ServerStream(Generic[Request, Reply]):
         if self._held_back:
             self._held_back = False
             self.call.wire.reader.taken(self.call)
-
-    async def send_trailing_metadata(
-        self,
-        *,
-        status: Status = Status.OK,
-        status_message: str | None = None,
-        status_details: object = None,
-        metadata: Metadata | None = None,
-    ) -> None:
-        """End the call with `status`.
-
-        Raises ValueError for `status_details`, which this server does not send.
-        """
-        if status_details is not None:
-            raise ValueError("status details are not sent; put what the client needs into `status_message`")
-        self.call.wire.writer.send_status(self.call, status.value, status_message or "", metadata)
 
     def conclude(self) -> None:
         """End a call whose method has returned without a status. For the connection."""

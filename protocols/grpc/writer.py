@@ -120,20 +120,12 @@ class AnswerWriter(CallWriter):
 
     # Calls of coroutines
 
-    def send_head(self, call: Call, metadata: Metadata | None) -> None:
+    def _send_head(self, call: Call) -> None:
         """Send initial metadata, unless that was done."""
-        if not call.state.closed:
-            self._send_head(call, metadata)
-            self.wake()
-
-    def _send_head(self, call: Call, metadata: Metadata | None) -> None:
-        if call.state is CallState.SPEAKING:
-            return
-        coding = call.head.answer_coding
-        block = heads.initial_with(metadata, coding) if metadata else heads.initial(coding)
-        call.step(SPEAK)
-        self._sender.head(call.stream, block)
-        self._keepalive.sent_data()
+        if call.state is not CallState.SPEAKING:
+            call.step(SPEAK)
+            self._sender.head(call.stream, heads.initial(call.head.answer_coding))
+            self._keepalive.sent_data()
 
     def send_part(
         self, call: Call, buffers: Sequence[Buffer], size: int, lease: InferResponse | None
@@ -146,7 +138,7 @@ class AnswerWriter(CallWriter):
             if closed:
                 return
             raise too_large(size, self._most)
-        self.send_head(call, None)
+        self._send_head(call)
         prefix = messages.prefix(size)
         if call.head.answer_coding and 0 < size <= FOLDED_HERE:
             folded = compress(buffers, call.head.answer_coding, self._level)
@@ -172,7 +164,7 @@ class AnswerWriter(CallWriter):
                 if metadata
                 else heads.trailers(status, message)
             )
-            self._send_head(call, None)
+            self._send_head(call)
             self._sender.trailers(call.stream, block)
         else:
             self._sender.head(call.stream, heads.trailers_only(status, message), end=True)

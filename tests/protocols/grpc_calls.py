@@ -34,9 +34,6 @@ class KeptWire:
     def run(self, call, body):
         self.started.append(body)
 
-    def send_head(self, call, metadata):
-        raise AssertionError("no method here sends a head by itself")
-
     def send_part(self, call, buffers, size, lease):
         message = b"".join(buffers)
         assert len(message) == size

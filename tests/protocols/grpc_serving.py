@@ -120,9 +120,9 @@ class Service:
 
     async def upper(self, stream):
         message = await stream.recv_message()
-        await stream.send_initial_metadata(metadata={"seen": str(stream.metadata.get("told"))})
         await stream.send_message(Raw(message.data.upper()))
-        await stream.send_trailing_metadata(metadata={"peer": stream.peer, "blob-bin": b"\x00\xff"})
+        metadata = {"seen": str(stream.metadata.get("told")), "peer": stream.peer, "blob-bin": b"\x00\xff"}
+        stream.call.wire.writer.send_status(stream.call, 0, "", metadata)
 
     async def each(self, stream):
         async for message in stream:

@@ -217,17 +217,8 @@ _PUSHBACK: Final = "grpc-retry-pushback-ms"
 @lru_cache(maxsize=4)
 def initial(coding: bytes = b"") -> bytes:
     """Return the block in front of an answer's messages. Their `coding` is `gzip`, `deflate`, or empty."""
-    return _initial(coding, ())
-
-
-def initial_with(metadata: Metadata, coding: bytes = b"") -> bytes:
-    """Return `initial` with a method's own metadata. Raises ValueError and TypeError as `encoded`."""
-    return _initial(coding, encoded(metadata))
-
-
-def _initial(coding: bytes, metadata: Iterable[Field]) -> bytes:
     encoding = ((b"grpc-encoding", coding),) if coding else ()
-    return encode_headers((_OK, _TYPE, *encoding, _ACCEPTED, *metadata))
+    return encode_headers((_OK, _TYPE, *encoding, _ACCEPTED))
 
 
 def trailers(status: int = 0, message: str = "") -> bytes:

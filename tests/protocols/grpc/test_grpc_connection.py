@@ -10,7 +10,7 @@ import zlib
 import pytest
 import trio
 import trio.testing
-from grpclib.const import Cardinality, Status
+from grpclib.const import Cardinality
 from h2.errors import ErrorCodes
 
 from actors.values.errors import Internal, Unavailable
@@ -718,7 +718,7 @@ async def test_a_stream_of_small_answers_waits_for_a_socket_that_takes_nothing()
 
 async def test_a_client_that_has_itself_refused_at_length_and_reads_nothing_is_cut():
     async def refuse(stream):
-        await stream.send_trailing_metadata(status=Status.NOT_FOUND, metadata={"why": "x" * 1_000_000})
+        stream.call.wire.writer.send_status(stream.call, NOT_FOUND, "", {"why": "x" * 1_000_000})
 
     service = Service()
     service.methods[COUNT] = (refuse, Cardinality.UNARY_STREAM)
