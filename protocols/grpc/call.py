@@ -247,7 +247,7 @@ class Call(ReplyPort):
 
 
 class ServerStream(Generic[Request, Reply]):
-    """One RPC as a coroutine method sees it: the part of `grpclib.server.Stream` that ours use, and some more.
+    """One RPC as a coroutine method sees it: what ours use of `grpclib.server.Stream`, and some more.
 
     The method runs as a task that is cancelled when the client leaves or the deadline passes. While the
     method takes no requests, the client can't go on sending. `send_message` waits while `STREAM_LIMIT` bytes
