@@ -349,6 +349,51 @@ async def served(world, parameters):
     return state.spec.config_json.decode(), state not in before.values()
 
 
+async def test_an_overriding_load_reloads_and_a_plain_one_keeps_to_it(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    assert await served(world, {}) == ("{}", True)
+    assert await served(world, {"config": OTHER}) == (OTHER, True)
+    assert await served(world, {"config": OTHER}) == (OTHER, True)
+    for _ in range(2):
+        assert await served(world, {}) == (OTHER, False)
+
+
+async def test_other_files_end_an_override(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    world.source.models["m"] = model("m", content="other")
+    assert await served(world, {}) == ("{}", True)
+    world.source.models["m"] = model("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_other_files_that_do_not_load_end_an_override_too(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    world.source.models["m"] = model("m", content="other")
+    world.tree.fails["m"] = 1
+    await failure(world.catalog.load("m", {}))
+    (state,) = world.serving("m").values()
+    assert state.spec.config_json.decode() == OTHER  # what serves is left alone
+    world.source.models["m"] = model("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_an_unload_ends_an_override(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {"config": OTHER})
+    await world.catalog.unload("m")
+    assert await served(world, {}) == ("{}", True)
+
+
+async def test_an_override_that_does_not_load_is_not_kept(begin, autojump_clock):
+    world = await begin(model("m"), **EXPLICIT)
+    await world.catalog.load("m", {})
+    world.tree.fails["m"] = 1
+    await failure(world.catalog.load("m", {"config": OTHER}))
+    assert await served(world, {}) == ("{}", False)
+
+
 async def test_files_that_can_not_be_read_end_no_override(begin, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     await world.catalog.load("m", {"config": OTHER})
@@ -398,6 +443,46 @@ async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, aut
 
 
 # -- what the watcher asks
+
+
+@pytest.mark.parametrize(("content", "changed"), [("b", False), ("b", True), ("a", True)])
+async def test_a_model_that_failed_is_tried_again_once_something_was_written(
+    begin, autojump_clock, content, changed
+):
+    world = await begin(model("m", content="a"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.catalog.look_at(ModelKey("m"), changed=False)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "UNAVAILABLE"}
+    assert len(world.tree.started) == 1
+    world.source.models["m"] = model("m", content=content)
+    world.catalog.look_at(ModelKey("m"), changed=changed)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_news_of_a_model_that_failed_outlast_a_repository_that_cannot_be_read(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.source.unreadable = "no network"
+    world.catalog.look_at(ModelKey("m"), changed=True)
+    await trio.sleep(5)
+    world.source.unreadable = ""
+    world.catalog.look_at(ModelKey("m"), changed=False)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
+
+
+async def test_of_two_looks_that_wait_the_one_that_is_done_knows_what_both_did(begin, autojump_clock):
+    world = await begin(model("m"), mode=ControlMode.POLL, wait=False)
+    world.tree.fails = {"m": 1}
+    await world.catalog.finished.wait()
+    world.catalog.look_at(ModelKey("m"), changed=False)
+    world.catalog.look_at(ModelKey("m"), changed=True)
+    await trio.sleep(5)
+    assert world.states("m") == {1: "READY"}
 
 
 async def test_a_model_that_vanished_is_unloaded_and_forgotten(begin, autojump_clock):
