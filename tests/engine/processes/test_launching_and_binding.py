@@ -125,7 +125,7 @@ def entry_point(monkeypatch, tmp_path):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
         lines = [f"[{GROUP}]", *(f"{name} = {target}" for name, target in targets.items())]
         (info / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # the last to name a backend counts
         theirs = types.ModuleType("their_backend")
         vars(theirs)["Mine"] = Mine
         monkeypatch.setitem(sys.modules, "their_backend", theirs)
