@@ -4,6 +4,7 @@ The rules are those of the contract, scheduling.md section 6.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from actors.values.specs import (
     ControlSpec,
     InputSpec,
     OldestStrategy,
+    OutputSpec,
     QueueBounds,
     SequenceBatching,
     StateSpec,
@@ -380,3 +382,13 @@ def test_a_part_for_a_padding_row_gives_its_slot_back():
     for part in (response, Internal("no")):
         padding.reply.put(part, final=True)
     assert released == ["released"]
+
+
+def test_a_model_s_worker_is_told_of_controls_and_states_that_clients_do_not_know():
+    shown = OutputSpec(name="SHOWN", datatype=DataType.FP32, dims=(1,))
+    states = (SUM, replace(SUM, input_name="SHOWN_IN", output_name="SHOWN"))
+    spec = make_spec(outputs=(shown,), scheduling=SequenceBatching(controls=CONTROLS, states=states))
+    assert [each.name for each in spec.backend_inputs] == [
+        *("INPUT", "START", "END", "READY", "ID", "SUM_IN", "SHOWN_IN")
+    ]
+    assert [each.name for each in spec.backend_outputs] == ["SHOWN", "SUM_OUT"]

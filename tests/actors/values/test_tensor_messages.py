@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, BY_PROTOCOL_NAME, DataType, from_numpy_dtype
-from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
+from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.events import Event
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, release
 from actors.values.shapes import client_shape
 from actors.values.specs import OutputSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
@@ -209,3 +209,12 @@ def test_an_output_of_another_rank_than_configured_keeps_its_shape():
     assert client_shape((1, 4), declared, batches=True) == (1, 4)
     plain = OutputSpec(name="O", datatype=DataType.FP32, dims=(4,))
     assert client_shape((1, 2), plain, batches=True) == (1, 2)
+
+
+def test_a_part_that_is_not_wanted_gives_its_memory_back():
+    given: list[str] = []
+    response = InferResponse(model_name="m", model_version=1, id="", outputs=[])
+    response.on_release(lambda: given.append("back"))
+    for part in (response, response, Internal("no")):
+        release(part)
+    assert given == ["back"]
