@@ -33,8 +33,7 @@ from protocols.http.answers import (
     failure,
 )
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, announced, as_refusal
-from protocols.http.cross_site import foreign_origin
-from protocols.http.fields import Header
+from protocols.http.fields import Header, foreign_origin
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
 from protocols.http.management import ManagementEndpoints

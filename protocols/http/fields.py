@@ -1,10 +1,21 @@
-"""Header fields of answers."""
+"""Header fields: those of answers, and what those of a request tell of its client and the page behind it.
+
+A page of another site can have a visitor's browser send a POST to any address that the visitor reaches,
+without the visitor's consent. A browser says so itself: in `Sec-Fetch-Site`, which no page can forge, and in `Origin`.
+Other clients send neither.
+
+References: Fetch Metadata Request Headers (W3C), section 2.3; RFC 6454, section 7.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from actors.values.errors import TritiumError
+from actors.values.marks import ClientMarks
+from actors.values.requests import InferRequest
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
 from protocols.status import retry_seconds
 
@@ -31,3 +42,63 @@ def server_timing(timing: tuple[int, int, int, int]) -> Header:
     """Return the Server-Timing field that tells how a request's nanoseconds were spent, in milliseconds."""
     spent = (f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(_PHASES, timing, strict=True))
     return (b"server-timing", ", ".join(spent).encode())
+
+
+def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[str, Any]) -> None:
+    """Put what `marks` ask for on `request`, which came with the ASGI `scope`.
+
+    Of a repeated header the last value counts.
+    """
+    fields: dict[bytes, bytes] = dict(scope["headers"])
+
+    def header(name: str) -> str:
+        return fields.get(name.encode("latin-1"), b"").decode("latin-1")
+
+    def address() -> str:
+        client = scope.get("client")
+        return str(client[0]) if client else ""
+
+    marks.put_on(request, header, address)
+
+
+def peer_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the client's address as gRPC writes it, such as `ipv4:192.0.2.7:50312`; empty if unknown."""
+    client = scope.get("client")
+    if not client:
+        return ""
+    host, port = client[0], client[1]
+    return f"ipv6:[{host}]:{port}" if ":" in str(host) else f"ipv4:{host}:{port}"
+
+
+_OF_THIS_SITE: Final = frozenset({b"same-origin", b"none"})  # `none`: the visitor typed the address
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def foreign_origin(fields: Mapping[bytes, bytes]) -> str | None:
+    """Return which header, with its value, says that another site sends this; None where none does.
+
+    `fields` are the request's headers, their names in lower case. `Sec-Fetch-Site` decides where it is there,
+    because a proxy between may have changed the host that `Origin` is compared with.
+    """
+    relation = fields.get(b"sec-fetch-site")
+    if relation is not None:
+        return None if relation.strip().lower() in _OF_THIS_SITE else _shown(b"Sec-Fetch-Site", relation)
+    origin = fields.get(b"origin")
+    if origin is None or _is_this_server(origin, fields.get(b"host", b"")):
+        return None
+    return _shown(b"Origin", origin)
+
+
+def _shown(name: bytes, value: bytes) -> str:
+    return (name + b": " + value[:100]).decode("latin-1")
+
+
+def _is_this_server(origin: bytes, host: bytes) -> bool:
+    try:
+        page = urlsplit(origin.decode("latin-1"))
+        server = urlsplit("//" + host.decode("latin-1"))
+        default = _PORTS.get(page.scheme)
+        ports = (page.port or default, server.port or default)
+    except ValueError:  # such as a port that is no number
+        return False
+    return page.hostname is not None and page.hostname == server.hostname and ports[0] == ports[1]

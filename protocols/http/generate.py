@@ -25,11 +25,11 @@ from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.disconnects import DisconnectHook, Receive, watched
-from protocols.http.fields import EVENTS, JSON, Header, failure_fields, server_timing
-from protocols.http.marking import peer_of, put_marks
+from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of, put_marks, server_timing
 from protocols.http.options import V2Options
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
+from protocols.kserve.documents import TooLong
 from protocols.kserve.generate import (
     NOT_ONE_RESPONSE,
     decode_generate,
@@ -38,7 +38,6 @@ from protocols.kserve.generate import (
     event,
 )
 from protocols.kserve.long_answers import encode_long_generated, is_long_generated
-from protocols.kserve.short_texts import TooLong
 from protocols.status import http_status
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from actors.values.requests import InferRequest, InferResponse, ServedModel
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
 from protocols.http.bodies import NO_DECOUPLED, read_body
 from protocols.http.disconnects import DisconnectHook, watched
-from protocols.http.fields import Header, server_timing
-from protocols.http.marking import peer_of, put_marks
+from protocols.http.fields import Header, peer_of, put_marks, server_timing
 from protocols.http.options import Outcome, V2Options
 from protocols.http.reply import HttpReply
 from protocols.http.routes import Route
@@ -31,12 +30,12 @@ from protocols.kserve.compression import (
     decompressing,
     is_compressed,
 )
+from protocols.kserve.documents import TooLong
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
-from protocols.kserve.short_texts import TooLong
 from protocols.kserve.sizes import parse_json_size
 
 if TYPE_CHECKING:

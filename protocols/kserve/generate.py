@@ -18,12 +18,11 @@ from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.tensors import Tensor, element_count
 from protocols.kserve.caps import check_parameters
-from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, text
+from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, read_short, text
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
 from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import custom_parameter
 from protocols.kserve.responses import parameter_values
-from protocols.kserve.short_texts import read_short
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 
 if TYPE_CHECKING:

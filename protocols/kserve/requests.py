@@ -16,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from actors.values.datatypes import BY_PROTOCOL_NAME
+from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest
-from actors.values.specs import ModelSpec
+from actors.values.specs import InputSpec, ModelSpec
 from actors.values.tensors import MAX_DIMS, Tensor, element_count
+from protocols.kserve.documents import read_short
 from protocols.kserve.elements import Packing, can_pack
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import BINARY_OUTPUTS, InputMeaning, Meaning, OutputPlan, read_meaning
-from protocols.kserve.raw_requests import raw_tensor
-from protocols.kserve.short_texts import read_short
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
@@ -35,6 +34,43 @@ if TYPE_CHECKING:
 
     from actors.values.requests import ReplyPort
     from actors.values.tensors import Buffer
+
+
+def raw_tensor(body: Buffer, spec: ModelSpec, prefix: str) -> Tensor:
+    """Return the model's single input made of a whole body, its shape deduced. Raises InvalidArgument."""
+    if len(spec.inputs) != 1:
+        raise InvalidArgument(
+            f"{prefix}Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs "
+            f"in '{spec.name}' model configuration"
+        )
+    (declared,) = spec.inputs
+    leading = (1,) if spec.batches else ()
+    if declared.datatype is DataType.BYTES:
+        if declared.dims != (1,):
+            raise InvalidArgument(
+                f"{prefix}For BYTE datatype raw input '{declared.name}', the model must have input shape [1]"
+            )
+        packed = len(body).to_bytes(4, "little") + bytes(body)
+        return Tensor(declared.name, DataType.BYTES, (*leading, 1), packed)
+    dims = _deduce(declared, len(body), prefix)
+    return Tensor(declared.name, declared.datatype, (*leading, *dims), memoryview(body))
+
+
+def _deduce(declared: InputSpec, nbytes: int, prefix: str) -> tuple[int, ...]:
+    dims = declared.dims
+    if dims.count(-1) == 0:
+        return dims
+    if dims.count(-1) > 1:
+        raise InvalidArgument(
+            f"{prefix}The shape of the raw input '{declared.name}' can not be deduced because there are more than "
+            "one variable-sized dimension"
+        )
+    fixed = declared.datatype.size
+    for dim in dims:
+        fixed *= 1 if dim == -1 else dim
+    deduced = nbytes // fixed if fixed else 0
+    return tuple(deduced if dim == -1 else dim for dim in dims)
+
 
 DEFAULT_MAX_INPUT_SIZE: Final = 64 * 1024 * 1024
 

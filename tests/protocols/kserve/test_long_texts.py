@@ -13,10 +13,9 @@ from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from actors.values.tensors import pack_bytes
-from protocols.kserve.documents import parse
+from protocols.kserve.documents import TooLong, parse, read_short
 from protocols.kserve.elements import Packing, pack
 from protocols.kserve.long_texts import MAX_STRING, MAX_VALUES, LongArray, LongString, LongText
-from protocols.kserve.short_texts import TooLong, read_short
 from tests.protocols.kserve.test_json_documents import FAULTS
 
 MIB = 1024 * 1024
