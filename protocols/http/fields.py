@@ -1,8 +1,8 @@
 """Header fields: those of answers, and what those of a request tell of its client and the page behind it.
 
 A page of another site can have a visitor's browser send a POST to any address that the visitor reaches,
-without the visitor's consent. A browser says so itself: in `Sec-Fetch-Site`, which no page can forge, and in `Origin`.
-Other clients send neither.
+without the visitor's consent. A browser says so itself: in `Sec-Fetch-Site`, which no page can forge, and in
+`Origin`. Other clients send neither.
 
 References: Fetch Metadata Request Headers (W3C), section 2.3; RFC 6454, section 7.
 """
