@@ -1,7 +1,7 @@
 """Measure whether quick tests take every branch of the pure modules.
 
-`python -m tests.house.coverage` runs the tests of `actors` and `protocols` that import a pure module and are
-neither `system` nor `slow`. It prints what they miss: file, lines, and branches as `from->to`. The exit
+`python -m tests.house.coverage` runs the tests of `actors` and `protocols` that import a pure module,
+need no loop, and are neither `system` nor `slow`. It prints what they miss: file, lines, and branches as `from->to`. The exit
 status is 1 if a module misses more than `coverage.csv` allows, which is nothing where it has no row. With
 `--write`, the numbers become those limits: they may only fall.
 
@@ -27,6 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 LIMITS: Final = Path(__file__).with_name("coverage.csv")
 CONTRACT: Final = "pure modules know no clock, loop or log"
 TESTS: Final = ("tests/actors", "tests/protocols")
+_LOOP: Final = re.compile(r"^import trio\b|^ *async def ", re.MULTILINE)
 APART: Final = ("_pb2.py", "/proto/generate.py")
 """Generated code, and the program that generates it."""
 
@@ -63,11 +64,24 @@ def _files_of(name: str) -> Iterator[Path]:
 
 
 def concerned(files: list[str]) -> list[str]:
-    """Return the tests that import one of these files' modules themselves."""
+    """Return the tests that import one of these files' modules themselves, and need no loop.
+
+    Those of a folder that has no other modules may need one.
+    """
     modules = "|".join(re.escape(each.removesuffix(".py").replace("/", ".")) for each in files)
     imports = re.compile(rf"^ *(?:from|import) (?:{modules})\b", re.MULTILINE)
     tests = (path for folder in TESTS for path in sorted((ROOT / folder).rglob("test_*.py")))
-    return [str(path.relative_to(ROOT)) for path in tests if imports.search(path.read_text())]
+    return [
+        str(path.relative_to(ROOT))
+        for path in tests
+        if imports.search(text := path.read_text()) and (_of_pure(path, files) or not _LOOP.search(text))
+    ]
+
+
+def _of_pure(test: Path, files: list[str]) -> bool:
+    folder = test.relative_to(ROOT / "tests").parent
+    modules = [path for path in (ROOT / folder).glob("*.py") if path.stat().st_size]
+    return bool(modules) and all(str(path.relative_to(ROOT)) in files for path in modules)
 
 
 def measured(files: list[str]) -> dict[str, Missed]:

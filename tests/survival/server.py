@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -164,23 +164,42 @@ async def served(
     shared memory has no new name.
     """
     names_before = shared_memory_names()
-    server = ServerProcess.start(repository, files, *flags, environ=environ)
-    try:
+    with _killed_at_last(ServerProcess.start(repository, files, *flags, environ=environ)) as server:
         if ready:
             await server.wait_ready()
         yield server
-        started = server.descendants()
-        if server.status is None:
-            server.signal(signal.SIGTERM)
-        status = await server.wait_ended()
-        assert exit_status in (None, status), server.stderr
-        await until(lambda: not any(alive(each) for each in started))
-        await until(lambda: not shared_memory_names() - names_before)
+        await _end(server, names_before, exit_status)
+
+
+@contextmanager
+def standing(repository: Path, *flags: str, files: Path, **environ: str) -> Iterator[ServerProcess]:
+    """Run a server for all tests of a module, each of which asks it in a trio run of its own."""
+    names_before = shared_memory_names()
+    with _killed_at_last(ServerProcess.start(repository, files, *flags, environ=environ)) as server:
+        trio.run(server.wait_ready)
+        yield server
+        trio.run(_end, server, names_before, 0)
+
+
+@contextmanager
+def _killed_at_last(server: ServerProcess) -> Iterator[ServerProcess]:
+    try:
+        yield server
     except BaseException:
         print(f"the server's last words:\n{server.stdout[-8000:]}\n{server.stderr[-8000:]}")
         raise
     finally:
         server.kill_all()
+
+
+async def _end(server: ServerProcess, names_before: set[str], exit_status: int | None) -> None:
+    started = server.descendants()
+    if server.status is None:
+        server.signal(signal.SIGTERM)
+    status = await server.wait_ended()
+    assert exit_status in (None, status), server.stderr
+    await until(lambda: not any(alive(each) for each in started))
+    await until(lambda: not shared_memory_names() - names_before)
 
 
 def shared_memory_names() -> set[str]:

@@ -1,6 +1,5 @@
 """Cached answers in a real server, as Triton's clients and operators see them; and a killed Redis server."""
 
-import signal
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ from onnx import TensorProto
 from tests.support.flavours import write_onnx_model
 from tests.support.redis_double import RedisDouble
 from tests.survival.repository import WIDTH, Gates, Repository, instances
-from tests.survival.server import ServerProcess, eventually, until
+from tests.survival.server import eventually, standing, until
 
 pytestmark = pytest.mark.slow
 
@@ -83,14 +82,8 @@ def server(folder):
     write_ensemble(repository, "outer", "inner", CACHED)
     write_ensemble(repository, "through", "step", "")
     flags = (LOCAL, "--model-control-mode=explicit", "--load-model=*")
-    server = ServerProcess.start(repository.path, folder / "server", *flags)
-    try:
-        trio.run(server.wait_ready)
+    with standing(repository.path, *flags, files=folder / "server") as server:
         yield server
-        server.signal(signal.SIGTERM)
-        assert trio.run(server.wait_ended) == 0, server.stderr
-    finally:
-        server.kill_all()
 
 
 @pytest.fixture(scope="module")
