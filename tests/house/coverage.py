@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 LIMITS: Final = Path(__file__).with_name("coverage.csv")
 CONTRACT: Final = "pure modules know no clock, loop or log"
 TESTS: Final = ("tests/actors", "tests/protocols")
-_LOOP: Final = re.compile(r"^import trio\b|^ *async def ", re.MULTILINE)
+_LOOP: Final = re.compile(r"^import trio\b|^async def test", re.MULTILINE)
 APART: Final = ("_pb2.py", "/proto/generate.py")
 """Generated code, and the program that generates it."""
 

@@ -1,6 +1,6 @@
 """Real servers, real workers, real clients: what survives, and what it costs.
 
-The storms last a few seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if that is set. With `-m long`
+The storms last two seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if that is set. With `-m long`
 they last a minute.
 """
 
@@ -26,7 +26,7 @@ def storm(request: pytest.FixtureRequest) -> dict[str, float]:
     """How long a storm lasts and how often it strikes, in seconds."""
     if request.param == "full":
         return {"lasts": 60.0, "strikes_every": 1.0}
-    return {"lasts": float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "5")), "strikes_every": 0.7}
+    return {"lasts": float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "2")), "strikes_every": 0.7}
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Models that fail for ever, load for ever, or vanish: the others serve on, and the index stays true."""
 
-import shutil
-import signal
 from itertools import dropwhile
 
 import pytest
@@ -111,20 +109,6 @@ async def test_models_that_fail_or_take_long_or_vanish_disturb_nobody(tritium_se
         assert len(attempts) >= 3
 
 
-async def test_a_model_that_failed_for_want_of_something_is_tried_again_at_a_touch(
-    tritium_server, workshop, tmp_path
-):
-    weights = tmp_path / "weights"
-    directory = workshop.model("failing", initialize=f"open({str(weights)!r}).read()")
-    async with tritium_server(*POLLING, "--exit-on-error=false", ready=False) as server:
-        await server.wait_loaded()
-        assert await told(server, "failing", str(weights))
-        weights.write_text("1.0")
-        (directory / "1" / "model.py").touch()
-        await until_states(server, "failing", {1: "READY"})
-        assert len(server.logged("model_unavailable")) == 1
-
-
 async def told(server, model, reason):
     """Whether the index calls the model's only version unavailable, for that reason."""
     shown = await entries(server, model)
@@ -150,26 +134,6 @@ def follows(record, *allowed):
     return bool(seen) and seen[-1] == allowed[-1]
 
 
-async def test_a_model_that_fails_at_every_attempt_never_keeps_others_from_loading(tritium_server, workshop):
-    flags = ("--model-load-retry-count=1000000", "--model-load-thread-count=1")
-    async with tritium_server(*POLLING, *flags) as server:
-        async with witnessed(server, "telling") as witness:
-            workshop.model("failing", initialize=BROKEN)
-            await until(lambda: attempts_at(server, "failing") > 2)
-            workshop.model("late")
-            await until_states(server, "late", {1: "READY"})
-            so_far = attempts_at(server, "failing")
-            await until(lambda: attempts_at(server, "failing") > so_far)
-            assert (await states(server, "failing"))[1] in {"LOADING", "UNAVAILABLE"}
-            workshop.remove("failing")
-            await until_states(server, "failing", {})
-        assert set(witness.seen) == {1}
-
-
-def attempts_at(server, model):
-    return len([line for line in server.logged("model_loading") if line["model"] == model])
-
-
 async def test_a_repository_that_vanishes_is_no_order_to_unload(tritium_server, workshop):
     workshop.model("other")
     async with tritium_server(*POLLING) as server:
@@ -192,47 +156,3 @@ async def test_a_repository_that_vanishes_is_no_order_to_unload(tritium_server, 
 
             await eventually(heard)
         assert len(server.logged("model_unloading")) == 1  # the generation that was replaced
-
-
-async def test_an_empty_mount_point_is_no_order_to_unload(tritium_server, workshop):
-    """After an unmount, an empty directory is left at the mount point."""
-    async with tritium_server(*POLLING) as server:
-        before = await pids(server, "telling")
-        away = workshop.repository.with_name("away")
-        async with witnessed(server, "telling") as witness:
-            workshop.repository.rename(away)
-            workshop.repository.mkdir()
-            await trio.sleep(0.7)
-            assert await states(server, "telling") == {1: "READY"}
-            workshop.repository.rmdir()
-            away.rename(workshop.repository)
-            await witness.heard_more()
-        assert await pids(server, "telling") == before
-
-
-async def test_workers_of_a_model_whose_directory_has_vanished_go_on_until_it_is_unloaded(
-    tritium_server, workshop
-):
-    async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:
-        async with witnessed(server, "telling") as witness:
-            shutil.rmtree(workshop.repository / "telling")
-            await witness.heard_more()
-            assert await ready(server)
-        assert set(witness.seen) == {1}
-
-
-async def test_a_server_that_stops_while_a_model_loads_stops_at_once_and_complains_of_nothing(
-    tritium_server, workshop
-):
-    workshop.model("slow", initialize="time.sleep(60)")
-    async with tritium_server(ready=False) as server:
-        await server.wait_ports()
-        await until_states(server, "slow", {1: "LOADING"})
-        await until(
-            lambda: bool([line for line in server.logged("worker_started") if "slow" in line["actor"]])
-        )
-        server.signal(signal.SIGTERM)
-        with trio.fail_after(20):
-            assert await server.wait_ended() == 0
-        assert [line for line in server.logged("model_unavailable") if line["level"] == "error"] == []
-        assert not server.failures

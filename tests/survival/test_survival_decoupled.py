@@ -5,9 +5,6 @@ Clients stall and leave, and workers die.
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251  # tritonclient.grpc.aio runs on it, in a thread of its own
-import http.client
-import json
 import os
 import queue
 import signal
@@ -167,60 +164,6 @@ async def test_responses_stream_to_tritonclient(tritium_server, notes):
         assert statistics.inference_stats.fail.count == 0
         assert statistics.execution_count == statistics.inference_count == 5
         assert not statistics.response_stats
-
-
-async def test_responses_stream_to_tritonclients_asyncio_form(tritium_server, notes):
-    async def converse(url):
-        async def requests():
-            yield {
-                "model_name": "counting",
-                "inputs": inputs_of(50, 1000, tritonclient.grpc.aio),
-                "request_id": "a",
-            }
-
-        numbers = []
-        async with tritonclient.grpc.aio.InferenceServerClient(url) as client:
-            async for result, error in client.stream_infer(requests()):
-                assert error is None
-                numbers.append(int(result.as_numpy("NUMBER")[0]))
-        return numbers
-
-    async with tritium_server() as server:
-        numbers = await trio.to_thread.run_sync(lambda: asyncio.run(converse(server.grpc_url)))
-        assert numbers == list(range(50))  # this client can't ask for the end alone
-
-
-async def test_single_answers_are_refused_with_the_contracts_words(tritium_server, notes):
-    def ask(url):
-        with tritonclient.grpc.InferenceServerClient(url) as client:
-            client.infer("counting", inputs_of(1, 1))
-
-    def post(url):
-        connection = http.client.HTTPConnection(url, timeout=PATIENCE)
-        body = {
-            "inputs": [
-                {"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("COUNT", "SIZE")
-            ]
-        }
-        connection.request("POST", "/v2/models/counting/infer", json.dumps(body))
-        response = connection.getresponse()
-        answer = response.status, json.loads(response.read())
-        connection.close()
-        return answer
-
-    async with tritium_server() as server:
-        with pytest.raises(InferenceServerException) as caught:
-            await trio.to_thread.run_sync(ask, server.grpc_url)
-        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert (
-            caught.value.message()
-            == "ModelInfer RPC doesn't support models with decoupled transaction policy"
-        )
-        answer = await trio.to_thread.run_sync(post, server.url)
-        assert answer == (
-            501,
-            {"error": "HTTP end point doesn't support models with decoupled transaction policy"},
-        )
 
 
 @pytest.mark.usefixtures("own_interpreter")

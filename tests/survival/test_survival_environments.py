@@ -121,32 +121,6 @@ async def test_a_packed_environment_and_the_servers_own_serve_beside_each_other(
         assert (await server.get("/v2/models/python_add_sub/ready")).status == 200
 
 
-async def test_a_model_whose_requirements_can_not_be_had_fails_alone_and_says_why(
-    tritium_server, add_model, repository, environ
-):
-    add_model("first", "tiny==1.0")
-    add_model("wanting", "tiny==9.9")
-    repository.python_add_sub()
-    flags = (
-        "--exit-on-error=false",
-        "--strict-readiness=false",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-    )
-    async with tritium_server(*flags, environ=environ) as server:
-        await server.wait_loaded()
-        assert (await told(server, "first"))[1] == "1.0"
-        reason = (await server.index())["wanting"]["reason"]
-        assert "ERROR: No matching distribution found for tiny==9.9" in reason
-
-        def load():
-            with grpcclient.InferenceServerClient(server.grpc_url) as client:
-                client.load_model("wanting")
-
-        with pytest.raises(InferenceServerException, match="No matching distribution found"):
-            await trio.to_thread.run_sync(load)
-
-
 async def test_others_serve_while_an_environment_is_built_and_the_server_ends_without_waiting_for_it(
     tritium_server, add_model, repository, environ, tmp_path
 ):

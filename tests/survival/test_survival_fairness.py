@@ -21,10 +21,6 @@ def setting(key, **value):
     return parameter(key, json.dumps(value).replace('"', '\\"'))
 
 
-def more_began(gates, count):
-    return len(gates.began()) > count
-
-
 async def ask(server, ticket, **headers):
     """Send a request of the gated model over a connection of its own."""
     tensor = {"name": "TICKET", "shape": [1, 1], "datatype": "INT32", "data": [ticket]}
@@ -83,56 +79,3 @@ async def test_a_tenant_beyond_its_bound_is_told_when_to_come_back(tritium_serve
         await server.until_metric(1, "tritium_tenant_queued", model="gated", tenant="other")
         gates.open()
     assert 50 in gates.began()
-
-
-async def test_tenants_take_turns_over_both_protocols(tritium_server, repository, gates):
-    repository.gated(
-        gates.directory,
-        config=ONE_AT_A_TIME + setting("tritium.fairness", tenant={"header": "x-tenant"}),
-    )
-    async with tritium_server() as server, trio.open_nursery() as nursery:
-        for ticket in range(6):
-            nursery.start_soon(partial(ask, server, ticket, x_tenant="flood"))
-            await until(lambda: gates.began() == [0])
-            await server.until_metric(ticket, PENDING, model="gated")
-        nursery.start_soon(trio.to_thread.run_sync, lambda: call(server, 100, x_tenant="late"))
-        await server.until_metric(1, "tritium_tenant_queued", model="gated", tenant="other")
-        gates.open()
-    assert gates.began().index(100) < 6
-
-
-async def test_what_can_not_be_answered_in_time_is_refused_at_once(tritium_server, repository, gates):
-    repository.gated(gates.directory, config=ONE_AT_A_TIME + setting("tritium.slo", p99=0.2))
-    async with tritium_server() as server:
-        async with trio.open_nursery() as nursery:
-            for ticket in range(8):  # one after the other, for a measured rate: each takes some 0.2 s
-                nursery.start_soon(ask, server, ticket)
-            await server.until_metric(7, PENDING, model="gated")
-            for ticket in range(8):
-                await until(partial(more_began, gates, ticket))
-                await trio.sleep(0.2)
-                gates.open(gates.began()[-1])
-        statistics = (await server.get("/v2/models/gated/stats")).json()["model_stats"][0]
-        assert statistics["tritium"]["slo"]["rate"] > 0
-        async with trio.open_nursery() as nursery:
-            refused = []
-
-            async def send(ticket):
-                response = await ask(server, ticket)
-                if response.status != 200:
-                    refused.append(response)
-
-            for ticket in range(100, 110):
-                nursery.start_soon(send, ticket)
-            await until(lambda: len(refused) > 0)
-            code, details, trailers = await trio.to_thread.run_sync(lambda: call(server, 200, timeout=0.15))
-            gates.open()
-        assert refused[0].status == 503
-        assert "model 'gated' can't answer in time" in refused[0].error
-        assert int(refused[0].fields["retry-after"]) >= 1
-        assert code is grpc.StatusCode.UNAVAILABLE
-        assert "can't answer in time" in details
-        assert int(trailers["retry-after"]) >= 1
-        assert await server.metric("tritium_slo_refused_total", model="gated", reason="p99") >= 1
-
-        assert (await ask(server, 300)).status == 200

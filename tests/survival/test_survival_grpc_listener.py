@@ -62,18 +62,6 @@ async def assert_turns_away(url, **options):
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
 
 
-async def test_it_serves_beside_http_and_shows_in_the_tree(tritium_server, repository):
-    repository.python_add_sub()
-    async with tritium_server() as server:
-        await assert_serves(server.grpc_url)
-        listener = await server.node("frontends/grpc/listener")
-        assert listener["info"]["address"] == server.grpc_url
-        assert await server.metric("nv_inference_request_success", model="python_add_sub") == 1
-        await server.wait_loaded()
-        (configured,) = server.logged("server_configured")
-        assert configured["options"]["grpc"] == "127.0.0.1:0"
-
-
 async def test_switched_off_it_does_not_listen(tritium_server, repository):
     repository.python_add_sub()
     async with tritium_server("--allow-grpc=false") as server:
@@ -184,26 +172,3 @@ async def test_two_servers_share_a_port_where_both_say_so(tritium_server, reposi
             first.signal(signal.SIGTERM)
             assert await first.wait_ended() == 0
             await assert_serves(second.grpc_url)
-
-
-async def test_draining_it_answers_what_it_took_and_refuses_the_rest(tritium_server, repository, gates):
-    repository.gated(gates.directory)
-    served = []
-
-    def ask(url):
-        tensor = tritonclient.grpc.InferInput("TICKET", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.array([[1]], np.int32))
-        with client_of(url) as client:
-            served.append(
-                int(client.infer("gated", [tensor], client_timeout=PATIENCE).as_numpy("SERVED")[0, 0])
-            )
-
-    async with tritium_server() as server, trio.open_nursery() as nursery:
-        nursery.start_soon(trio.to_thread.run_sync, ask, server.grpc_url)
-        await until(lambda: gates.began() == [1])
-        server.signal(signal.SIGTERM)
-        await until(lambda: len(server.logged("listener_closed")) == 2)
-        await assert_turns_away(server.grpc_url)
-        gates.open()
-        assert await server.wait_ended() == 0
-    assert served == [1]

@@ -37,7 +37,7 @@ ON_A_STREAM = 3  # clients
 def storm(storm):
     """Shorter than HTTP's where it is short: workers die there and here in the same way."""
     full = storm["lasts"] >= 60
-    return storm if full else {**storm, "lasts": storm["lasts"] / 3}
+    return storm if full else {**storm, "lasts": storm["lasts"] / 2}
 
 
 class GrpcStorm:

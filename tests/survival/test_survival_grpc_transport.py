@@ -11,22 +11,13 @@ import grpc
 import numpy as np
 import pytest
 import trio
-from grpclib.const import Cardinality, Handler
 
-from actors.supervision.spec import Intensity
-from actors.supervision.supervisor import Supervisor
 from chaos.subject.server import PATIENCE
-from engine.server.frontends import Frontend
-from engine.server.sockets import bind
-from protocols.grpc.listener import GrpcListener
 from tests.fuzz import h2wire as wire
 from tests.support.certificates import Authority
-from tests.support.trees import serving
 from tests.survival.grpc_wire import (
     INFER,
-    STREAM_INFER,
     UNAVAILABLE,
-    Streamed,
     Unary,
     channel_to,
     inference,
@@ -35,7 +26,7 @@ from tests.survival.grpc_wire import (
     pb,
 )
 from tests.survival.repository import WIDTH, instances
-from tests.survival.server import eventually, until
+from tests.survival.server import eventually
 from tests.survival.storm import Storm
 from tests.survival.wire import Lost
 
@@ -109,12 +100,6 @@ async def assert_moves(address, size, credentials=None):
     assert await trio.to_thread.run_sync(move) == array.tobytes()
 
 
-async def test_a_large_message_goes_both_ways_through_the_smallest_windows(tritium_server, repository):
-    repository.onnx_identity()
-    async with tritium_server() as server:
-        await assert_moves(server.grpc_url, 64 * MIB)
-
-
 async def test_so_it_does_over_tls_and_a_unix_socket(tritium_server, repository, tmp_path):
     repository.onnx_identity()
     authority = Authority(tmp_path)
@@ -174,82 +159,7 @@ async def test_ended_under_load_every_call_it_took_has_an_answer(tritium_server,
         assert not server.logged("request_failed")
 
 
-async def test_a_stream_that_is_open_at_the_end_gets_what_it_asked_for(tritium_server, repository, gates):
-    repository.gated(gates.directory)
-    answers = []
-    async with tritium_server() as server:
-        async with channel_to(server.grpc_port) as channel, trio.open_nursery() as nursery:
-            streamed = Streamed(await channel.call(STREAM_INFER))
-            nursery.start_soon(streamed.run)
-
-            async def ask():
-                inputs = {"TICKET": np.array([[1]], np.int32)}
-                answers.append(await streamed.infer("gated", inputs=inputs))
-
-            nursery.start_soon(ask)
-            await until(lambda: gates.began() == [1])
-            server.signal(signal.SIGTERM)
-            await until(lambda: len(server.logged("listener_closed")) == 2)
-            gates.open()
-        assert await server.wait_ended() == 0
-    assert [answer.tensors()["SERVED"].item() for answer in answers] == [1]
-
-
 # -- a crash of the listener
-
-
-class Liveness:
-    """A service of one method, which says that it lives."""
-
-    def __mapping__(self):
-        return {"/toy.Toy/Live": Handler(self.live, Cardinality.UNARY_UNARY, Raw, Raw)}
-
-    async def live(self, stream):
-        await stream.recv_message()
-        await stream.send_message(Raw())
-
-
-class Raw:
-    """A message that is its own bytes."""
-
-    def __init__(self, data=b"alive"):
-        self._data = data
-
-    @classmethod
-    def FromString(cls, data):
-        return cls(data)
-
-    def SerializeToString(self):
-        return self._data
-
-
-async def test_a_listener_that_crashes_keeps_its_socket_and_its_connections():
-    # The second connection's age cannot be computed, which crashes the listener.
-    dice = iter([0.5, None])
-
-    def uniform():
-        drawn = next(dice, 0.5)
-        if drawn is None:
-            raise RuntimeError("the listener crashes on cue")
-        return drawn
-
-    async def lives(channel):
-        call = await channel.call("/toy.Toy/Live")
-        await call.send(b"", end=True)
-        return await call.receive() == b"alive"
-
-    listener = GrpcListener([Liveness()], on_crash=lambda path, bug: None, uniform=uniform)
-    with bind("127.0.0.1", 0) as sock:
-        frontend = Frontend("grpc", "GRPCInferenceService", sock, listener, log=lambda *_, **__: None)
-        async with serving(Supervisor([frontend.spec()], intensity=Intensity(3, 60.0))) as tree:
-            async with channel_to(frontend.port) as before:
-                assert await lives(before)
-                async with offending(frontend.port) as unlucky:
-                    await unlucky.wait_ended()
-                await until(lambda: tree.root.tree().find("grpc/listener").restarts == 1)
-                assert await lives(before)
-                async with channel_to(frontend.port) as after:
-                    assert await lives(after)
 
 
 # -- keepalive and age
@@ -312,15 +222,3 @@ async def test_old_connections_are_replaced_and_no_call_is_lost(tritium_server, 
             assert goodbye.payload[8:] == b"max_age"
             await old.send(wire.frame(wire.PING, wire.ACK, 0, (await old.wait_for(wire.PING)).payload))
             await old.wait_ended()
-
-
-async def test_a_call_that_outlives_its_connections_grace_is_cut_off(tritium_server, repository, gates):
-    repository.gated(gates.directory)
-    flags = ("--grpc-max-connection-age=200", "--grpc-max-connection-age-grace=200")
-    async with tritium_server(*flags) as server:
-        async with channel_to(server.grpc_port) as channel:
-            call = await channel.call(INFER)
-            await call.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}), end=True)
-            with pytest.raises(Lost):
-                await call.answer()
-        await until(lambda: gates.saw_cancelled([1]))

@@ -53,18 +53,6 @@ async def test_a_request_whose_worker_was_stopped_under_it_runs_again(tritium_se
         assert gates.began() == [1, 1]
 
 
-async def test_a_request_that_takes_too_long_gets_a_504_and_the_next_one_is_served(
-    tritium_server, repository
-):
-    repository.slow(config=instances(1) + parameter("tritium.execution_timeout", 0.5))
-    async with tritium_server() as server, await server.connect() as client:
-        response = await client.infer("slow", inputs={"SECONDS": np.array([[3600]], np.float32)})
-        assert response.status == 504
-        assert "tritium.execution_timeout" in response.error
-        response = await client.infer("slow", inputs={"SECONDS": np.array([[0]], np.float32)})
-        assert response.status == 200
-
-
 async def crash(server, cause, model="crashing"):
     """Make every instance of a model die on each start, and wait until all of them are given up for now."""
     cause.touch()

@@ -8,13 +8,11 @@ import trio
 from actors.serving.probing import probe, probe_request
 from actors.values.errors import TritiumError
 from actors.values.specs import ModelKey
-from chaos.subject.processes import alive
 from engine.server.tree import open_server
 from engine.settings.settings import Settings
 from tests.support.ports import Port
-from tests.survival.changing import Workshop, code, pids, refusal, unload, until_states
-from tests.survival.repository import parameter
-from tests.survival.server import eventually, until
+from tests.survival.changing import Workshop, code
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
@@ -113,33 +111,3 @@ async def test_a_server_stops_while_models_load_and_retire_without_complaint(rep
 
 async def submit(state, port):
     await state.submit(probe_request(state.spec, reply=port, now=trio.current_time()))
-
-
-async def test_what_is_not_answered_within_the_drain_timeout_is_told_so_and_nobody_waits_longer(
-    tritium_server, workshop
-):
-    workshop.model("telling", execute_seconds=3600, extra=parameter("tritium.drain_timeout", 0.3))
-    refused = []
-    async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:
-        workers = [psutil.Process(pid) for pid in await pids(server, "telling")]
-
-        async def ask():
-            refused.append(await refusal(server, "telling"))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(ask)
-
-            async def accepted():
-                return (
-                    await server.metric("nv_inference_pending_request_count", model="telling", version="1")
-                    > 0
-                )
-
-            await eventually(accepted)
-            assert (await unload(server, "telling")).status == 200
-        assert {status for status, _ in refused} == {503}
-        assert all("'tritium.drain_timeout'" in message for _, message in refused)
-        await until(lambda: not any(alive(each) for each in workers))
-        await until_states(server, "telling", {1: "UNAVAILABLE"})
-        assert not server.logged("child_kill_forced")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from tests.survival.repository import instances, parameter
+from tests.survival.repository import instances
 from tests.survival.server import until
 from tests.survival.triton_clients import ask, refusal
 from tests.survival.wire import inference
@@ -76,84 +76,6 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(asked, gate
         gates.open()
         await until(lambda: sorted(requests.served) == [1, 2, 3])
         assert gates.began() == [1, 2, 3]
-
-
-async def test_without_a_maximum_clients_wait_and_nobody_is_refused(asked, gates):
-    async with asked("dynamic_batching { }" + parameter("tritium.queue.max_requests", 3)) as (
-        server,
-        requests,
-    ):
-        await requests.begin(1)
-        async with trio.open_nursery() as nursery:
-            for ticket in range(2, 22):
-                nursery.start_soon(ask, server, ticket)
-            await server.until_metric(3, "tritium_queue_depth", **MODEL)
-            gates.open()
-        assert sorted(gates.began()) == list(range(1, 22))
-        assert await server.metric("nv_inference_request_success", **MODEL) >= 20
-        assert await server.metric(FAILURES, **MODEL) == 0
-
-
-async def test_a_request_whose_time_in_the_queue_is_up_is_refused_while_the_instance_is_busy(asked, gates):
-    policy = """dynamic_batching { default_queue_policy {
-        timeout_action: REJECT default_timeout_microseconds: 50000 allow_timeout_override: true } }"""
-    async with asked(policy) as (server, requests):
-        await requests.begin(1)
-        assert await refusal(server, 2) == ("503", "Request timeout expired")
-        assert await refusal(server, 3, timeout=1000) == ("503", "Request timeout expired")
-        assert requests.served == []  # the instance is busy to this moment
-        assert await server.metric(FAILURES, reason="REJECTED", **MODEL) == 2
-        gates.open()
-        await until(lambda: requests.served == [1])
-        assert gates.began() == [1]
-
-
-async def test_a_delayed_request_is_served_after_those_whose_time_is_not_up(asked, gates):
-    policy = """dynamic_batching { default_queue_policy {
-        timeout_action: DELAY default_timeout_microseconds: 600000000 allow_timeout_override: true } }"""
-    async with asked(policy) as (_, requests):
-        await requests.begin(1)
-        await requests.queue(2, pending=1, timeout=1)
-        await requests.queue(3, pending=2)
-        await requests.queue(4, pending=3)
-        gates.open()
-        await until(lambda: len(requests.served) == 4)
-        assert gates.began() == [1, 3, 4, 2]
-
-
-async def test_the_first_priority_overtakes(asked, gates):
-    async with asked("dynamic_batching { priority_levels: 2 default_priority_level: 2 }") as (_, requests):
-        await requests.begin(1)
-        await requests.queue(2, pending=1)
-        await requests.queue(3, pending=2, priority=2)
-        await requests.queue(4, pending=3, priority=1)
-        gates.open()
-        await until(lambda: len(requests.served) == 4)
-        assert gates.began() == [1, 4, 2, 3]
-
-
-async def test_preserved_order_holds_back_an_answer_that_is_early(asked, gates):
-    async with asked("dynamic_batching { preserve_ordering: true }", workers=2) as (server, requests):
-        await requests.begin(1)
-        async with await server.connect() as second:
-            await second.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
-            await until(lambda: 2 in gates.began())
-            gates.open(2)
-            await server.until_metric(1, "nv_inference_request_success", **MODEL)  # its result is there
-            assert await second.silent(0.2)
-            gates.open(1)
-            assert (await second.receive()).tensors()["SERVED"] == 2
-        await until(lambda: requests.served == [1])
-
-
-async def test_without_it_an_early_answer_leaves_early(asked, gates):
-    async with asked("dynamic_batching { }", workers=2) as (_, requests):
-        await requests.begin(1)
-        await requests.begin(2)
-        gates.open(2)
-        await until(lambda: requests.served == [2])
-        gates.open(1)
-        await until(lambda: requests.served == [2, 1])
 
 
 async def test_a_client_that_leaves_takes_its_queued_request_along(asked, gates):

@@ -11,13 +11,12 @@ import trio
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.survival.repository import instances, parameter
-from tests.survival.server import eventually, until
+from tests.survival.repository import instances
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
 ON = "--rate-limit=execution_count"
-CONFLICT = 'Resource "R" is present as both global and device-specific resource in the model configuration.'
 
 
 def limited(*resources, count=1, priority=0):
@@ -78,100 +77,6 @@ async def test_models_that_share_a_global_resource_never_execute_at_once(tritium
         assert len(executed) == 75
         assert overlaps([each for each in executed if not each[0].startswith("free")]) == 0
         assert overlaps(executed) > 0
-
-
-async def test_sequences_wait_for_resources_too(tritium_server, repository, record):
-    repository.recording(record, "one", config="sequence_batching { }\n" + limited(SHARED, count=2))
-    repository.recording(record, "other", config="sequence_batching { oldest { } }\n" + limited(SHARED))
-    async with tritium_server(ON) as server:
-        assert await burst(server, ["one", "other"], 15, in_sequences=True) == []
-        executed = executions(record)
-        assert len(executed) == 30
-        assert overlaps(executed) == 0
-
-
-async def test_instances_that_a_reload_adds_are_limited_too(tritium_server, repository, record):
-    repository.recording(record, "one", config=limited(SHARED))
-    async with tritium_server(ON, "--model-control-mode=explicit", "--load-model=one") as server:
-        config = repository.path / "one" / "config.pbtxt"
-        config.write_text(config.read_text().replace("count: 1 rate", "count: 3 rate"))
-        assert (await server.get("/v2/repository/models/one/load", method="POST")).status == 200
-        assert len(await server.workers("one")) == 3
-        assert await burst(server, ["one"], 30) == []
-        executed = executions(record)
-        assert {name for name, _, _ in executed} == {"one_0_0", "one_0_1", "one_0_2"}
-        assert overlaps(executed) == 0
-
-
-async def test_without_the_flag_limits_have_no_effect(tritium_server, repository, record):
-    repository.recording(record, "one", config=limited(SHARED))
-    repository.recording(record, "other", config=limited(SHARED))
-    async with tritium_server() as server:
-        assert await burst(server, ["one", "other"], 25) == []
-        assert overlaps(executions(record)) > 0
-
-
-async def test_priorities_share_a_resource_and_capacity_comes_from_the_command_line(
-    tritium_server, repository, record
-):
-    for name, priority in (("first", 1), ("second", 2)):
-        repository.recording(record, name, config=limited('name: "R" count: 2', priority=priority))
-    async with tritium_server(ON, "--rate-limit-resource=R:3") as server:
-        assert await burst(server, ["first", "second"], 40) == []
-        executed = executions(record)
-        assert overlaps(executed) == 0
-        until_half = [name.partition("_")[0] for name, _, _ in executed[6:48]]
-        assert until_half.count("first") == pytest.approx(28, abs=3)
-
-
-async def test_what_could_never_execute_is_not_loaded(tritium_server, repository, record):
-    repository.recording(record, "greedy", config=limited('name: "R" count: 4'))
-    async with tritium_server(
-        ON, "--rate-limit-resource=R:3", "--exit-on-error=false", ready=False
-    ) as server:
-        await server.wait_loaded()
-        assert (await server.index())["greedy"]["reason"] == (
-            'Invalid argument: Resource count for "R" is limited to 3 which will prevent scheduling of one or more '
-            "model instances, the minimum required count is 4"
-        )
-
-
-async def test_a_resource_that_is_global_in_one_model_is_so_in_all(tritium_server, repository, record):
-    repository.recording(record, "first", config=limited(SHARED))
-    repository.recording(record, "second", config=limited('name: "R" count: 1'))
-    flags = ("--model-control-mode=explicit", "--load-model=first")
-    async with tritium_server(ON, *flags) as server:
-        answer = await server.get("/v2/repository/models/second/load", method="POST")
-        assert answer.status == 400
-        assert CONFLICT in answer.json()["error"]
-        assert (await server.get("/v2/repository/models/first/unload", method="POST")).status == 200
-
-        async def gone():
-            return (await server.index())["first"].get("reason") == "unloaded"
-
-        await eventually(gone)
-        assert (await server.get("/v2/repository/models/second/load", method="POST")).status == 200
-        assert await burst(server, ["second"], 3) == []
-
-
-async def test_the_death_of_a_worker_frees_what_it_held(tritium_server, repository, gates, record):
-    repository.gated(gates.directory, config=limited(SHARED) + parameter("tritium.retry", "never"))
-    repository.recording(record, "other", config=limited(SHARED))
-    async with tritium_server(ON) as server, trio.open_nursery() as nursery:
-        failures = []
-
-        async def ask_gated():
-            failures.extend(await burst(server, ["gated"], 1))
-
-        nursery.start_soon(ask_gated)
-        await until(lambda: bool(gates.began()))
-        nursery.start_soon(burst, server, ["other"], 2)
-        await server.until_metric(2, "nv_inference_pending_request_count", model="other")
-        assert executions(record) == []
-        (pid,) = await server.workers("gated")
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda: len(executions(record)) == 2)
-        await until(lambda: len(failures) == 1)
 
 
 async def test_a_passive_instance_is_loaded_and_never_executes(tritium_server, repository, record):

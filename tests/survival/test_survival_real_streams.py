@@ -1,6 +1,6 @@
 """The gRPC clients that people use, unary and streaming, at every pace, for long: not one answer is lost.
 
-A few seconds as part of the suite; ten minutes with `-m long`, or TRITIUM_SURVIVAL_SECONDS where that is set.
+Ten minutes with `-m long`, or TRITIUM_SURVIVAL_SECONDS where that is set.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ from tests.survival.server import ROOT
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.long)])
-def seconds(request):
-    """How long the clients ask, all at once: in a few seconds each gets some hundred answers only."""
-    full = request.param == "full"
-    return 600.0 if full else float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "4"))
-
-
 async def test_a_stream_of_small_answers_is_not_taken_for_a_flood(tritium_server, repository):
     """Its client answers each message with window updates and pings, the frames that a flood consists of."""
     lay_out(repository)
@@ -35,7 +28,9 @@ async def test_a_stream_of_small_answers_is_not_taken_for_a_flood(tritium_server
     assert mode.came == mode.owed >= 4000
 
 
-async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository, seconds):
+@pytest.mark.long
+async def test_no_answer_to_a_real_client_is_lost(tritium_server, repository):
+    seconds = float(os.environ.get("TRITIUM_SURVIVAL_SECONDS", "600"))
     lay_out(repository)
     told: dict[str, Any] = {}
     async with tritium_server(*SERVER_FLAGS) as server:

@@ -1,8 +1,6 @@
 """Workers that are replaced under load: no request is lost, and none waits for a load."""
 
 import json
-import os
-import signal
 from collections import Counter
 
 import numpy as np
@@ -34,22 +32,6 @@ class TritonPythonModel:
             seconds = pb_utils.get_input_tensor_by_name(request, "SECONDS").as_numpy()
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT", seconds)]))
         return responses
-"""
-
-
-SLOW_TO_LOAD = """
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        time.sleep(1)
-
-    def execute(self, requests):
-        tickets = [pb_utils.get_input_tensor_by_name(each, "TICKET").as_numpy() for each in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("SERVED", each)]) for each in tickets]
 """
 
 
@@ -116,26 +98,6 @@ async def test_what_a_recycled_worker_is_busy_with_is_answered_and_others_do_not
         ]
 
 
-async def test_what_a_recycled_worker_has_not_begun_is_answered_by_its_replacement(
-    tritium_server, repository, gates
-):
-    repository.gated(gates.directory, config=instances(1) + recycle(requests=2))
-    async with tritium_server() as server, await server.connect() as begun, await server.connect() as ahead:
-        await begun.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
-        await until(lambda: gates.began() == [1])
-        # The second request brings the worker to its ceiling, so the worker held it when it was recycled.
-        await ahead.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
-        await until(lambda: bool(server.logged("worker_recycled")))
-        gates.open(2)
-        assert (await ahead.receive()).tensors()["SERVED"] == 2
-        assert gates.began() == [1, 2]  # each once
-        assert not server.logged("worker_exited")  # the old one is at work still
-        gates.open(1)
-        assert (await begun.receive()).tensors()["SERVED"] == 1
-        await until(lambda: bool(server.logged("worker_exited")))
-        assert [line["reason"] for line in server.logged("worker_exited")] == ["recycled"]
-
-
 async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than_its_ceiling(
     tritium_server, repository
 ):
@@ -148,67 +110,3 @@ async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than
                 assert response.status == 200, response.error
                 await trio.sleep(0.02)
         assert {line["ceiling"] for line in server.logged("worker_recycled")} == {"memory"}
-
-
-async def test_a_model_that_cannot_be_loaded_again_goes_on_in_its_worker(
-    tritium_server, repository, tmp_path
-):
-    cause = tmp_path / "cause"
-    repository.crashing(cause, config=instances(1) + recycle(requests=1))
-    async with tritium_server() as server:
-        (worker,) = await server.workers("crashing")
-        cause.touch()
-        assert await ask(server, 1, "crashing") == 1
-        await until(lambda: bool(server.logged("worker_recycled")))
-        (line,) = server.logged("worker_recycled")
-        assert line["level"] == "warning"
-        assert "died of" in line["error"]
-        assert await ask(server, 2, "crashing") == 2
-        assert await server.workers("crashing") == [worker]
-        assert (await server.index())["crashing"]["state"] == "READY"
-
-
-@pytest.fixture
-def slow_to_load(repository, gates):
-    """A model that is recycled after each request, and takes its time to load."""
-    repository.gated(gates.directory, "slow_to_load", config=instances(1) + recycle(requests=1))
-    (repository.path / "slow_to_load" / "1" / "model.py").write_text(SLOW_TO_LOAD)
-
-
-EXPLICIT = ("--model-control-mode=explicit", "--load-model=slow_to_load", "--spare-workers=0")
-
-
-async def test_a_model_that_is_unloaded_while_a_replacement_loads_leaves_no_worker(
-    tritium_server, slow_to_load
-):
-    async with tritium_server(*EXPLICIT) as server:
-        assert await ask(server, 1, "slow_to_load") == 1
-        await until(lambda: len(server.descendants()) == 2)
-        response = await server.get("/v2/repository/models/slow_to_load/unload", method="POST")
-        assert response.status == 200
-        await until(lambda: server.descendants() == [])
-        assert not server.logged("worker_recycled")
-        response = await server.get("/v2/repository/models/slow_to_load/load", method="POST")
-        assert response.status == 200
-        assert await ask(server, 2, "slow_to_load") == 2
-
-
-async def test_a_server_that_ends_while_a_replacement_loads_ends_in_order(tritium_server, slow_to_load):
-    async with tritium_server(*EXPLICIT) as server:
-        assert await ask(server, 1, "slow_to_load") == 1
-        await until(lambda: len(server.descendants()) == 2)
-        server.signal(signal.SIGTERM)
-        assert await server.wait_ended() == 0
-
-
-async def test_a_worker_that_dies_while_its_replacement_loads_is_replaced_all_the_same(
-    tritium_server, slow_to_load
-):
-    async with tritium_server(*EXPLICIT) as server:
-        assert await ask(server, 1, "slow_to_load") == 1
-        await until(lambda: len(server.descendants()) == 2)
-        (old,) = await server.workers("slow_to_load")
-        os.kill(old, signal.SIGKILL)
-        assert await ask(server, 2, "slow_to_load") == 2
-        await until(lambda: bool(server.logged("worker_recycled")))
-        await until(lambda: len(server.descendants()) == 1)

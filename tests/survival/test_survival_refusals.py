@@ -1,6 +1,6 @@
 """Every kind of refusal, again and again, over both protocols: each has its error and leaves nothing behind.
 
-The suite runs some rounds. With `-m long` there are as many as would show a leak of a hundred bytes.
+As many rounds as would show a leak of a hundred bytes. `tests/protocols` has a few rounds in memory.
 """
 
 from __future__ import annotations
@@ -163,19 +163,15 @@ def memory_of(server):
     return psutil.Process(server.pid).memory_full_info().uss
 
 
-@pytest.mark.parametrize(
-    ("rounds", "allowed"),
-    [(40, 6 * MIB), pytest.param(5000, 20 * MIB, marks=pytest.mark.long)],
-    ids=["short", "full"],
-)
+@pytest.mark.long
 @pytest.mark.usefixtures("own_interpreter")
-async def test_refusals_leave_nothing_behind(tritium_server, repository, rounds, allowed):
+async def test_refusals_leave_nothing_behind(tritium_server, repository):
     """A traceback that is kept costs 9 KiB a refusal, with the message and the connection that it holds."""
     repository.onnx_add_sub(config=instances(1))
     async with tritium_server() as server:
         await trio.to_thread.run_sync(refuse_all, server, 40)
         before = memory_of(server)
-        await trio.to_thread.run_sync(refuse_all, server, rounds)
+        await trio.to_thread.run_sync(refuse_all, server, 5000)
         grown = memory_of(server) - before
-        print(f"\n{rounds} rounds of refusals: {grown / MIB:.2f} MiB more", file=sys.stderr)
-        assert grown < allowed
+        print(f"\n5,000 rounds of refusals: {grown / MIB:.2f} MiB more", file=sys.stderr)
+        assert grown < 20 * MIB

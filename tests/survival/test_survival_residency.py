@@ -1,23 +1,21 @@
-"""Twenty models with room for five: every request is served, and memory stays at what was promised."""
+"""Eight models with room for three: every request is served, and memory stays at what was promised."""
 
-import signal
 from random import Random
 from textwrap import dedent
 
 import psutil
 import pytest
 import trio
-from tritonclient.utils import InferenceServerException
 
 from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
-from tests.survival.server import eventually, until
+from tests.survival.server import until
 from tests.survival.triton_clients import ask
 
 pytestmark = pytest.mark.slow
 
 MEBIBYTE = 2**20
-NAMES = [f"m{number:02}" for number in range(20)]
+NAMES = [f"m{number:02}" for number in range(8)]
 
 # What a model answers tells which one it is.
 _HUNGRY = """
@@ -74,7 +72,7 @@ def hungry(repository, tmp_path):
 
 @pytest.fixture
 async def size(tritium_server, hungry, repository):
-    """What one of the twenty takes, as the server measures it."""
+    """What one of the eight takes, as the server measures it."""
     for number, name in enumerate(NAMES):
         hungry.add(name, number)
     async with tritium_server() as server:
@@ -85,7 +83,7 @@ async def size(tritium_server, hungry, repository):
 
 
 async def served(server, number, ticket):
-    """Ask one of the twenty models, and check that it was the one that answered."""
+    """Ask one of the eight models, and check that it was the one that answered."""
     assert await ask(server, ticket, NAMES[number]) == ticket * 100 + number
 
 
@@ -109,22 +107,22 @@ async def ready(server):
     return sorted(name for name, entry in (await server.index()).items() if entry["state"] == "READY")
 
 
-async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size):
-    async with tritium_server(room_for(5, size), "--spare-workers=0") as server:
+async def test_eight_models_are_served_in_the_room_of_three(tritium_server, size):
+    async with tritium_server(room_for(3, size), "--spare-workers=0") as server:
         assert await ready(server) == []
         assert server.descendants() == []
         seen, most = set(), 0
         for ticket in (1, 2):
-            for number in range(20):
+            for number in range(8):
                 await served(server, number, ticket)
                 workers = server.descendants()
                 seen.update(workers)
                 most = max(most, len(workers))
-        # More workers share the common pages than when there was only one worker, so six models may fit.
-        assert most <= 6
+        # More workers share the common pages than when there was only one worker, so four models may fit.
+        assert most <= 4
         index = await server.index()
         loaded = await ready(server)
-        assert 4 <= len(loaded) <= 6
+        assert 2 <= len(loaded) <= 4
         assert loaded == NAMES[-len(loaded) :]  # those used last
         assert all(
             (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
@@ -132,12 +130,12 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
             if name not in loaded
         )
         evicted = server.logged("model_evicted")
-        assert len(evicted) >= 40 - 6
+        assert len(evicted) >= 16 - 4
         assert {line["model"] for line in evicted} == set(NAMES)
         assert all(line["freed_bytes"] > 30 * MEBIBYTE for line in evicted)
         assert await server.metric("tritium_model_evictions_total") == len(evicted)
-        assert await server.metric("tritium_model_loads_on_demand_total") == 40
-        assert await server.metric("tritium_wake_seconds_count") == 40
+        assert await server.metric("tritium_model_loads_on_demand_total") == 16
+        assert await server.metric("tritium_wake_seconds_count") == 16
         # Memory was returned: the ended workers are gone, and the others are within the budget.
         await until(lambda: sum(map(alive, seen)) == len(loaded))
         budget = await server.metric("tritium_resident_budget_bytes")
@@ -146,10 +144,10 @@ async def test_twenty_models_are_served_in_the_room_of_five(tritium_server, size
 
 
 @pytest.mark.long
-async def test_nobody_is_refused_while_twenty_models_are_asked_for_at_once(tritium_server, size):
-    async with tritium_server(room_for(5, size), "--spare-workers=0") as server:
-        random = Random(20)
-        orders = [[random.randrange(20) for _ in range(8)] for _ in range(8)]
+async def test_nobody_is_refused_while_eight_models_are_asked_for_at_once(tritium_server, size):
+    async with tritium_server(room_for(3, size), "--spare-workers=0") as server:
+        random = Random(8)
+        orders = [[random.randrange(8) for _ in range(8)] for _ in range(8)]
         over = []
 
         async def client(order):
@@ -173,94 +171,3 @@ async def test_nobody_is_refused_while_twenty_models_are_asked_for_at_once(triti
         assert max(over) < 1.1
         assert await server.metric("nv_inference_request_failure") == 0
         assert server.logged("model_evicted")
-
-
-async def test_one_load_serves_all_who_wait_and_a_full_room_refuses(tritium_server, hungry, repository):
-    hungry.add("slow", 7)
-    config = repository.path / "slow" / "config.pbtxt"
-    config.write_text(config.read_text() + parameter("tritium.queue.max_requests", 10))
-    hungry.hold.touch()
-    async with tritium_server() as server, trio.open_nursery() as nursery:
-        answers = []
-
-        async def client(ticket):
-            answers.append(await ask(server, ticket, "slow"))
-
-        for ticket in range(10):
-            nursery.start_soon(client, ticket)
-        await server.until_metric(10, "tritium_wake_waiting_requests", model="slow")
-        with pytest.raises(InferenceServerException, match="10 requests wait already while model 'slow'"):
-            await ask(server, 11, "slow")
-        assert (await server.index())["slow"]["state"] == "LOADING"
-        assert (await server.get("/v2/health/ready")).status == 200
-        hungry.hold.unlink()
-        await until(lambda: len(answers) == 10)
-        assert sorted(answers) == [ticket * 100 + 7 for ticket in range(10)]
-        assert len(server.logged("worker_started")) == 1
-
-
-async def test_pinned_models_stay_and_what_does_not_fit_beside_them_is_refused(
-    tritium_server, hungry, repository
-):
-    hungry.add("pinned", 1, residency="pinned", mebibytes=100)
-    hungry.add("small", 2, mebibytes=10)
-    hungry.add("other", 3, mebibytes=10)
-    hungry.add("big", 4, mebibytes=10)
-    (repository.path / "big" / "1" / "weights").write_bytes(bytes(200 * MEBIBYTE))
-    async with tritium_server("--resident-memory-limit=210MiB") as server:
-        assert await ask(server, 1, "pinned") == 101
-        await server.until_metric_above(0, "tritium_model_resident_bytes", model="pinned")
-        (pinned,) = await server.workers("pinned")
-        for ticket in range(3):
-            assert await ask(server, ticket, "small") == ticket * 100 + 2
-            assert await ask(server, ticket, "other") == ticket * 100 + 3
-        with pytest.raises(
-            InferenceServerException, match=r"model 'big' does not fit: needs .*, budget 210.0 MiB"
-        ):
-            await ask(server, 1, "big")
-        assert await server.workers("pinned") == [pinned]
-        assert "pinned" not in {line["model"] for line in server.logged("model_evicted")}
-
-
-async def test_a_server_that_stops_answers_those_who_wait_for_a_load(tritium_server, hungry):
-    hungry.add("slow", 7)
-    hungry.hold.touch()
-    async with tritium_server() as server, trio.open_nursery() as nursery:
-        refused = []
-
-        async def client():
-            with pytest.raises(InferenceServerException) as error:
-                await ask(server, 1, "slow")
-            refused.append((error.value.status(), error.value.message()))
-
-        nursery.start_soon(client)
-        await server.until_metric(1, "tritium_wake_waiting_requests", model="slow")
-        server.signal(signal.SIGTERM)
-        await until(lambda: bool(refused))
-        ((status, message),) = refused
-        assert status == "503"
-        assert "Server is stopping" in message
-        assert await server.wait_ended() == 0
-
-
-async def test_a_model_that_cannot_be_loaded_says_why_and_the_others_are_served(
-    tritium_server, repository, hungry
-):
-    repository.failing()
-    config = repository.path / "failing" / "config.pbtxt"
-    config.write_text(config.read_text() + parameter("tritium.residency", "on_demand"))
-    hungry.add("fine", 5)
-    async with tritium_server() as server:
-        for reason in ("the weights are not there", "tried again in"):
-            with pytest.raises(InferenceServerException, match=reason):
-                await ask(server, 1, "failing")
-        assert len(server.logged("worker_started")) == 1
-        assert "the weights are not there" in (await server.index())["failing"]["reason"]
-        assert await ask(server, 1, "fine") == 105
-
-        async def tried_again():
-            with pytest.raises(InferenceServerException):
-                await ask(server, 1, "failing")
-            return len(server.logged("worker_started")) == 3
-
-        await eventually(tried_again)

@@ -93,7 +93,7 @@ def storm(request):
     """How many clients there are, how long a storm lasts and how often it strikes, in seconds."""
     if request.param == "full":
         return {"clients": 1000, "lasts": 45.0, "strikes_every": 1.0}
-    return {"clients": 200, "lasts": 5.0, "strikes_every": 0.7}
+    return {"clients": 100, "lasts": 2.0, "strikes_every": 0.7}
 
 
 def lay_out(repository, name, code, more="", config=""):

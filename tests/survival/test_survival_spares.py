@@ -37,15 +37,6 @@ async def test_an_instance_that_is_killed_goes_on_in_the_spare(tritium_server, r
         assert await server.metric("tritium_workers_started_total", spare="true") == 1
 
 
-async def test_without_spares_there_are_none(tritium_server, repository):
-    repository.onnx_add_sub(config=instances(1))
-    async with tritium_server("--spare-workers=0") as server:
-        (worker,) = await server.workers("onnx_add_sub")
-        os.kill(worker, signal.SIGKILL)
-        await server.wait_serving("onnx_add_sub", but_not=(worker,))
-        assert await server.metric("tritium_workers_started_total", spare="true") == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_spares_end_with_the_server_however_it_ends(tritium_server, repository, number):
     repository.onnx_add_sub(config=instances(1))

@@ -10,7 +10,7 @@ import trio
 
 from tests.survival.changing import CLIENTS, Workshop, policy
 from tests.survival.repository import parameter
-from tests.survival.server import eventually, until
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
@@ -87,48 +87,6 @@ async def test_a_canary_gets_its_share(tritium_server, workshop, requests):
         assert set(await versions_met(server, "split", 100)) == {2}
         await traffic(server, "split", {})
         assert set(await versions_met(server, "split", 100)) == {2}  # the highest, as without a plan
-
-
-@pytest.mark.parametrize("mode", ["none", "poll"])
-async def test_only_where_clients_control_models_may_they_change_a_plan(tritium_server, workshop, mode):
-    workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 1}))
-    async with tritium_server(f"--model-control-mode={mode}") as server:
-        async with await server.connect() as connection:
-            response = await connection.request(
-                "POST", "/v2/tritium/models/split/traffic", b'{"weights": {"2": 1}}'
-            )
-        assert (response.status, "--model-control-mode=explicit" in response.error) == (503, True)
-        assert (await traffic(server, "split"))["plan"]["weights"] == {"1": 1}
-
-
-async def test_a_faithful_client_meets_one_version(tritium_server, workshop):
-    plan = {"weights": {"1": 1, "2": 1}, "sticky": {"header": "X-User"}}
-    workshop.model("split", versions=(1, 2), extra=planned(**plan))
-    async with tritium_server() as server:
-        met = [set(await versions_met(server, "split", 20, x_user=f"user {number}")) for number in range(20)]
-        assert all(len(each) == 1 for each in met)
-        assert set().union(*met) == {1, 2}
-
-
-async def test_copies_are_compared_and_nobody_waits_for_them(tritium_server, workshop):
-    workshop.model("split", versions=(1, 2), extra=planned(weights={"1": 1}, mirror={"version": 2}))
-    async with tritium_server() as server:
-        assert set(await versions_met(server, "split", 200)) == {1}
-
-        async def told():
-            mirror = (await traffic(server, "split"))["mirror"]
-            return mirror["same"] + mirror["different"] + mirror["skipped"] == 200
-
-        await eventually(told)
-        mirror = (await traffic(server, "split"))["mirror"]
-        assert mirror["different"] > 0
-        assert mirror["same"] == 0
-        assert (
-            await server.metric(
-                "tritium_traffic_mirrored_total", model="split", version="2", outcome="different"
-            )
-            == mirror["different"]
-        )
 
 
 async def test_a_bad_version_loses_its_share(tritium_server, workshop):
