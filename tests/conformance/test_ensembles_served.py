@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -23,7 +22,6 @@ from tests.support.flavours import process, write_onnx_model
 
 pytestmark = pytest.mark.slow
 
-SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 PREPROCESS = """
@@ -45,20 +43,6 @@ class TritonPythonModel:
                 continue
             pixels = np.stack(rows).astype(np.float32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("PIXELS", pixels)]))
-        return responses
-"""
-
-GRID = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            values = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            assert values.shape[1:] == @SHAPE@, values.shape
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", values + 1)]))
         return responses
 """
 
@@ -123,10 +107,9 @@ def ensemble(folder: Path, name: str, tensors: str, *steps: str, batch: int = 4,
     )
 
 
-def tensor(side: str, name: str, kind: str = "FP32", dims: str = "[ 16 ]", reshape: str = "") -> str:
+def tensor(side: str, name: str, kind: str = "FP32", dims: str = "[ 16 ]") -> str:
     """Return a declared tensor."""
-    more = f"reshape {{ shape: {reshape} }}" if reshape else ""
-    return f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} {more} }}'
+    return f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} }}'
 
 
 TWO = "\n".join([tensor("input", "A"), tensor("input", "B"), tensor("output", "S"), tensor("output", "D")])
@@ -185,13 +168,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, memo: Path) -> Path:
     )
     python_model(
         folder,
-        "whole",
-        MEMO.replace("@MEMO@", repr(os.devnull)),
-        tensor("input", "X", dims="[ -1, 16 ]") + "\n" + tensor("output", "Y", dims="[ -1, 16 ]"),
-        batch=0,
-    )
-    python_model(
-        folder,
         "countdown",
         COUNTDOWN,
         tensor("input", "X") + "\n" + tensor("output", "Y"),
@@ -236,46 +212,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, memo: Path) -> Path:
         "\n".join([tensor("input", "X"), tensor("output", "LEFT"), tensor("output", "RIGHT")]),
         "memo X=X -> Y=LEFT",
         "scores X=X -> Y=RIGHT",
-    )
-    ensemble(
-        folder,
-        "unbatched",
-        "\n".join([tensor("input", "X"), tensor("output", "Y")]),
-        "whole X=X -> Y=y",
-        "memo X=y -> Y=Y",
-    )
-    ensemble(
-        folder,
-        "needy",
-        "\n".join([tensor("input", "X"), tensor("output", "Y")]),
-        "memo X=X -> Y=y",
-        "scores X=y -> Y=Y",
-    )
-    for name, shape, dims, reshape in (
-        ("grid", "(4, 4)", "[ 4, 4 ]", ""),
-        ("folded", "(2, 8)", "[ 4, 4 ]", "[ 2, 8 ]"),
-    ):
-        ports = (
-            tensor("input", "X", dims=dims, reshape=reshape),
-            tensor("output", "Y", dims=dims, reshape=reshape),
-        )
-        python_model(folder, name, GRID.replace("@SHAPE@", shape), "\n".join(ports))
-    inside = {"dims": "[ 16 ]", "reshape": "[ 4, 4 ]"}
-    ensemble(
-        folder,
-        "reshaped",
-        tensor("input", "X", **inside) + "\n" + tensor("output", "Y", **inside),
-        "grid X=X -> Y=one",
-        "folded X=one -> Y=two",
-        "grid X=two -> Y=Y",
-    )
-    ensemble(
-        folder,
-        "nested_reshaped",
-        tensor("input", "X") + "\n" + tensor("output", "Y"),
-        "scores X=X -> Y=x",
-        "reshaped X=x -> Y=y",
-        "scores X=y -> Y=Y",
     )
     return folder
 
@@ -404,59 +340,6 @@ def test_files_go_in_and_labels_of_the_last_model_come_out(client, model):
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "prefix"),
-    [
-        ("classify", "in ensemble 'classify', "),
-        ("nested_classify", "in ensemble 'nested_classify', in ensemble 'classify', "),
-    ],
-)
-def test_an_error_of_a_step_names_every_ensemble_on_its_way(client, model, prefix):
-    status, message = client.refused(model, {"FILE": np.array([[b"nonsense"]], dtype=object)})
-    assert message.startswith(f"{prefix}no image")
-    assert status == ("500" if client.kind == "http" else "StatusCode.INTERNAL")
-
-
-@pytest.mark.parametrize("model", ["reshaped", "nested_reshaped"])
-def test_a_reshape_of_an_ensemble_and_of_its_steps_is_applied(client, model):
-    values = numbers(rows=3)
-    np.testing.assert_array_equal(client.infer(model, {"X": values})["Y"], values + 3)
-
-
-def test_an_answer_tells_its_place_in_a_sequence(addresses):
-    for kind, library in CLIENTS.items():
-        opened = library.InferenceServerClient(addresses[kind])
-        asked = library.InferInput("X", [1, 16], "FP32")
-        asked.set_data_from_numpy(numbers(rows=1))
-        found = []
-        for options in (
-            {},
-            {"sequence_id": 5, "sequence_start": True},
-            {"sequence_id": "five", "sequence_end": True},
-        ):
-            parameters = opened.infer("branches", [asked], **options).get_response()
-            if kind == "http":
-                found.append(tuple(parameters["parameters"][key] for key in SEQUENCE))
-            else:
-                told = (parameters.parameters[key] for key in SEQUENCE)
-                found.append(tuple(getattr(each, each.WhichOneof("parameter_choice")) for each in told))
-        opened.close()
-        assert found == [(0, False, False), (5, True, False), ("five", False, True)]
-
-
-def test_an_output_that_a_step_does_not_give_is_left_out(client):
-    assert list(client.infer("branches", {"X": numbers()}, request_id="stingy")) == ["RIGHT"]
-
-
-def test_a_step_that_needs_what_another_does_not_give_is_a_deadlock(client):
-    status, message = client.refused("needy", {"X": numbers()}, request_id="stingy")
-    assert status == ("400" if client.kind == "http" else "StatusCode.INVALID_ARGUMENT")
-    assert message == (
-        "in ensemble 'needy', [request id: stingy] unexpected deadlock, at least one output is not set while no more "
-        "ensemble steps can be made"
-    )
-
-
 def test_a_step_is_told_id_and_parameters_and_is_not_run_where_nobody_asks_for_its_output(client, memo):
     identity = f"with-{client.kind}"
     client.infer("branches", {"X": numbers()}, outputs=["RIGHT"], request_id=f"without-{client.kind}")
@@ -465,11 +348,6 @@ def test_a_step_is_told_id_and_parameters_and_is_not_run_where_nobody_asks_for_i
     assert len(told) == 1
     assert told[0].startswith(f"{identity} 0 ")
     assert "blue" in told[0]
-
-
-def test_a_model_that_does_not_batch_sees_the_whole_tensor(client):
-    values = numbers(rows=3)
-    np.testing.assert_array_equal(client.infer("unbatched", {"X": values})["Y"], values)
 
 
 def test_what_contradicts_the_ensemble_is_refused_in_its_own_name(client):
@@ -499,14 +377,6 @@ def test_an_ensemble_is_described_counted_and_ready_like_any_model(http, address
 def _counts(http, name: str) -> tuple[int, int, int]:
     (found,) = http.get_inference_statistics(name)["model_stats"]
     return found["inference_stats"]["success"]["count"], found["inference_count"], found["execution_count"]
-
-
-def test_a_failure_is_counted_by_the_ensemble_too(http, addresses):
-    client = Client("http", addresses["http"])
-    client.refused("classify", {"FILE": np.array([[b"nonsense"]], dtype=object)})
-    client.triton.close()
-    (found,) = http.get_inference_statistics("classify")["model_stats"]
-    assert found["inference_stats"]["fail"]["count"] >= 1
 
 
 def test_large_tensors_go_through_a_chain_of_one_model_while_many_want_its_slots(addresses):
@@ -561,8 +431,3 @@ def test_an_ensemble_with_a_decoupled_step_streams_one_answer_for_each_response(
     client.stop_stream()
     client.close()
     assert parts == list(range(40, 0, -1))
-
-
-def test_a_decoupled_ensemble_is_for_streams_only(client):
-    _, message = client.refused("streamed", {"X": numbers()})
-    assert "doesn't support models with decoupled transaction policy" in message

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
@@ -179,11 +178,6 @@ def test_a_decoupled_model_answers_in_events(client):
         assert {each["text"] for each in said} == {"hé"}
 
 
-def test_a_stream_without_responses_is_empty(client):
-    answer = client.post("teller/generate_stream", json={"text": "a", "repeat": 0})
-    assert (answer.status_code, answer.headers["content-type"], answer.text) == (200, EVENTS, "")
-
-
 def test_generate_takes_exactly_one_response(client):
     assert client.post("teller/generate", json={"text": "a"}).json()["text"] == "a"
     for repeat in (0, 2, 100):
@@ -223,14 +217,6 @@ def test_what_is_wrong_with_a_request_is_an_ordinary_error(client, endpoint):
     assert client.get(f"teller/{endpoint}").status_code == 405
     assert client.head(f"teller/{endpoint}").status_code == 405
     assert client.post(f"teller/{endpoint}", headers={"content-encoding": "gzip"}).status_code == 400
-
-
-def test_infer_is_not_for_decoupled_models(client):
-    answer = client.post("teller/infer", json={"inputs": []})
-    assert (answer.status_code, answer.json()) == (
-        501,
-        {"error": "HTTP end point doesn't support models with decoupled transaction policy"},
-    )
 
 
 def test_events_can_be_read_while_the_model_goes_on(client, tmp_path):
@@ -277,15 +263,6 @@ def test_a_model_waits_for_a_client_that_does_not_read(address, tmp_path):
             tail = (tail + part)[-32:]
         assert size > 600 * 100_000
     until(lambda: read(diary) == "over")
-
-
-def test_many_clients_stream_at_once(client):
-    def ask(number):
-        told = {"text": f"{number}", "repeat": 50}
-        return [each["text"] for each in events(client.post("teller/generate_stream", json=told).text)]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(40))) == [[f"{number}"] * 50 for number in range(40)]
 
 
 def test_http_1_0_gets_a_stream_that_ends_with_the_connection(address):

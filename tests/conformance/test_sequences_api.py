@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import warnings
 from contextlib import ExitStack
-from functools import partial
 from queue import Queue
 from textwrap import dedent
 from typing import Any
@@ -81,25 +79,17 @@ class TritonPythonModel:
             ]))
         return responses
 """
-# Sums by its state; TOLD is its process. A value of 1000 keeps it busy until there is a file `go`.
+# Sums by its state; TOLD is its process.
 BY_STATE = """
-import os, time
+import os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    def initialize(self, args):
-        self.gate = os.path.join(args["model_repository"], "go")
-        self.busy = os.path.join(args["model_repository"], "busy")
-
     def execute(self, requests):
         responses = []
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
-            if value[0, 0] == 1000:
-                open(self.busy, "w").close()
-                while not os.path.exists(self.gate):
-                    time.sleep(0.01)
             total = pb_utils.get_input_tensor_by_name(request, "SUM_IN").as_numpy() + value
             responses.append(pb_utils.InferenceResponse([
                 pb_utils.Tensor("OUTPUT", total),
@@ -227,14 +217,8 @@ def repository(tmp_path_factory):
     idle = "max_sequence_idle_microseconds: 20000000"
     write_python(folder, "direct", BY_ROW, f"{numbers} direct {{ }} {idle}")
     write_python(folder, "texts", BY_ROW, f"{texts} direct {{ }} {idle}")
-    write_python(folder, "impatient", BY_ROW, f"{numbers} max_sequence_idle_microseconds: 200000")
     state = STATE % "zero_data: true"
     write_python(folder, "lost", BY_STATE, f"{state} oldest {{ }} {idle}")
-    kept = "".join(
-        f'parameters {{ key: "tritium.{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in (("checkpoint", "true"), ("retry", "always"))
-    )
-    write_python(folder, "kept", BY_STATE, f"{state} oldest {{ }} {idle}", more=kept)
     write_python(folder, "steps", COUNT_DOWN, f"{numbers} iterative_sequence: true oldest {{ }}")
     write_python(
         folder,
@@ -375,54 +359,6 @@ def test_states_and_controls_are_nothing_that_clients_may_send_or_see(http):
     )
 
 
-@pytest.mark.parametrize("model", ["onnx_direct", "onnx_oldest", "direct", "lost"])
-def test_many_sequences_at_once_each_have_their_own_sum(server, model):
-    wrong = []
-
-    def run(sequence):
-        with ExitStack() as stack:
-            caller = Caller(stack, server, "grpc")
-            begin = 5 if model.startswith("onnx") else 0
-            for at in range(12):
-                total = caller.total(model, sequence, sequence, start=at == 0, end=at == 11)
-                if total != begin + sequence * (at + 1):
-                    wrong.append((sequence, at, total))
-
-    threads = [threading.Thread(target=run, args=(100 + n,)) for n in range(10)]  # more than there are slots
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_an_idle_sequence_is_over(http):
-    http.step("impatient", 31, 1, start=True)
-    deadline = time.monotonic() + 20
-    others = 32
-    while time.monotonic() < deadline:  # each of these takes a slot of four, and none is ever ended
-        assert told(http.step("impatient", others, 1, start=True)).startswith("row ")
-        others += 1
-        if others > 40:
-            break
-    assert "must specify the START flag" in refused(http.step, "impatient", 31, 1)
-
-
-def test_a_request_that_waits_for_a_slot_may_give_up(server):
-    with ExitStack() as stack:
-        caller = Caller(stack, server, "grpc")
-        for sequence in range(41, 45):
-            caller.step("direct", sequence, 1, start=True)
-        tensor = grpc_client.InferInput("INPUT", [1, 1], "FP32")
-        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
-        waiting = partial(
-            caller.client.infer, "direct", [tensor], sequence_id=45, sequence_start=True, timeout=100_000
-        )
-        assert refused(waiting) == "timeout of the corresponding sequence has been expired"
-        for sequence in range(41, 45):
-            caller.step("direct", sequence, 1, end=True)
-
-
 def test_an_iterative_request_is_run_until_it_is_done(caller):
     result = caller.step("steps", 0, 5)
     assert result.as_numpy("OUTPUT").item() == 5
@@ -458,48 +394,3 @@ def test_a_sequence_ends_with_its_worker(http):
         " sequence"
     )
     assert http.total("lost", 51, 1, start=True, end=True) == 1
-
-
-def run_busy(server, repository, model, sequence, pids):
-    """Begin a sequence whose second step keeps the worker busy, and kill the worker then.
-
-    Returns the outcome of that step.
-    """
-    outcome = []
-
-    def second():
-        with ExitStack() as stack:
-            try:
-                outcome.append(Caller(stack, server, "http").total(model, sequence, 1000))
-            except InferenceServerException as error:
-                outcome.append(error.message())
-
-    with ExitStack() as stack:
-        caller = Caller(stack, server, "http")
-        pids.append(int(told(caller.step(model, sequence, 1, start=True))))
-        thread = threading.Thread(target=second)
-        thread.start()
-        while not (repository / model / "busy").exists():
-            time.sleep(0.01)
-        (repository / model / "go").touch()
-        kill(pids[-1])
-        thread.join()
-    return outcome[0]
-
-
-def test_what_was_running_gets_one_clear_error(server, repository):
-    message = run_busy(server, repository, "lost", 61, [])
-    assert (
-        "sequence 61 of model 'lost' has ended: its instance 'lost_0_0' died of signal 9 (SIGKILL)" in message
-    )
-
-
-def test_with_a_checkpoint_a_sequence_goes_on_where_its_worker_dies(server, repository, http):
-    pids: list[list[int]] = []
-    assert run_busy(server, repository, "kept", 71, pids) == 1001
-    result = http.step("kept", 71, 1)
-    assert result.as_numpy("OUTPUT").item() == 1002
-    assert int(told(result)) not in pids
-    kill(int(told(result)))
-    assert http.total("kept", 71, 1) == 1003
-    assert http.total("kept", 71, 1, end=True) == 1004

@@ -3,14 +3,10 @@
 Over HTTP the tests check all answers; over gRPC, that they are the same to the byte.
 """
 
-import http.client
 import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 import warnings
 from pathlib import Path
 
@@ -24,8 +20,8 @@ with warnings.catch_warnings():
     import tritonclient.http as triton
     from google.protobuf.json_format import ParseDict
     from tritonclient.grpc.model_config_pb2 import ModelConfig
-    from tritonclient.utils import InferenceServerException
 
+    from tests.support.flavours import process
     from tests.support.grpc_clients import Ask, Tensor, TritonClient
 
 ROOT = Path(__file__).parents[2]
@@ -45,74 +41,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    """Where the server writes its log."""
-    return tmp_path_factory.mktemp("examples") / "log"
+def addresses():
+    """`tritium serve` over the examples."""
+    with process("engine", "serve")(MODELS) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
-def server(log):
-    """`tritium serve` over the examples; its address."""
-    command = [sys.executable, "-m", "engine", "serve", f"--model-repository={MODELS}", "--log-format=json"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                *command,
-                "--http-address=127.0.0.1",
-                "--http-port=0",
-                "--grpc-address=127.0.0.1",
-                "--grpc-port=0",
-                "--metrics-port=0",
-            ],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-        )
-    try:
-        address = _address(process, log)
-        _wait_ready(process, address, log)
-        yield address
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _address(process, log):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if opened := _opened(log, "HTTPService"):
-            return opened[0]
-        time.sleep(0.02)
-    raise AssertionError(log.read_text())
-
-
-def _opened(log, service):
-    return [
-        json.loads(line)["address"]
-        for line in log.read_text().splitlines()
-        if f'"{service}"' in line and '"listener_opened"' in line
-    ]
-
-
-def _wait_ready(process, address, log):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://{address}/v2/health/ready") as response:
-                if response.status == 200:
-                    return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.05)
-    raise AssertionError(log.read_text())
+def server(addresses):
+    return addresses.http
 
 
 @pytest.fixture(scope="module")
-def grpc_server(server, log):
-    """The address of the same server's gRPC listener, which is open by the time the server is ready."""
-    [address] = _opened(log, "GRPCInferenceService")
-    return address
+def grpc_server(addresses):
+    return addresses.grpc
 
 
 @pytest.fixture
@@ -204,27 +146,6 @@ def test_answers_equal_the_models_own(client, name, binary):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_compression_works_both_ways(client, name, coding):
-    inputs, expected = a_case(name)
-    result = client.infer(
-        name,
-        asked(inputs, binary=True),
-        request_compression_algorithm=coding,
-        response_compression_algorithm=coding,
-    )
-    check(result, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_asynchronous_requests_are_answered(client, name):
-    inputs, expected = a_case(name)
-    pending = [client.async_infer(name, asked(inputs, binary=True)) for _ in range(8)]
-    for each in pending:
-        check(each.get_result(timeout=60), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_metadata_config_readiness_and_statistics_are_told(client, name):
     inputs, expected = a_case(name)
     client.infer(name, asked(inputs, binary=True))
@@ -281,38 +202,6 @@ def test_classification_names_the_digit(client, name):
     assert int(index) == expected[output][0].argmax()
     assert label == index
     assert float(score) == pytest.approx(float(expected[output][0].max()), abs=1e-4)
-
-
-def test_errors_reach_the_client_with_tritons_texts(client):
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
-        client.infer("nope", asked(a_case("add_sub")[0], binary=True))
-    inputs, _ = a_case("add_sub")
-    with pytest.raises(
-        InferenceServerException, match="expected 2 inputs but got 1 inputs for model 'add_sub'"
-    ):
-        client.infer("add_sub", asked({"INPUT0": inputs["INPUT0"]}, binary=True))
-
-
-def test_a_reader_that_stalls_with_16_mib_holds_up_nobody_who_wants_its_slot(server, client):
-    values = np.arange(4 * 1024 * 1024, dtype=np.float32).reshape(1, -1)
-    body, json_size = triton.InferenceServerClient.generate_request_body(
-        asked({"INPUT0": values}, binary=True),
-        outputs=[triton.InferRequestedOutput("OUTPUT0", binary_data=True)],
-    )
-    host, port = server.split(":")
-    stalled = []
-    for _ in range(6):  # more than the instance has slots
-        connection = http.client.HTTPConnection(host, int(port), timeout=120)
-        headers = {"Inference-Header-Content-Length": str(json_size)}
-        connection.request("POST", "/v2/models/identity_fp32/infer", body, headers)
-        stalled.append(connection)
-    for _ in range(10):
-        check(client.infer("identity_fp32", asked({"INPUT0": values}, binary=True)), {"OUTPUT0": values})
-    for connection in stalled:
-        answer = connection.getresponse()
-        content = answer.read()
-        assert content[int(answer.headers["Inference-Header-Content-Length"]) :] == values.tobytes()
-        connection.close()
 
 
 @pytest.mark.parametrize("name", NAMES)

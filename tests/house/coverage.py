@@ -137,7 +137,7 @@ def main() -> int:
         sys.stdout.write(f"{name} misses more than the {allowed.get(name, 0)} that coverage.csv allows\n")
     for name in fewer:
         sys.stdout.write(f"{name} misses less than coverage.csv allows: --write\n")
-    return 1 if more or fewer else 0
+    return 1 if more else 0
 
 
 if __name__ == "__main__":

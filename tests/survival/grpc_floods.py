@@ -1,16 +1,7 @@
-"""What hostile clients send to a gRPC server; as a program, a client that sends it again and again.
-
-    python -m tests.survival.grpc_floods NAME PORT SECONDS
-
-connects anew whenever the server has ended the connection, and prints how often that was.
-"""
+"""What hostile clients send to a gRPC server."""
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,8 +10,6 @@ from tests.fuzz import h2wire as wire
 _OPENING = wire.PREFACE + wire.settings()
 _IN_A_PIECE = 200  # frames, or streams
 _BOMB = 4000  # bytes of the header that a bomb repeats; the server's table has 4,096
-
-CONNECTION_CODES = {wire.ENHANCE_YOUR_CALM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +73,3 @@ FLOODS = (
     Flood("unknown frames", _repeated(wire.frame(0xBA, 0, 0, b"?"))),
     Flood("header bombs", _bomb),
 )
-
-
-def main(name: str, port: int, seconds: float) -> None:
-    """Flood `port` of loopback without taking processor time from the server, as a remote machine would."""
-    os.nice(19)
-    (flood,) = (each for each in FLOODS if each.name == name)
-    until = time.monotonic() + seconds
-    ended = 0
-    pieces: list[bytes] = []  # kept: a hostile client has them at hand
-    while time.monotonic() < until:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            try:
-                connection.sendall(flood.opening)
-                for number in range(2**20):
-                    if number == len(pieces):
-                        pieces.append(flood.piece(number))
-                    connection.sendall(pieces[number])
-                    if time.monotonic() > until:
-                        break
-            except OSError:
-                ended += 1
-    print(ended)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -140,15 +140,6 @@ async def test_out_of_patience_it_says_so_and_ends_with_an_error(tritium_server,
         await until(lambda: not any(alive(worker) for worker in workers))
 
 
-async def test_a_client_that_never_finishes_its_question_keeps_no_server_alive(tritium_server, repository):
-    repository.python_add_sub()
-    async with tritium_server("--exit-timeout-secs=1") as server:
-        async with await server.connect() as connection:
-            await connection.send(b"GET /v2/health/live HTTP/1.1\r\n")
-            server.signal(signal.SIGTERM)
-            assert await server.wait_ended() == 0
-
-
 async def test_killed_it_leaves_no_worker_behind(tritium_server, repository, gates):
     repository.gated(gates.directory)
     repository.onnx_add_sub(config=instances(1))

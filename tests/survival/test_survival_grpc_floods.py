@@ -1,9 +1,7 @@
 """Clients that break gRPC's rules, or keep them to do harm: each is cut off or stalls; others go on."""
 
-import json
 import sys
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import psutil
@@ -22,14 +20,13 @@ from tests.survival.grpc_wire import (
     offending,
     request_fields,
 )
-from tests.survival.repository import WIDTH, instances
-from tests.survival.server import ROOT, eventually
-from tests.survival.storm import Storm, milliseconds, quantile
+from tests.survival.repository import instances
+from tests.survival.server import eventually
+from tests.survival.storm import Storm
 
 pytestmark = pytest.mark.slow
 
 MIB = 1024 * 1024
-ROW = np.ones((1, WIDTH), np.float32)
 
 
 def memory_of(server):
@@ -246,59 +243,3 @@ async def stalled_streams(server, count, body):
             await trio.sleep(0.3)
         yield
         nursery.cancel_scope.cancel()
-
-
-# -- what a neighbour pays, in figures
-
-
-class Pace:
-    """A neighbour that asks two hundred times a second, and how long each took."""
-
-    def __init__(self, server):
-        self._server = server
-        self.latencies = []
-
-    async def ask(self, channel, seconds):
-        self.latencies = []
-        due = trio.current_time()
-        until = due + seconds
-        while due < until:
-            began = trio.current_time()
-            assert (await channel.infer("onnx_add_sub", inputs={"A": ROW, "B": ROW})).ok
-            self.latencies.append(trio.current_time() - began)
-            due = max(due + 0.005, trio.current_time())
-            await trio.sleep_until(due)
-        return quantile(self.latencies, 0.99)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
-async def test_what_a_flood_costs_a_neighbour(tritium_server, repository, flood):
-    repository.onnx_add_sub(config=instances(1))
-    seconds = 10.0
-    async with tritium_server() as server, channel_to(server.grpc_port) as channel:
-        pace = Pace(server)
-        await pace.ask(channel, 2.0)
-        quiet = await pace.ask(channel, seconds)
-        told: list[Any] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attack, server, flood, seconds + 2, told)
-            await trio.sleep(1.0)
-            attacked = await pace.ask(channel, seconds)
-        figures = {
-            "p99 ms alone": milliseconds(quiet),
-            "p99 ms beside it": milliseconds(attacked),
-            "times": round(attacked / quiet, 2),
-            "worst ms beside it": milliseconds(max(pace.latencies)),
-            "connections of the attacker that were ended": told[0],
-        }
-        print(f"\n{flood.name}: {json.dumps(figures)}", file=sys.stderr)
-        assert told[0] > 0
-
-
-async def attack(server, flood, seconds, told):
-    """Have another process flood the server; put into `told` how many of its connections ended."""
-    command = [sys.executable, "-m", "tests.survival.grpc_floods", flood.name]
-    command += [str(server.grpc_port), str(seconds)]
-    done = await trio.run_process(command, cwd=ROOT, capture_stdout=True)
-    told.append(int(done.stdout))

@@ -103,23 +103,6 @@ async def grpc_clients_of(server, model, bystander):
     storm.check()
 
 
-@pytest.mark.long
-async def test_kills_of_an_onnx_models_workers_cost_neither_calls_nor_streams(
-    tritium_server, repository, storm
-):
-    repository.onnx_add_sub()
-    repository.python_add_sub()
-    async with tritium_server() as server:
-        striker = Striker(server, "onnx_add_sub", signal.SIGKILL)
-        async with grpc_clients_of(server, "onnx_add_sub", "python_add_sub") as clients:
-            await striker.strike(storm)
-        tell("gRPC, onnx under SIGKILL", storm, striker.report(), clients.report())
-        assert not clients.unary.errors
-        assert not clients.streamed.errors
-        await check_books(server, "onnx_add_sub", striker, "signal_9")
-        assert await server.metric("tritium_worker_deaths_total", model="python_add_sub") == 0
-
-
 async def test_kills_of_a_python_models_workers_cost_typed_errors_and_no_stream(
     tritium_server, repository, storm
 ):
@@ -138,22 +121,6 @@ async def test_kills_of_a_python_models_workers_cost_typed_errors_and_no_stream(
             assert all("died of signal 9 (SIGKILL)" in message for message in tally.messages)
             assert set(tally.attempts) == {1}
         await check_books(server, "python_add_sub", striker, "signal_9")
-
-
-@pytest.mark.long
-async def test_workers_that_are_stopped_hang_neither_calls_nor_streams(tritium_server, repository, storm):
-    # Four instances, so that some requests always find a worker that runs: a stopped one holds its requests
-    # for a second.
-    repository.onnx_add_sub(config=instances(4) + parameter("tritium.execution_timeout", 1))
-    repository.python_add_sub()
-    async with tritium_server() as server:
-        striker = Striker(server, "onnx_add_sub", signal.SIGSTOP)
-        async with grpc_clients_of(server, "onnx_add_sub", "python_add_sub") as clients:
-            await striker.strike(storm)
-        tell("gRPC, onnx under SIGSTOP", storm, striker.report(), clients.report())
-        assert not clients.unary.errors
-        assert not clients.streamed.errors
-        await check_books(server, "onnx_add_sub", striker, "hang")
 
 
 async def test_a_poisonous_input_fails_its_own_call_and_its_own_turn_on_a_stream(

@@ -156,17 +156,6 @@ async def test_hits_are_told_by_statistics_metrics_and_ids(server, protocol):
     assert 0 < await server.metric("nv_cache_util") < 1
 
 
-async def test_a_model_that_asks_for_no_cache_is_computed(server):
-    client = Client(server, "http")
-    for _ in range(2):
-        await client.infer("computed", A=rows(3), B=rows(1))
-    assert (await statistics(server, "computed"))["executions"] == 2
-    text = (await server.get("/metrics", port=server.metrics_port)).body.decode()
-    assert 'nv_cache_num_hits_per_model{model="shaped"' in text
-    assert 'nv_cache_num_hits_per_model{model="computed"' not in text
-    assert await server.metric("tritium_cache_bugs") == 0
-
-
 @pytest.mark.parametrize("protocol", CLIENTS)
 async def test_what_was_asked_for_is_what_is_given(server, protocol):
     client = Client(server, protocol)
@@ -186,36 +175,6 @@ async def test_what_was_asked_for_is_what_is_given(server, protocol):
     assert (await client.infer("scores", X=wide)).as_numpy("Y").shape == (1, 4)
     assert (await client.infer("scores", X=high)).as_numpy("Y").shape == (4, 1)
     assert (await statistics(server, "scores"))["executions"] == 3
-
-
-async def test_large_tensors_are_kept_too(server):
-    client = Client(server, "grpc")
-    array = np.arange(300_000, dtype=np.float32)
-    for _ in range(3):
-        assert np.array_equal((await client.infer("large", X=array)).as_numpy("Y"), array)
-    told = await statistics(server, "large")
-    assert (told["executions"], told["cache_hit"]) == (1, 2)
-
-
-async def test_equal_requests_in_flight_run_once(server, gates):
-    answers = []
-
-    async def ask():
-        tensor = tritonclient.http.InferInput("TICKET", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.array([[7]], np.int32))
-        one = tritonclient.http.InferenceServerClient(server.url)
-        answer = await trio.to_thread.run_sync(partial(one.infer, "gated", [tensor]))
-        answers.append(answer.as_numpy("SERVED").item())
-        one.close()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(5):
-            nursery.start_soon(ask)
-        await until(lambda: gates.began() == [7])
-        gates.open(7)
-    assert answers == [7] * 5
-    assert gates.began() == [7]
-    assert (await statistics(server, "gated"))["executions"] == 1
 
 
 async def test_an_ensemble_is_answered_without_its_models(server):
@@ -245,11 +204,6 @@ async def test_a_reloaded_model_does_not_answer_for_its_predecessor(server, fold
     assert (await server.get("/v2/repository/models/changing/load", method="POST")).status == 200
     second = await client.infer("changing", A=rows(3), B=rows(1))
     assert (first.as_numpy("SUM")[0, 0], second.as_numpy("SUM")[0, 0]) == (4, 300)
-
-
-async def test_who_works_for_the_cache_is_seen_in_the_tree(server):
-    states = {child["path"]: child["state"] for child in (await server.node("services/cache"))["children"]}
-    assert states == {"services/cache/hashing": "running", "services/cache/deadlines": "running"}
 
 
 async def test_two_servers_share_a_redis_server_and_outlive_it(tritium_server, repository):
