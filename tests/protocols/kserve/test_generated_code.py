@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -137,7 +136,7 @@ def values(field):
 
 def contents(message):
     """Draw keyword arguments for `message`: some of its fields, one of each oneof at most."""
-    choices = {field.name: st.deferred(partial(_whole, field)) for field in message.fields}
+    choices = {field.name: _later(field) for field in message.fields}
     alone = [name for name in choices if message.fields_by_name[name].containing_oneof]
     together = {name: choice for name, choice in choices.items() if name not in alone}
     drawn = st.fixed_dictionaries({}, optional=together)
@@ -145,6 +144,10 @@ def contents(message):
         return drawn
     one = st.one_of([st.fixed_dictionaries({name: choices[name]}) for name in alone])
     return st.builds(lambda several, single: several | single, drawn, one | st.just({}))
+
+
+def _later(field):
+    return st.deferred(lambda: _whole(field))
 
 
 def _whole(field):
