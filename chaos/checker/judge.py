@@ -83,15 +83,13 @@ class Judgement:
     rates: AllRates
 
 
-def judge_folder(
-    folder: Path, expected: Expected, limits: Limits | None = None, *, long: bool = False
-) -> Judgement:
+def judge_folder(folder: Path, expected: Expected, limits: Limits, *, long: bool = False) -> Judgement:
     """Judge the run in a folder and write its `verdict.json`.
 
     The resources that a `long` run takes must not grow, either. Raises OSError if a file of the record is
     missing, and ValueError for a line that is not a record.
     """
-    judgement = judge(read_run(folder), expected, limits or Limits())
+    judgement = judge(read_run(folder), expected, limits)
     if long:
         verdict = judgement.verdict
         goals = (*verdict.goals, *soak_goals(judgement.samples))

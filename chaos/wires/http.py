@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import struct
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -41,14 +42,18 @@ class Reply:
 
 
 class _Reading:
-    """One answer, while httptools parses it."""
+    """The answers of a connection, as httptools parses them."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.fields: dict[str, str] = {}
         self.body = bytearray()
-        self.whole = 0  # answers
-        self.kept = False
+        # The answers that are whole, each with whether the server keeps the connection.
+        self.whole: deque[tuple[Reply, bool]] = deque()
+        self.begun = False
+
+    def on_message_begin(self) -> None:
+        self.fields, self.body, self.begun = {}, bytearray(), True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -57,8 +62,10 @@ class _Reading:
         self.body += data
 
     def on_message_complete(self) -> None:
-        self.whole += 1
-        self.kept = self.parser.should_keep_alive()  # which the parser has forgotten afterwards
+        # The parser forgets both once the next answer begins.
+        reply = Reply(self.parser.get_status_code(), self.fields, bytes(self.body))
+        self.whole.append((reply, self.parser.should_keep_alive()))
+        self.begun = False
 
 
 async def connect(address: int | bytes, *, receive_buffer: int = 0) -> trio.SocketStream:
@@ -102,6 +109,7 @@ class Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._waiting = bytearray()
+        self._reading = _Reading()
         self._sending = trio.Lock()
         self._kept = True
 
@@ -184,9 +192,9 @@ class Connection:
     async def answer(self, *, piece: int = 65536, pause: float = 0.0) -> Reply:
         """Return the next answer, read in pieces with a pause ahead of each, without a limit of time.
 
-        Raises Broken, also for a second answer behind the first.
+        Answers to further requests may stand behind it. Raises Broken.
         """
-        reading = _Reading()
+        reading = self._reading
         while not reading.whole:
             if pause:
                 await trio.sleep(pause)
@@ -196,19 +204,20 @@ class Connection:
                 reading.parser.feed_data(data)
             except httptools.HttpParserError as error:
                 raise Broken(f"no answer of HTTP: {error}") from error
-        if reading.whole > 1:
-            raise Broken(f"{reading.whole} answers came to one request")
-        self._kept = reading.kept
-        return Reply(reading.parser.get_status_code(), reading.fields, bytes(reading.body))
+        reply, self._kept = reading.whole.popleft()
+        return reply
 
     async def ask(self, request: bytes) -> Reply:
-        """Send a request and wait for its answer, as `answer` does.
+        """Send a request and wait for its answer, as `answer` does. Raises Broken for a second answer, too.
 
         The server may answer and leave before it has read everything. Its answer can still be read.
         """
         with contextlib.suppress(Broken):
             await self.send(request)
-        return await self.answer()
+        reply = await self.answer()
+        if self._reading.whole or self._reading.begun:
+            raise Broken("more than one answer came to one request")
+        return reply
 
     async def wait_ended(self) -> bytes:
         """Read until the server has ended the connection in any way; return what it sent before."""

@@ -192,7 +192,7 @@ async def test_two_answers_to_one_request_are_no_good_answer(path):
     async with http_double(lambda document: answer_to(document) * 2) as (_, port):
         async with clients_of(path, port) as clients:
             end = await clients.send("echo")
-    assert end.reason == "disconnected: 2 answers came to one request"
+    assert end.reason == "disconnected: more than one answer came to one request"
 
 
 async def test_an_answer_that_comes_when_nobody_asks_is_counted(path):
