@@ -273,6 +273,11 @@ def test_a_model_calls_another(science):
     assert science.run(f"return told({ADD}.exec())") == {"S": [[3.0] * 4], "D": [[-1.0] * 4]}
 
 
+def test_only_the_outputs_that_are_asked_for_come(science):
+    code = f"return told(call('add', {{'A': {ONES}, 'B': {ONES}}}, ['D']).exec())"
+    assert science.run(code) == {"D": [[0.0] * 4]}
+
+
 def test_coroutines_call_at_the_same_time(science):
     code = f"""
         import asyncio
@@ -312,6 +317,44 @@ def test_so_it_does_to_a_coroutine(science):
         return [told(each) async for each in them]
     """
     assert science.run(code, model="lab_async") == [{"Y": [2.0]}, {"Y": [1.0]}, {}]
+
+
+def test_a_model_that_is_not_decoupled_gives_one(science):
+    code = f"return [told(each)['S'] for each in {ADD}.exec(decoupled=True)]"
+    assert science.run(code) == [[[3.0] * 4]]
+
+
+def test_a_stream_that_is_longer_than_its_window_waits_for_the_reader(science):
+    code = """
+        count = 0
+        for each in call('countdown', {'X': [5000]}, ['Y']).exec(decoupled=True):
+            count += 1
+        return count
+    """
+    assert science.run(code) == 5001
+
+
+def test_a_stream_is_cancelled(science):
+    code = """
+        them = call('countdown', {'X': [10_000_000]}, ['Y']).exec(decoupled=True)
+        assert told(next(them)) == {'Y': [10_000_000.0]}
+        them.cancel()
+        rest = [told(each) for each in them]
+        return [rest[-1], len(rest) < 1_000_000, all(each["Y"] for each in rest[:-1])]
+    """
+    assert science.run(code) == [{}, True, True]  # whatever the callee still had to say
+    # The callee has noticed: its only instance is free for the next one.
+    assert science.run("return len(list(call('countdown', {'X': [1]}, ['Y']).exec(decoupled=True)))") == 2
+
+
+def test_so_it_is_when_nobody_holds_the_iterator(science):
+    code = """
+        them = call('countdown', {'X': [10_000_000]}, ['Y']).exec(decoupled=True)
+        next(them)
+        del them
+        return len(list(call('countdown', {'X': [1]}, ['Y']).exec(decoupled=True)))
+    """
+    assert science.run(code) == 2
 
 
 BEGIN = "Model {} - Error when running inference: "
@@ -368,6 +411,16 @@ def test_a_model_that_calls_itself_is_told_instead_of_waiting_for_ever(science):
     assert "lab" in told["error"]
 
 
+def test_calls_nest(science):
+    inner = f"def run():\n    return told({ADD}.exec())"
+    code = f"""
+        code = pb_utils.Tensor("CODE", np.array([{inner!r}.encode()], dtype=object))
+        response = pb_utils.InferenceRequest(model_name="lab2", inputs=[code], requested_output_names=["RESULT"]).exec()
+        return json.loads(response.output_tensors()[0].as_numpy()[0])
+    """
+    assert science.run(code) == {"S": [[3.0] * 4], "D": [[-1.0] * 4]}
+
+
 def test_a_call_counts_in_the_statistics_of_the_callee(science):
     def count() -> int:
         stats = science.client.get_inference_statistics("add", as_json=True)["model_stats"][0]
@@ -376,6 +429,14 @@ def test_a_call_counts_in_the_statistics_of_the_callee(science):
     before = count()
     science.run(f"return [told({ADD}.exec()) for _ in range(3)]")
     assert count() == before + 3
+
+
+def test_a_large_tensor_goes_and_comes(science):
+    code = """
+        a = np.arange(4 * 8, dtype=np.float32).reshape(8, 4)
+        return told(call('add', {'A': a, 'B': a}, ['S']).exec())["S"] == (a + a).tolist()
+    """
+    assert science.run(code) is True
 
 
 def test_a_call_waits_in_its_callees_queue_for_as_long_as_its_timeout(science, repository):
@@ -391,6 +452,41 @@ def test_a_call_waits_in_its_callees_queue_for_as_long_as_its_timeout(science, r
     assert late["code"] == "UNAVAILABLE"
     assert "Request timeout expired" in late["error"]
     assert others == [{"Y": [[1.0]]}] * 3
+
+
+def test_threads_of_the_models_own_call(science):
+    code = f"""
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(told({ADD}.exec())["S"][0][0])) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        return found
+    """
+    assert science.run(code) == [3.0] * 8
+
+
+def test_a_client_that_leaves_takes_its_calls_along(address):
+    """The only instance of `lab2` waits for a stream without an end; when its client leaves, it is free."""
+    science = Lab(address)
+    source = "def run():\n    return [told(e) for e in call('countdown', {'X': [100_000_000]}, ['Y']).exec(decoupled=True)][-1:]"
+    tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([source.encode()], dtype=object))
+    answers: Queue[object] = Queue()
+    begun = science.client.async_infer("lab2", [tensor], lambda result, error: answers.put(error))
+    assert science.run("return 1") == 1  # the server has taken what came before
+    begun.cancel()
+    assert "CANCELLED" in str(answers.get(timeout=20)).upper()
+    assert science.run("return 2", model="lab2", client_timeout=20) == 2
+    science.client.close()
+
+
+def test_a_deadline_goes_along_with_calls(science):
+    source = (
+        "return told([e for e in call('countdown', {'X': [100_000_000]}, ['Y']).exec(decoupled=True)][-1])"
+    )
+    with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+        science.run(source, model="lab2", client_timeout=0.5)
+    assert science.run("return 2", model="lab2", client_timeout=20) == 2
 
 
 def pair(science: Lab, number: int, answers: Queue[object], **options):
@@ -465,6 +561,12 @@ def test_a_model_may_ask_after_itself(science):
     assert science.run("return pb_utils.is_model_ready('lab')") is True
 
 
+def test_a_version_must_be_a_number(science):
+    told = science.run("return refused(pb_utils.is_model_ready, 'add', 'v')")
+    assert "failed to get model version from specified version string 'v' (details: " in told
+    assert told.endswith("), version should be an integral value > 0")
+
+
 def test_a_model_is_loaded_from_files_that_another_made(science):
     code = f"""
         config = json.dumps({{
@@ -480,6 +582,28 @@ def test_a_model_is_loaded_from_files_that_another_made(science):
         return found
     """
     assert science.run(code) == {"Y": [4.0]}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "pb_utils.load_model, 'nowhere'",
+            f"Failed to load model: {WRAPPED}failed to load 'nowhere', failed to poll from model repository: "
+            "it is in no model repository",
+        ),
+        (
+            "pb_utils.load_model, 'spare', '', {'file:1/model.py': b''}",
+            f"Failed to load model: {WRAPPED}Load parameter 'config' must be specified for model file override",
+        ),
+        (
+            "pb_utils.load_model, 'spare', '', 'text'",
+            "failed to load model 'spare', files should be a dictionary of file paths and file contents",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(science, code, message):
+    assert science.run(f"return refused({code})") == message
 
 
 def test_why_a_model_does_not_load_is_told(science):
