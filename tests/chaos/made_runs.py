@@ -60,7 +60,7 @@ class MadeRun:
 
     rng: random.Random
     seconds: float = 40.0
-    rate: float = 40.0
+    rate: float = 20.0
     phases: list[tuple[Phase, float, float]] = field(default_factory=list)
     history: list[Invoke | End] = field(default_factory=list)
     journal: list[Executed] = field(default_factory=list)
