@@ -64,41 +64,27 @@ class Ranking:
 
 
 def classified(output: Tensor, classes: int, spec: ModelSpec) -> Tensor:
-    """Return a model's `output` replaced by its `classes` best classes, with the labels of `spec`."""
-    return _classify(output, ranking_of(output, classes, spec))
+    """Return a BYTES tensor of the `classes` greatest elements of each item of a model's `output`.
+
+    Each element reads as `Ranking.describe` says. The greatest comes first, the lower index first among
+    equals, NaN last. The result is [min(classes, elements)], with the batch dimension in front where the
+    model batches. Raises as `ranking_of` does.
+    """
+    ranking = ranking_of(output, classes, spec)
+    elements = [each for row in ranking.rows for each in ranking.describe(row, ranking.best(row))]
+    return Tensor(output.name, DataType.BYTES, ranking.shape, pack_bytes(elements))
 
 
 def ranking_of(output: Tensor, classes: int, spec: ModelSpec) -> Ranking:
     """Return how `output` of a model is put in order, with the labels that `spec` declares for it.
 
-    Raises as `classify` does.
+    Raises InvalidArgument for datatypes that have no order and for too many elements.
     """
-    declared = spec.outputs_by_name.get(output.name)
-    labels = declared.labels if declared is not None else ()
-    return _ranking(output, classes, labels, batched=spec.batches)
-
-
-def classify(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Tensor:
-    """Return a BYTES tensor of the `classes` greatest elements of `output`, for each item of its batch.
-
-    Each element reads as `Ranking.describe` says. The greatest comes first, the lower index first among
-    equals, NaN last. The result is [min(classes, elements)], with the batch dimension in front where
-    `batched`. Raises InvalidArgument for datatypes that have no order and for too many elements.
-    """
-    return _classify(output, _ranking(output, classes, labels, batched=batched))
-
-
-def _classify(output: Tensor, ranking: Ranking) -> Tensor:
-    elements = [each for row in ranking.rows for each in ranking.describe(row, ranking.best(row))]
-    return Tensor(output.name, DataType.BYTES, ranking.shape, pack_bytes(elements))
-
-
-def _ranking(output: Tensor, classes: int, labels: Sequence[str], *, batched: bool) -> Ranking:
     if output.datatype not in _CLASSIFIED:
         raise InvalidArgument(
             f"class result not available for output due to unsupported type '{output.datatype}'"
         )
-    batched = batched and len(output.shape) > 0
+    batched = spec.batches and len(output.shape) > 0
     leading = output.shape[0] if batched else 1
     per_item = element_count(output.shape[1:] if batched else output.shape)
     if per_item > MAX_ELEMENTS:
@@ -106,6 +92,8 @@ def _ranking(output: Tensor, classes: int, labels: Sequence[str], *, batched: bo
     if leading * per_item * output.datatype.size != output.nbytes:
         raise Internal(f"output tensor shape does not match size of output for '{output.name}'")
     rows = np.frombuffer(output.data, dtype=output.datatype.numpy).reshape(leading, per_item)
+    declared = spec.outputs_by_name.get(output.name)
+    labels = declared.labels if declared is not None else ()
     kept = min(classes, per_item)
     floats = output.datatype is DataType.FP32 or output.datatype is DataType.FP64
     return Ranking(rows, kept, labels, floats, (leading, kept) if batched else (kept,))
