@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.values.errors import ErrorCode
-from protocols.status import STATUS, grpc_status, http_status
+from actors.values.errors import NEVER, ErrorCode, InvalidArgument, Unavailable
+from protocols.status import STATUS, grpc_status, http_status, retry_seconds
 
 
 def test_every_error_code_has_a_status():
@@ -28,6 +28,21 @@ def test_every_error_code_has_a_status():
 def test_a_code_maps_to_the_contract_s_statuses(code, http, grpc):
     assert http_status(code) == http
     assert grpc_status(code) == _GRPC_NUMBERS[grpc]
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (Unavailable("full"), 1),
+        (Unavailable("full", retry_after=0.2), 1),
+        (Unavailable("full", retry_after=2.0), 2),
+        (Unavailable("full", retry_after=2.1), 3),
+        (Unavailable("gone", retry_after=NEVER), 0),
+        (InvalidArgument("wrong"), 0),
+    ],
+)
+def test_a_client_is_told_to_come_back_after_whole_seconds_where_that_may_help(error, seconds):
+    assert retry_seconds(error) == seconds
 
 
 _GRPC_NUMBERS = {

@@ -38,6 +38,24 @@ def test_a_configuration_is_bounded_and_so_are_parameters():
         read({"parameters": {f"file:{n}": "" for n in range(MAX_PARAMETERS + 1)}})
 
 
+def test_a_load_without_parameters_has_none():
+    assert read({}) == read({"parameters": {}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("config", "Unable to parse 'parameters': attempt to get members for non-object"),
+        (None, "Unable to parse 'parameters': attempt to get members for non-object"),
+        ({"config": "{}", "files:a": ""}, "unexpected error on creating Triton parameter"),
+    ],
+)
+def test_parameters_that_no_load_has_are_refused(parameters, told):
+    with pytest.raises(Internal) as caught:
+        read({"parameters": parameters})
+    assert caught.value.message == told
+
+
 @pytest.mark.parametrize("value", [1, None, ["a"], {}])
 def test_what_is_no_string_is_refused(value):
     with pytest.raises(

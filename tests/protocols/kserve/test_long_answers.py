@@ -66,6 +66,24 @@ def test_a_generated_answer_is_written_as_in_one_piece(name):
     assert b"".join(at_once(encode_long_generated(answer))) == encode_generated(answer)
 
 
+def test_an_answer_without_an_id_is_written_as_in_one_piece():
+    answer = InferResponse(model_name="m", model_version=3, outputs=(OUTPUTS["floats"],))
+    assert b"".join(at_once(encode_long_generated(answer))) == encode_generated(answer)
+    assert whole(at_once(encode_long(answer, JSON_OUTPUTS, SPEC))) == whole(
+        encode(answer, JSON_OUTPUTS, SPEC)
+    )
+
+
+def test_a_text_that_fills_its_last_buffer_has_no_empty_one_behind_it():
+    def sizes(length):
+        answer = InferResponse(model_name="m", model_version=3, id="x" * length, outputs=(OUTPUTS["floats"],))
+        return list(map(len, at_once(encode_long(answer, JSON_OUTPUTS, SPEC)).buffers))
+
+    filling = 256 * 1024 - sum(sizes(1)) + 1
+    assert sizes(filling) == [256 * 1024]
+    assert sizes(filling + 2) == [256 * 1024, 2]
+
+
 def test_outputs_come_each_in_the_form_that_was_asked_for():
     outputs = [tensor(name, np.arange(9000, dtype=np.float32)) for name in ("S", "D", "extra", "C")]
     choices = {"S": OutputChoice(True, 0), "D": OutputChoice(False, 0), "C": OutputChoice(False, 3)}

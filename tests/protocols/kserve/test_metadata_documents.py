@@ -56,5 +56,11 @@ def test_the_index_tells_how_far_a_load_has_come():
     ]
 
 
+def test_statistics_stand_in_one_list():
+    assert json.loads(metadata.statistics([{"name": "a"}, {"name": "b"}])) == {
+        "model_stats": [{"name": "a"}, {"name": "b"}]
+    }
+
+
 def test_errors_are_a_message_and_nothing_else():
     assert metadata.error('a "b" \udcff') == b'{"error":"a \\"b\\" \xff"}'

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from protocols.grpc.policy import GrpcOptions
-from protocols.transport.buffers import behind
 from protocols.transport.sockets import ConnectionLost, PlainTransport, TlsTransport, server_context
 from tests.fuzz import h2wire as wire
 from tests.protocols.grpc_certificates import Authority
@@ -90,12 +89,6 @@ def test_a_client_that_the_network_lost_is_lost():
     with theirs, Unreachable(fileno=ours.detach()) as sock:
         with pytest.raises(ConnectionLost):
             PlainTransport(sock).receive_into(memoryview(bytearray(10)))
-
-
-def test_behind_cuts_where_it_is_told():
-    buffers = [b"abc", b"", b"defg"]
-    for count in range(8):
-        assert b"".join(behind(buffers, count)) == b"abcdefg"[count:]
 
 
 async def test_calls_pass_through_tls(authority, server_files):
