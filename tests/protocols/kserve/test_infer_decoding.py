@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
-from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.errors import Internal, InvalidArgument, TritiumError, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice
@@ -23,6 +24,11 @@ SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32,
 def decode(body, json_size=None, *, spec=SPEC, limit=1 << 20, decoder=None, forwarded=None):
     decoder = decoder or InferDecoder(max_input_size=limit)
     return decoder.decode(body, json_size, spec, Arrival(-1, KeptPort(), 3.5, forwarded))
+
+
+def decode_in_slices(body, json_size=None, *, spec=SPEC, limit=1 << 20):
+    decoder = InferDecoder(max_input_size=limit)
+    return at_once(decoder.decode_long(body, json_size, spec, Arrival(-1, KeptPort(), 3.5)))
 
 
 def decode_document(document, **options):
@@ -51,6 +57,9 @@ def refusal(document, error, **options):
     with pytest.raises(error) as caught:
         decode_document(document, **options)
     assert type(caught.value) is error
+    with pytest.raises(error) as in_slices:
+        decode_in_slices(json.dumps(document).encode(), **options)
+    assert in_slices.value.message == caught.value.message
     return caught.value.message
 
 
@@ -774,6 +783,77 @@ def test_whatever_the_client_sends_is_decoded_or_refused(document, tail):
     except (Internal, InvalidArgument, Unsupported):
         return
     assert sum(tensor.nbytes for tensor in request.inputs) >= len(tail)
+
+
+# In slices
+
+
+def told(decoding, body, size):
+    """What the request in `body` says, or how it is refused."""
+    try:
+        request, plan = decoding(body, size)
+    except TritiumError as refused:
+        return type(refused), refused.message
+    inputs = [(each.name, each.datatype, list(each.shape), bytes(each.data)) for each in request.inputs]
+    return inputs, request.id, request.parameters, request.requested_outputs, plan
+
+
+@given(documents, st.binary(max_size=16))
+def test_a_request_that_is_read_in_slices_says_what_it_says_otherwise(document, tail):
+    head = json.dumps(document).encode()
+    assert told(decode_in_slices, head + tail, len(head)) == told(decode, head + tail, len(head))
+
+
+@pytest.mark.parametrize("framed_json", [True, False])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"shape": [3], "datatype": "INT32", "data": [1, 2, 3]},
+        {"data": [1, 2, 3], "shape": [3], "datatype": "INT32"},
+        {"data": [[1, 2], [3]], "datatype": "INT32", "shape": [3]},
+        {"datatype": "INT32", "data": [1.5], "shape": [1]},
+        {"data": ["a", "bc"], "datatype": "BYTES", "shape": [2]},
+        {"data": ["a", 1], "datatype": "BYTES", "shape": [2]},
+        {"shape": [2], "datatype": "FP64", "data": [1, 2], "name": "B"},
+        {"shape": [0], "datatype": "FP32", "data": []},
+        {"shape": [0], "datatype": "FP32", "data": ["a"]},
+        {"shape": ["a"], "datatype": "FP32", "data": [1]},
+        {"shape": "a", "datatype": "FP32", "data": [1]},
+        {"shape": [2**40], "datatype": "FP32", "data": [1]},
+        {"shape": [1], "datatype": "FP16", "data": [1]},
+        {"shape": [1], "datatype": "none", "data": [1]},
+        {"shape": [1], "datatype": "INT32", "data": "long"},
+        {"shape": [1] * 1025, "datatype": "INT32", "data": [1]},
+        {"shape": [1], "datatype": "INT32", "data": [1], "name": "n" * 5000},
+    ],
+)
+def test_members_of_an_input_come_in_any_order_also_in_slices(members, framed_json):
+    document = {"inputs": [{"name": "A", **members}, 7]}, {"inputs": [{"name": "A", **members}]}
+    for each in document:
+        body = json.dumps(each).encode()
+        size = len(body) if framed_json else None
+        assert told(decode_in_slices, body, size) == told(decode, body, size)
+
+
+@pytest.mark.parametrize(
+    "document", [[1], "a", {"inputs": ["a"]}, {"inputs": "a"}, {**one_input(data=[1, 2]), "outputs": ["a"]}]
+)
+def test_what_is_no_request_is_refused_in_slices_as_otherwise(document):
+    body = json.dumps(document).encode()
+    assert told(decode_in_slices, body, None) == told(decode, body, None)
+    assert told(decode, body, None)[0] is Internal
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dtype"), [("INT32", np.int32), ("FP32", np.float32), ("INT64", np.int64)]
+)
+@pytest.mark.parametrize("names_first", [True, False])
+def test_a_long_array_is_read_in_slices(datatype, dtype, names_first):
+    data = list(range(30_000))
+    declared = {"name": "A", "datatype": datatype, "shape": [30_000]}
+    members = {**declared, "data": data} if names_first else {"data": data, **declared}
+    request, _ = decode_in_slices(json.dumps({"inputs": [members]}).encode())
+    assert request.inputs[0].as_numpy().tolist() == np.arange(30_000, dtype=dtype).tolist()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20))
