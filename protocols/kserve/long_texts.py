@@ -455,6 +455,5 @@ class LongText:
         """Refuse the text at `at`, behind `front`, for its first fault."""
         window = front + bytes(self._text[at : at + _PIECE + _LONGEST_NUMBER])
         fault = locate_fault(window)
-        if fault is None:
-            refuse(Fault("Invalid value.", at))
+        assert fault is not None, "what no parser takes has a fault"
         refuse(Fault(fault.text, at + max(fault.offset - len(front), 0)))

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor, element_count
-from protocols.kserve.generate import decode_generate, deduce_shape, encode_generated, event
+from protocols.kserve.generate import (
+    decode_generate,
+    decode_long_generate,
+    deduce_shape,
+    encode_generated,
+    event,
+)
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 from tests.protocols.fakes import KeptPort, make_spec, tensor
 from tests.support.examples import examples
@@ -26,9 +33,9 @@ def llm(*extra, max_batch_size=8, name="llm"):
     return make_spec(name, inputs=[TEXT, *extra], outputs=[], max_batch_size=max_batch_size)
 
 
-def decode(document, spec=None, *, limit=DEFAULT_MAX_INPUT_SIZE):
+def decode(document, spec=None, *, limit=DEFAULT_MAX_INPUT_SIZE, decoding=decode_generate):
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return decode_generate(
+    return decoding(
         body,
         spec or llm(),
         max_input_size=limit,
@@ -38,9 +45,17 @@ def decode(document, spec=None, *, limit=DEFAULT_MAX_INPUT_SIZE):
     )
 
 
+def in_slices(body, spec, **options):
+    return at_once(decode_long_generate(body, spec, **options))
+
+
 def refused(document, spec=None, **options):
+    """How `document` is refused, which is the same in slices."""
     with pytest.raises(TritiumError) as caught:
         decode(document, spec, **options)
+    with pytest.raises(type(caught.value)) as sliced:
+        decode(document, spec, decoding=in_slices, **options)
+    assert sliced.value.message == caught.value.message
     return type(caught.value), caught.value.message
 
 
@@ -163,6 +178,27 @@ def test_any_json_is_a_request_or_is_refused_in_words(document):
         each.as_numpy()
 
 
+def test_a_key_that_is_no_input_may_come_twice():
+    for decoding in (decode_generate, in_slices):
+        request = decode(
+            b'{"text_input":"a","text_inputs":["text_input"],"x":1,"x":2}',
+            decoding=decoding,
+            spec=llm(("text_inputs", DataType.BYTES, (-1,))),
+        )
+        assert request.parameters == {"x": 2}
+
+
+def test_a_long_input_is_read_in_slices():
+    spec = llm(("N", DataType.INT32, (-1,)))
+    request = decode(
+        {"N": list(range(30_000)), "text_input": "a" * 100_000, "x": "N"}, spec, decoding=in_slices
+    )
+    numbers, text = request.inputs
+    assert numbers.as_numpy().tolist() == [list(range(30_000))]
+    assert text.as_numpy().tolist() == [[b"a" * 100_000]]
+    assert request.parameters == {"x": "N"}
+
+
 @pytest.mark.parametrize(
     ("document", "kind", "message"),
     [
@@ -196,7 +232,6 @@ def test_any_json_is_a_request_or_is_refused_in_words(document):
             Internal,
             "Converting keyword: 'parameters': Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
         ),
-        ({"N": [[1, 2]]}, Internal, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ({"PAIR": [1, 2, 3]}, InvalidArgument, "The schema can not convert input 'PAIR' to tensor with proper shape"),
         (
             {"HALF": 1.0},
@@ -208,6 +243,13 @@ def test_any_json_is_a_request_or_is_refused_in_words(document):
 def test_what_is_wrong_is_said(document, kind, message):
     spec = llm(("N", DataType.INT32, (1,)), ("PAIR", DataType.FP32, (2,)), ("HALF", DataType.FP16, (1,)))
     assert refused(document, spec) == (kind, message)
+
+
+def test_an_array_within_an_array_is_one_element():
+    spec = llm(("N", DataType.INT32, (1,)))
+    assert decode({"N": [[1], [2]]}, spec).inputs[0].shape == (2, 1)
+    with pytest.raises(Internal, match="Shape does not match true shape of 'data' field"):
+        decode({"N": [[1, 2]]}, spec)
 
 
 def test_the_first_mistake_in_the_text_is_the_one_that_is_told():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.values.errors import Internal, InvalidArgument
-from protocols.kserve.documents import dump, encode_text, number, parse, text
+from protocols.kserve.documents import dump, encode_text, number, parse, parse_members, text
 from protocols.kserve.faults import WALKED, locate_fault
 
 FAULTS = [
@@ -35,6 +35,9 @@ FAULTS = [
     (b'{"a"', "Missing a colon after a name of object member.", 4),
     (b'{"a":1 "b":2}', "Missing a comma or '}' after an object member.", 7),
     (b'{"a":1', "Missing a comma or '}' after an object member.", 6),
+    (b'{"a":1.5.3}', "Missing a comma or '}' after an object member.", 8),
+    (b'{"a":1e400}', "Number too big to be stored in double.", 5),
+    (b"[{} 1]", "Missing a comma or ']' after an array element.", 4),
     (b'{"a":[1}', "Missing a comma or ']' after an array element.", 7),
     (b"[1 2]", "Missing a comma or ']' after an array element.", 3),
     (b"[01]", "Missing a comma or ']' after an array element.", 2),
@@ -114,6 +117,8 @@ def test_a_byte_order_mark_is_passed_over():
 def test_a_text_that_nests_too_deep_for_any_parser_is_the_client_s_mistake():
     with pytest.raises(InvalidArgument, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
         parse(b"[" * 20000 + b"]" * 20000)
+    with pytest.raises(InvalidArgument, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
+        parse_members(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}")
 
 
 def test_a_fault_far_behind_the_start_still_gets_its_offset():

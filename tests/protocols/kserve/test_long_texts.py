@@ -259,6 +259,95 @@ def test_a_long_string_outside_of_tensors_is_refused_or_left_where_it_is():
     assert b"".join(left.pieces()) == b"/" * MAX_STRING
 
 
+def test_an_array_is_counted_with_the_long_strings_that_it_holds():
+    text = b'{"a":["' + b"x" * 50_000 + b'",1,["' + b"y" * 50_000 + b'"]]}'
+    array = at_once(LongText(text).document())["a"]
+    assert array.taker.seen == 3
+    taker = Keep()
+    at_once(array.give(taker))
+    assert taker.kept == ["x" * 50_000, 1, "y" * 50_000]
+
+
+def test_a_long_string_can_be_given_to_another_taker():
+    text = b'{"a":"' + b"x" * MAX_STRING + b'\\n"}'
+    document = at_once(LongText(text, lambda *_: Keep()).document())
+    assert isinstance(document["a"], LongArray)
+    packing = Packing("A", DataType.BYTES, None, 2**40, len(text))
+    at_once(document["a"].give(packing))
+    assert bytes(packing.finish()) == pack_bytes(["x" * MAX_STRING + "\n"])
+
+
+@pytest.mark.parametrize("space", [20_000, 70_000, 200_000])
+def test_space_is_passed_over_however_long_it_is(space):
+    blank = b" " * space
+    assert read(b'{"a":[' + blank + b"]}") == {"a": []}
+    assert read(blank + b'{"a":[' + blank + b"[" + blank + b"]" + blank + b",1]}" + blank) == {"a": [1]}
+
+
+def test_an_array_within_an_array_may_be_long():
+    assert read(b'{"a":[[' + b"1," * 20_000 + b"1],2]}") == {"a": [1] * 20_001 + [2]}
+
+
+def test_brackets_with_space_between_them_nest_too_deep_as_others_do():
+    nested = b"[" * 99 + b" " * 20_000
+    with pytest.raises(InvalidArgument, match="too deep"):
+        read(b'{"a":' + nested + b"[1")
+    assert read(b'{"a":' + nested + b"1" + b"]" * 99 + b"}") == {"a": [1]}
+
+
+def test_strings_that_are_not_utf_8_keep_their_bytes():
+    assert read(b'{"a\xff":"b\xff"}') == {"a\udcff": "b\udcff"}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements"),
+    [
+        (DataType.INT32, [1] * 30_000),
+        (DataType.BYTES, ["a"] * 30_000),
+        (DataType.BYTES, ["a" * 100_000, "b" * 100_000, "c"]),
+    ],
+)
+@pytest.mark.parametrize("limit", [50, 50_000])
+def test_a_long_array_over_the_limit_is_refused(datatype, elements, limit):
+    text = json.dumps({"data": elements}).encode()
+    packing = Packing("A", datatype, None, limit, len(text))
+    at_once(LongText(text, lambda *_: packing).document())
+    with pytest.raises(InvalidArgument, match=f"exceeds the maximum allowed value of {limit} bytes"):
+        packing.finish()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "elements"),
+    [
+        (DataType.INT32, ["a" * 100_000, 1]),
+        (DataType.BYTES, [1, "a" * 100_000]),
+        (DataType.BYTES, ["a" * 100_000] * 2 + ["b"]),
+    ],
+)
+def test_a_long_string_in_the_wrong_place_is_told_as_a_short_one(datatype, elements):
+    text = json.dumps({"data": elements}).encode()
+    packing = Packing("A", datatype, 1, 2**40, len(text))
+    at_once(LongText(text, lambda *_: packing).document())
+    with pytest.raises(Internal) as long:
+        packing.finish()
+    with pytest.raises(Internal) as short:
+        pack(elements, "A", datatype, 1, 2**40)
+    assert long.value.message == short.value.message
+
+
+@pytest.mark.parametrize("datatype", [DataType.INT32, DataType.BYTES])
+def test_a_long_array_that_nests_too_deep_is_told_as_a_short_one(datatype):
+    data: Any = [1]
+    for _ in range(99):
+        data = [data]
+    text = json.dumps({"data": data}).encode()
+    with pytest.raises(InvalidArgument) as short:
+        pack(data, "A", datatype, 1, 2**40)
+    with pytest.raises(InvalidArgument) as long:
+        at_once(LongText(text, lambda *_: Packing("A", datatype, 1, 2**40, len(text))).document())
+    assert long.value.message == short.value.message
+
+
 HOSTILE = {
     "objects": b"[" + b"{}," * MIB + b"1]",
     "objects in a tensor": b'{"data":[1,' + b"{}," * MIB + b"1]}",
