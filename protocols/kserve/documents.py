@@ -49,13 +49,6 @@ def _parse_liberal(text: bytes) -> Any:
     decoded = text.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     try:
         return json.loads(without_liberties(decoded), parse_int=as_integer, parse_float=as_double)
-    except json.JSONDecodeError as error:
-        # Only faults behind the part that `locate_fault` walks come here. They get the standard library's
-        # position, in the parser's nearest words.
-        offset = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
-        refuse(Fault("Invalid value.", offset))
-    except OverflowError:
-        refuse(Fault("Number too big to be stored in double.", 0))
     except RecursionError:
         raise too_deep() from None
 
@@ -160,10 +153,7 @@ def text(value: str) -> str | orjson.Fragment:
 
 def encode_text(value: str) -> bytes:
     """Return the bytes that stood in the JSON text for the string `value`, its escapes resolved."""
-    try:
-        return value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of an escaped surrogate pair
-        return value.encode("utf-8", "surrogatepass")
+    return value.encode("utf-8", "surrogateescape")
 
 
 # Typed access, in the words of the contract (http.md section 1.2). All of these are the client's mistakes and

@@ -2,8 +2,8 @@
 
 The fast parsers in `documents` only tell good from bad. Once a text is known to be bad, this module walks it
 by the JSON grammar. It names the first fault with its byte offset (contract, http.md section 1.2). The walk
-costs time in proportion to the text, and a hostile client can cause it. So only the first `WALKED` bytes are
-walked.
+costs time in proportion to the text, and a hostile client can cause it. So it is only asked about texts, or
+parts of them, of some kilobytes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-WALKED: Final = 64 * 1024
 SAID_OF_OBJECT: Final = "Missing a comma or '}' after an object member."
 SAID_OF_ARRAY: Final = "Missing a comma or ']' after an array element."
-# A fault within so many bytes of the end of the walk may come from the cut there.
-_LONGEST_TOKEN: Final = 16
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -38,18 +35,15 @@ class _Stop(Exception):  # carries a fault out of the walk; other code never see
 
 
 def locate_fault(text: bytes) -> Fault | None:
-    """Return the first fault of `text`, or None where the walked part has none."""
+    """Return the first fault of `text`, or None where it has none."""
     try:
         _walk_document(text)
     except _Stop as stop:
-        if len(text) > WALKED and stop.fault.offset > WALKED - _LONGEST_TOKEN:
-            return None
         return stop.fault
     return None
 
 
-def _walk_document(whole: bytes) -> None:
-    text = whole[:WALKED]
+def _walk_document(text: bytes) -> None:
     at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
     at = _space(text, at)
     if at == len(text):

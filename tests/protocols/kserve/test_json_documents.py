@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.values.errors import Internal, InvalidArgument
 from protocols.kserve.documents import dump, encode_text, number, parse, parse_members, text
-from protocols.kserve.faults import WALKED, locate_fault
+from protocols.kserve.faults import locate_fault
 
 FAULTS = [
     (b"", "The document is empty.", 0),
@@ -122,18 +122,13 @@ def test_a_text_that_nests_too_deep_for_any_parser_is_the_client_s_mistake():
 
 
 def test_a_fault_far_behind_the_start_still_gets_its_offset():
-    document = b"[" + b"1," * WALKED + b"x]"
-    with pytest.raises(Internal, match=f"Invalid value. at {2 * WALKED + 1}"):
+    document = b"[" + b"1," * 2000 + b"x]"
+    with pytest.raises(Internal, match=r"Invalid value\. at 4001"):
         parse(document)
 
 
 def test_a_long_text_that_is_only_liberal_is_taken():
-    assert len(parse(b"[" + b"1," * WALKED + b"NaN]")) == WALKED + 1
-
-
-def test_half_a_surrogate_pair_far_behind_the_start_can_still_be_encoded():
-    (*_, value) = parse(b"[" + b"1," * WALKED + b'"\\ud800"]')
-    assert encode_text(value) == b"\xed\xa0\x80"
+    assert len(parse(b"[" + b"1," * 2000 + b"NaN]")) == 2001
 
 
 @pytest.mark.parametrize(
