@@ -53,7 +53,8 @@ MOST_REST: Final = 16 * 1024 * 1024
 """Bytes that a request may have beside its tensors: names, shapes and parameters."""
 
 _SHAPE_BYTES: Final = 10 * MAX_DIMS  # bytes that a shape may have
-# Fields that numbers may come in. A client that packs its numbers sends one field.
+# Fields that numbers may come in. A client that packs its numbers sends one field. So many empty ones have at
+# most 15 bytes each (tag and length), less than `LONG` together: what is lifted holds something.
 _PIECES: Final = 64
 
 # ModelInferRequest's fields that have fields of their own, and those of an input
@@ -200,9 +201,7 @@ def _without_contents(
 
 
 def _pieces(view: memoryview, begin: int, end: int) -> Sequence[Piece] | None:
-    """Return contents in pieces, None where they are in other fields than usual."""
-    if begin == end:
-        return None
+    """Return contents of at least one byte in pieces, None where they are in other fields than usual."""
     if view[begin] == _STRING:
         return (Piece(STRINGS, view[begin:end]),)
     pieces: list[Piece] = []
@@ -230,7 +229,7 @@ def packing(
 def packing_lifted(
     pieces: Sequence[Piece], datatype: DataType | None, *, name: str, model: str
 ) -> Generator[None, None, Buffer]:
-    """Do as `packing` does with contents that were taken out of their message.
+    """Do as `packing` does with contents that were taken out of their message, at least `LONG` bytes of them.
 
     Raises Malformed as well, where the pieces do not hold what their fields say.
     """
@@ -239,8 +238,6 @@ def packing_lifted(
         for number, field in enumerate(_FIELDS, 1)
         if any(piece.field == number and piece.content for piece in pieces)
     ]
-    if not populated:
-        return b""
     datatype, field = _checked(populated, datatype, name, model)
     parts = [piece.content for piece in pieces if piece.content]
     if datatype is DataType.BYTES:

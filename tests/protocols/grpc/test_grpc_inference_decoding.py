@@ -167,8 +167,9 @@ def test_thousands_of_different_requests_do_not_confuse_the_decoder():
 
 
 def test_surplus_raw_entries_are_ignored():
-    for _ in range(2):
-        request, _ = decode(make(b"\1" * 8, b"left over"))
+    decoder = InferDecoder()
+    for surplus in (1, 1, 100):
+        request, _ = decode(make(b"\1" * 8, *[b"left over"] * surplus), decoder=decoder)
         assert [tensor.nbytes for tensor in request.inputs] == [8]
 
 
@@ -738,6 +739,23 @@ def test_a_message_of_too_many_fields_is_refused():
         b"\x0b" + b"\x08\x00" * MAX_FIELDS + b"\x0c", Internal
     )
     assert len(InferDecoder().peek(b"\x3a\x00" * MAX_FIELDS).raw) == MAX_FIELDS
+
+
+def test_a_message_of_too_many_raw_tensors_is_refused_after_one_like_it():
+    decoder = InferDecoder()
+    message = make(b"\1" * 8).SerializeToString()
+    decode(message, decoder=decoder)
+    decode(message + b"\x3a\0" * (MAX_FIELDS - 1), decoder=decoder)
+    with pytest.raises(Internal, match=f"more than {MAX_FIELDS} fields"):
+        decode(message + b"\x3a\0" * MAX_FIELDS, decoder=decoder)
+
+
+def test_groups_are_skipped_in_slices_and_may_not_have_too_many_fields_together():
+    group = b"\x0b" + b"\x08\0" * 1000 + b"\x0c"
+    steps = InferDecoder().begin_peek(NAMED + group * 8)
+    assert isinstance(steps, Generator)
+    assert sum(1 for _ in steps) >= 8 - 2
+    assert f"more than {MAX_FIELDS} fields" in refusal(NAMED + group * 9, Internal)
 
 
 NAMED = b"\x0a\x01m"  # the model's name

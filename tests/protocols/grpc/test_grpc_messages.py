@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.values.errors import Internal
 from protocols.grpc.codec.messages import LEVELS, Message, MessageReader, prefix, unfold, whole
-from protocols.kserve.compression import compress
+from protocols.kserve.compression import UNSUSPICIOUS, compress
 
 LIMIT = 1 << 20
 
@@ -166,10 +166,20 @@ def test_a_message_that_unfolds_to_too_much_is_stopped_early():
     assert "Received message larger than max" in (caught.value.message or "")
 
 
-@pytest.mark.slow
+def test_a_message_that_unfolds_to_more_than_the_limit_is_refused():
+    folded = compress([CONTENT], b"gzip", 1)
+    assert unfold(folded, b"gzip", len(CONTENT)) == CONTENT
+    with pytest.raises(GRPCError) as caught:
+        unfold(folded, b"gzip", len(CONTENT) - 1)
+    assert caught.value.status is Status.RESOURCE_EXHAUSTED
+    assert caught.value.message == (
+        "Received message larger than max (more than 9999 bytes after decompression vs. 9999)"
+    )
+
+
 def test_a_message_that_unfolds_to_suspiciously_much_is_refused():
     with pytest.raises(GRPCError, match="100 times the") as caught:
-        unfold(gzip.compress(bytes(64 << 20)), b"gzip", 1 << 31)
+        unfold(gzip.compress(bytes(UNSUSPICIOUS + 1), compresslevel=1), b"gzip", 1 << 31)
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
 
 

@@ -222,6 +222,26 @@ def alive(now=0.0, jitter=0.0, **options):
     return Keepalive(GrpcOptions(**options), now=now, jitter=jitter)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"connection_bytes": 0}, "connection_bytes is 0; it must be at least 1"),
+        ({"max_connections": 0}, "max_connections is 0; it must be at least 1"),
+        ({"max_receive_message": -1}, "max_receive_message is -1; it must be at least 1"),
+        ({"max_send_message": 0}, "max_send_message is 0; it must be at least 1"),
+        ({"keepalive_time": 0.0}, "keepalive_time is 0.0; it must be more than 0 seconds"),
+        ({"stall_timeout": math.nan}, "stall_timeout is nan; it must be more than 0 seconds"),
+        ({"idle_timeout": -1.0}, "idle_timeout is -1.0; it must be more than 0 seconds"),
+        ({"max_connection_age": 0.0}, "max_connection_age must be more than 0 seconds, and its grace at least 0"),
+        ({"max_connection_age_grace": -1.0}, "max_connection_age must be more than 0 seconds, and its grace at least 0"),
+    ],
+)  # fmt: skip
+def test_limits_that_no_connection_could_keep_are_refused(wrong, told):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole text is compared
+        GrpcOptions(**wrong)
+    assert str(caught.value) == told
+
+
 def test_a_silent_peer_with_a_call_is_pinged_once_and_dropped_if_it_stays_silent():
     keepalive = alive(keepalive_time=10, keepalive_timeout=5)
     assert keepalive.check(9.9, calls=1) is Action.NONE

@@ -1,0 +1,61 @@
+"""How much of a body may come, and what becomes of a connection whose body was refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protocols.http.admission import (
+    MOST_SKIPPED,
+    SMALL_BODY,
+    Admitted,
+    HttpRefusal,
+    admit_short,
+    limited,
+    may_skip,
+    refused,
+)
+
+
+def too_long(size):
+    return refused(413, f"{size} bytes are too many")
+
+
+@pytest.mark.parametrize("length", [-1, 0, 10])
+def test_a_body_within_the_limit_or_of_unknown_length_may_come(length):
+    admission = limited(10, length, too_long)
+    assert isinstance(admission, Admitted)
+    assert admission.most == 10
+    assert admission.too_long(11) == too_long(11)
+
+
+def test_a_body_over_the_limit_is_refused_with_its_length():
+    refusal = limited(10, 11, too_long)
+    assert isinstance(refusal, HttpRefusal)
+    assert (refusal.status, json.loads(refusal.body)) == (413, {"error": "11 bytes are too many"})
+
+
+def test_an_application_may_take_short_bodies_only():
+    admitted = admit_short("GET", b"/metrics", [], SMALL_BODY)
+    assert isinstance(admitted, Admitted)
+    refusal = admit_short("POST", b"/metrics", [], SMALL_BODY + 1)
+    assert isinstance(refusal, HttpRefusal)
+    assert json.loads(refusal.body) == {
+        "error": "request body of 65537 bytes exceeds the 65536 bytes that this endpoint takes"
+    }
+    assert admitted.too_long(SMALL_BODY + 1) == refusal
+
+
+@pytest.mark.parametrize(
+    ("rest", "awaits_continue", "lives_on"),
+    [
+        (0, False, True),
+        (MOST_SKIPPED, False, True),
+        (MOST_SKIPPED + 1, False, False),
+        (-1, False, False),
+        (0, True, False),
+    ],
+)
+def test_a_connection_lives_on_behind_a_short_rest_that_surely_comes(rest, awaits_continue, lives_on):
+    assert may_skip(rest, awaits_continue=awaits_continue) is lives_on
