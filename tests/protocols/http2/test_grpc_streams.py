@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protocols.http2 import frames
 from protocols.http2.frames import ConnectionViolation, ErrorCode
 from protocols.http2.header_blocks import encode_headers
-from protocols.http2.streams import Http2Limits, Stream
+from protocols.http2.streams import ClosedStreams, Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Frame
 from tests.fuzz.recorder import Rig
@@ -166,8 +166,10 @@ def test_what_is_still_arriving_of_a_frame_is_known(rig: Rig):
     sent = wire.data(1, bytes(100))
     rig.send(sent[:39])
     assert (stream.received, rig.connection.arriving(stream)) == (100, 70)
+    assert rig.connection.frame_left == 70
     rig.send(sent[39:])
     assert (stream.received, rig.connection.arriving(stream)) == (100, 0)
+    assert rig.connection.frame_left == 0
 
 
 def test_a_priority_of_the_wrong_size_costs_its_stream(rig: Rig):
@@ -742,6 +744,39 @@ def test_however_many_streams_are_reset_those_that_stay_are_answered_in_their_or
     assert not rig.connection.outward.output
 
 
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 40_000))
+def test_streams_that_are_reset_before_their_turn_leave_nothing_in_the_line(rig: Rig):
+    rig.send(wire.window_update(0, 1 << 30))
+    numbers = range(1, 1000, 2)
+    for number in numbers:
+        rig.connection.answers.head(asked(rig, number), HEAD)
+    rig.drain()
+    for number in numbers:
+        rig.connection.answers.message(rig.recorder.known[number], [bytes(20_000)], 20_000)
+    rig.send(b"".join(wire.frame(wire.RST_STREAM, 0, number, bytes(4)) for number in numbers[:-1]))
+    out = written(rig, 1)
+    assert kinds(out) == [(wire.DATA, numbers[-1])]
+    rig.send(wire.frame(wire.RST_STREAM, 0, numbers[-1], bytes(4)))
+    assert not rig.connection.outward.output
+    assert rig.connection.outward.pending == rig.connection.outward.waiting == 0
+
+
+@connecting(None, (wire.INITIAL_WINDOW_SIZE, 10))
+def test_a_connection_that_is_gone_keeps_nothing_that_waited(rig: Rig):
+    answer(rig, asked(rig), bytes(1000))
+    answer(rig, asked(rig, 3), bytes(1000))
+    written(rig, 1)
+    rig.send(wire.frame(wire.PING, 0, 0, bytes(8)))
+    outward = rig.connection.outward
+    assert outward.output
+    assert outward.waiting
+    outward.drop()
+    assert not outward.output
+    assert outward.pending == outward.waiting == outward.unread == 0
+    assert not rig.connection.streams
+    assert not rig.recorder.known[1].open
+
+
 @connecting(None, (wire.INITIAL_WINDOW_SIZE, 10))
 def test_a_client_s_reset_drops_what_was_pending(rig: Rig):
     stream = asked(rig)
@@ -801,6 +836,18 @@ def test_padding_and_priority_are_no_part_of_the_block(rig: Rig):
     heads = [one.head for one in rig.recorder.streams.values()]
     assert len(heads) == 5
     assert all(head is heads[0] for head in heads)
+
+
+def test_late_frames_are_ignored_on_streams_that_are_forgotten_but_not_on_those_that_ended():
+    closed = ClosedStreams()
+    for number in range(1, 20_001, 4):
+        closed.cut_short(number)
+    closed.ended(19_997)
+    for number in (1, 3, 5, 19_993):
+        closed.check_late(number, "DATA")
+    for number in (19_995, 19_997):
+        with pytest.raises(ConnectionViolation, match=f"DATA on stream {number}, which the peer ended"):
+            closed.check_late(number, "DATA")
 
 
 @pytest.mark.slow
