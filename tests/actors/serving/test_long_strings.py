@@ -1,9 +1,7 @@
-"""Packed BYTES tensors of any length are walked in slices, and found to be what they are."""
+"""Long work is done in slices, such as the walk of packed BYTES tensors: other tasks have turns in between."""
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from actors.seams.slices import in_slices
 from actors.seams.steps import at_once
@@ -14,51 +12,10 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec
-from actors.values.strings import Strings, walk, walk_at_once
+from actors.values.strings import Strings, walk
 from actors.values.tensors import Tensor, pack_bytes
 from tests.support.model_doubles import make_spec
 from tests.support.ports import Port
-
-
-def plainly(data, most):
-    """The same, element by element."""
-    at = seen = 0
-    while at < len(data) and seen < most:
-        if len(data) - at < 4:
-            return Strings(seen, at, len(data), -1)
-        length = int.from_bytes(data[at : at + 4], "little")
-        if at + 4 + length > len(data):
-            return Strings(seen, at, len(data), length)
-        at += 4 + length
-        seen += 1
-    rest = data[at : at + 4]
-    length = 0 if not rest else int.from_bytes(rest, "little") if len(rest) == 4 else -1
-    return Strings(seen, at, len(data), length)
-
-
-LENGTHS = st.one_of(
-    st.lists(st.integers(0, 30), max_size=40),
-    st.tuples(st.integers(0, 5), st.integers(0, 80), st.lists(st.integers(0, 5), max_size=3)).map(
-        lambda drawn: [drawn[0]] * drawn[1] + drawn[2]
-    ),
-)
-
-
-@given(lengths=LENGTHS, cut=st.integers(0, 12), most=st.integers(0, 100))
-def test_a_walk_finds_what_reading_element_by_element_finds(lengths, cut, most):
-    data = pack_bytes([b"x" * length for length in lengths])
-    data = data[: max(0, len(data) - cut)]
-    assert walk_at_once(data, most) == plainly(data, most)
-
-
-@pytest.mark.parametrize(
-    "elements",
-    [[b""] * 200_000, [b"", b"a"] * 100_000],
-    ids=["all alike", "no two neighbours alike"],
-)
-def test_a_walk_of_many_elements_stops_often(elements):
-    stops = sum(1 for _ in walk(pack_bytes(elements), len(elements)))
-    assert stops >= len(pack_bytes(elements)) // (64 * 1024)
 
 
 async def test_a_task_gets_its_turns_beside_long_work():
