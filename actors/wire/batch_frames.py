@@ -80,9 +80,6 @@ class Placed:
         self.nbytes = nbytes
         self.sizes = sizes
 
-    def __repr__(self) -> str:
-        return f"<Placed {self.name!r} {self.datatype}{list(self.shape)} at {self.offset}+{self.nbytes}>"
-
 
 class GatheredInput:
     """One input of a whole batch in the input segment.

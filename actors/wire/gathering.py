@@ -326,10 +326,9 @@ def _checked_bytes(data: Buffer, name: str, shape: Sequence[int]) -> bytes:
     private = bytes(data)
     count = element_count(shape)
     found = walk_at_once(private, count)
-    if found.whole and found.elements == count:
-        return private
-    try:
-        packed_row_bounds(private, name, 1, count)
-    except InvalidArgument as error:
-        raise FrameError(f"a worker sent a malformed output: {error.message}") from error
+    if not found.whole or found.elements != count:
+        try:
+            packed_row_bounds(private, name, 1, count)
+        except InvalidArgument as error:
+            raise FrameError(f"a worker sent a malformed output: {error.message}") from error
     return private

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.wire.arena import MAX_LANES, MAX_SLOTS, PAGE, ControlPage, Segment, align, segment_size
+from chaos.record.descriptors import left_open, open_descriptors
 
 
 @pytest.fixture
@@ -58,6 +59,13 @@ def test_trimming_gives_the_pages_back_and_leaves_zeros(segment):
 def test_an_array_over_a_segment_outlives_its_owner():
     array = np.frombuffer(Segment.create(PAGE).view, np.uint8)
     assert not array.any()
+
+
+def test_a_segment_that_can_not_be_mapped_leaves_no_descriptor_behind():
+    before = open_descriptors()
+    with pytest.raises(OSError, match=r"."):
+        Segment.create(1 << 62)
+    assert not left_open(before)
 
 
 def test_closing_unmaps():

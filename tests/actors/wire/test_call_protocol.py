@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import math
-import mmap
 import os
 import random
 import socket
@@ -17,8 +16,6 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from actors.calls.account import Account, CallLimits
 from actors.calls.call import CallBook
@@ -35,7 +32,6 @@ from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter
 from actors.wire.call_segments import map_segment, write_segment
 from actors.wire.frames import WINDOW_PARTS, FrameError
 from chaos.record.descriptors import left_open, open_descriptors
-from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
 
 FP32 = DataType.FP32
@@ -479,18 +475,6 @@ async def test_what_is_no_sealed_segment_is_not_mapped(make, size, connection):
     assert "segment" in verdict
 
 
-async def test_a_segment_of_huge_pages_is_not_mapped():
-    try:
-        descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
-    except OSError:
-        pytest.skip("this kernel has no huge pages")
-    size = os.fstat(descriptor).st_blksize
-    os.ftruncate(descriptor, size)
-    fcntl.fcntl(descriptor, 1033, SEALS)
-    with pytest.raises(FrameError):
-        map_segment(descriptor, size, writable=False)
-
-
 async def test_a_descriptor_where_none_belongs_ends_the_connection(connection):
     descriptor = write_segment([bytes(8)])
     connection.worker.send_descriptor(descriptor, frames.encode_cancel(0, 0))
@@ -608,21 +592,6 @@ async def test_a_connection_that_has_ended_needs_no_garbage_collector():
         gc.enable()
 
 
-async def test_no_worker_can_change_what_it_has_sent():
-    data = bytes(range(256)) * 32
-    descriptor = write_segment([data])
-    view = map_segment(os.dup(descriptor), len(data), writable=False)
-    for attempt in (
-        lambda: os.ftruncate(descriptor, 0),
-        lambda: os.pwrite(descriptor, b"x", 0),
-        lambda: mmap.mmap(descriptor, len(data), prot=mmap.PROT_READ | mmap.PROT_WRITE),
-    ):
-        with pytest.raises(OSError, match=r"."):
-            attempt()
-    os.close(descriptor)
-    assert bytes(view) == data
-
-
 @pytest.mark.parametrize(
     "packets",
     [
@@ -679,16 +648,6 @@ async def test_mutilated_letters_are_refused_or_end_the_connection_and_nothing_e
             for request in connection.callee.requests:
                 connection.callee.respond(request)
             assert len(connection.worker.condemned) <= 1
-
-
-@given(st.binary(min_size=1, max_size=200))
-@settings(max_examples=examples(300), deadline=None)
-def test_any_bytes_are_a_letter_or_a_frame_error(packet):
-    try:
-        letter = Letter.decode(packet)
-    except FrameError:
-        return
-    assert len(letter.data) <= letter.nbytes
 
 
 # -- processes that a worker has forked

@@ -12,12 +12,12 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.requests import InferRequest
 from actors.values.shapes import reshaped
-from actors.values.specs import InputSpec, OutputSpec
+from actors.values.specs import InputSpec, OutputSpec, SequenceBatching, StateSpec
 from actors.values.tensors import Tensor, pack_bytes
 from actors.wire.arena import Segment, align, segment_size
-from actors.wire.batch_frames import Answer, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result
 from actors.wire.frames import FrameError
-from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata
+from actors.wire.gathering import COPY_LIMIT, Gather, Scatter, default_metadata, outputs_of
 from tests.support.model_doubles import make_spec
 from tests.support.ports import NoPort
 
@@ -297,6 +297,45 @@ def test_a_worker_is_told_only_what_differs_from_the_default():
         "timeout": 250_000,
         "priority": 2,
     }
+
+
+SUM = StateSpec(
+    input_name="SUM_IN",
+    output_name="SUM_OUT",
+    datatype=DataType.FP32,
+    dims=(1,),
+    initial=Tensor("SUM_IN", DataType.FP32, (1,), bytes(4)),
+)
+
+
+def test_a_worker_of_a_model_with_states_is_always_asked_for_them():
+    spec = make_spec(scheduling=SequenceBatching(states=(SUM,)))
+    told = request(spec)
+    told.requested_outputs = ["OUTPUT"]
+    assert default_metadata(told, spec) == {"outputs": ["OUTPUT", "SUM_OUT"]}
+
+
+def test_states_of_a_sequence_lie_behind_what_the_client_sent():
+    spec = make_spec(scheduling=SequenceBatching(states=(SUM,)))
+    requests = [request(spec, Tensor.from_numpy("INPUT", np.full((1, 2), n, np.float32))) for n in range(2)]
+    for n, each in enumerate(requests):
+        each.extra = (Tensor.from_numpy("SUM_IN", np.full((1, 1), 10 + n, np.float32)),)
+    gather, segment = gathered(requests, spec)
+    assert [placed.index for placed in gather.inputs] == [0, 1]
+    assert seen(gather.inputs[1], DataType.FP32, segment).tolist() == [[10.0], [11.0]]
+
+
+def test_a_warmup_brings_the_states_itself():
+    spec = make_spec(scheduling=SequenceBatching(states=(SUM,)))
+    tensors = [Tensor.from_numpy(name, np.ones((1, 1), np.float32)) for name in ("INPUT", "SUM_IN")]
+    gather, _ = gathered([request(spec, *tensors)], spec)
+    assert [placed.index for placed in gather.inputs] == [0, 1]
+
+
+@pytest.mark.parametrize("answer", [None, Answer(), Answer(code=ErrorCode.INTERNAL, message="no")])
+def test_a_part_without_outputs_has_no_tensors(answer):
+    spec = make_spec()
+    assert outputs_of(Part(1, 0, answer, b"", 0, final=True), request(spec), spec) == ([], None)
 
 
 def test_padding_gets_nothing_and_the_rows_after_it_stay_in_their_places():

@@ -12,7 +12,7 @@ from actors.values.errors import Internal
 from actors.values.requests import InferRequest
 from actors.wire.batch_frames import Answer, Part, Placed
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
-from actors.wire.parts import Arrived, PartStream
+from actors.wire.parts import LARGEST_PART, Arrived, PartStream
 from engine.worker.parts import OpenRequests
 from tests.support.examples import examples
 from tests.support.model_doubles import make_spec
@@ -99,6 +99,12 @@ def test_a_final_response_with_tensors_costs_credit():
     stream.receive(part_of(WINDOW_BYTES))
     with pytest.raises(FrameError, match="without credit"):
         stream.receive(part_of(1, final=True))
+
+
+def test_a_part_larger_than_any_frontend_can_send_is_refused_by_its_first_frame():
+    part = Part(1, 0, Answer(), b"", LARGEST_PART + 1, final=False)
+    with pytest.raises(FrameError, match=f"a part of {LARGEST_PART + 1} bytes"):
+        PartStream(1, 0, REQUEST, lambda *_: None).receive(part)
 
 
 def test_frames_of_one_part_may_not_be_interrupted_or_go_on_for_ever():

@@ -92,6 +92,37 @@ def test_a_result_frame_is_read_as_it_was_packed(result):
     assert fields(Result.decode(memoryview(result.encode()))) == fields(result)
 
 
+def test_an_answer_may_say_that_its_request_is_to_run_again():
+    result = Result(1, 2, 2, (0, 0, 0), answers=[Answer(rescheduled=True), Answer((), {"k": 1})])
+    assert fields(Result.decode(result.encode())) == fields(result)
+
+
+@pytest.mark.parametrize(
+    ("frame", "decode", "told"),
+    [
+        (frames.encode_segment(3, 1, 65536), frames.decode_segment, (3, 1, 65536)),
+        (frames.encode_room(3, 7, 4096), frames.decode_room, (3, 7, 4096)),
+        (frames.encode_spilled(3, 1, 64, 80), frames.decode_spilled, (3, 1, 64, 80)),
+        (frames.encode_skipped(3, 7), frames.decode_skipped, (3, 7)),
+        (frames.encode_credit(7, 2, 5, 100), frames.decode_credit, (7, 2, 5, 100)),
+        (frames.encode_cancel(7, 2), frames.decode_cancel, (7, 2)),
+        (frames.encode_probed(ready=True), frames.decode_probed, True),
+        (frames.encode_probed(ready=False), frames.decode_probed, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_frame_of_fixed_size_is_read_as_it_was_packed_and_in_no_other_size(frame, decode, told):
+    assert decode(frame) == told
+    for wrong in (frame[:-1], frame + b"\0"):
+        with pytest.raises(FrameError):
+            decode(wrong)
+
+
+def test_a_model_is_ready_or_it_is_not():
+    with pytest.raises(FrameError, match="a readiness answer of 2 bytes"):
+        frames.decode_probed(bytes((frames.PROBED, 2)))
+
+
 def test_a_batch_may_have_more_inputs_than_a_byte_can_count():
     inputs = [GatheredInput(index, (1, 1), 64 * index, 4) for index in range(700)]
     decoded = Execute.decode(Execute(1, 0, [1], inputs, None).encode())
@@ -114,6 +145,8 @@ DECODERS: list[Callable[[bytes], object]] = [
     frames.decode_segment,
     frames.decode_room,
     frames.decode_spilled,
+    frames.decode_skipped,
+    frames.decode_probed,
 ]
 
 
@@ -133,6 +166,8 @@ def seeds():
         frames.encode_segment(1, 1, 65536),
         frames.encode_room(1, 7, 4096),
         frames.encode_spilled(1, 1, 0, 80),
+        frames.encode_skipped(1, 7),
+        frames.encode_probed(ready=True),
     ]
 
 
