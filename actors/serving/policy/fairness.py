@@ -322,12 +322,14 @@ class FairLane(Generic[E]):
         return request, entry
 
     def move_to_end(self, request: InferRequest, *, last: bool) -> None:
-        """Put a request that is here to the head of the lane, before every tenant. `last` is False."""
+        """Put a request that has just been added to the head of the lane, before every tenant.
+
+        `last` is False.
+        """
         assert not last, "every line has an end of its own"
         self._arrived.move_to_end(request, last=False)
-        if request not in self._returned:
-            self._leave(request)
-            self._returned[request] = None
+        self._leave(request)
+        self._returned[request] = None
         self._returned.move_to_end(request, last=False)
 
     def held(self, tenant: str) -> int:
