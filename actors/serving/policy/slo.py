@@ -82,6 +82,13 @@ class Refused(Enum):
     P99 = "p99"  # what the model promises
 
 
+_TOLD: Final = {
+    Refused.DEADLINE: "about {expected:.3f} s are needed, and the request's own deadline is {limit:.3f} s away",
+    Refused.TIMEOUT: "about {expected:.3f} s would pass in the queue, whose timeout is {limit:.3f} s",
+    Refused.P99: "about {expected:.3f} s are needed, and it promises {limit:.3f} s",
+}
+
+
 class _Mean:
     """A mean over about the last ten measurements; NaN before the first."""
 
@@ -390,12 +397,8 @@ class Admission:
 def _refusal(request: InferRequest, why: Refused, expected: float, limit: float) -> Unavailable:
     wait = max(0.0, expected - limit * RESUME)
     after = float(math.ceil(min(LONGEST_RETRY, max(1.0, wait))))
-    told = f"{request.prefix}model '{request.model_name}' can't answer in time: "
-    match why:
-        case Refused.DEADLINE:
-            told += f"about {expected:.3f} s are needed, and the request's own deadline is {limit:.3f} s away"
-        case Refused.TIMEOUT:
-            told += f"about {expected:.3f} s would pass in the queue, whose timeout is {limit:.3f} s"
-        case Refused.P99:
-            told += f"about {expected:.3f} s are needed, and it promises {limit:.3f} s"
-    return Unavailable(f"{told}; try again in {after:.0f} s", retry_after=after)
+    told = _TOLD[why].format(expected=expected, limit=limit)
+    return Unavailable(
+        f"{request.prefix}model '{request.model_name}' can't answer in time: {told}; try again in {after:.0f} s",
+        retry_after=after,
+    )

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait
-from actors.serving.policy.slo import LONGEST_RETRY, PROBE_AFTER, Admission, Controller
+from actors.serving.policy.slo import FAMILIES, LONGEST_RETRY, PROBE_AFTER, Admission, Controller
 from actors.values.errors import Unavailable
+from actors.values.families import once
 from actors.values.requests import InferRequest
 from actors.values.specs import Slo
 from tests.support.ports import NoPort
@@ -262,3 +263,20 @@ def test_where_a_queue_has_built_up_batches_do_not_shrink():
     for n in range(10):
         controller.batch(16, 0.03, [0.06] * 10, 10 + n * 0.01, crowded=True)
     assert controller.policy.max_batch_size == smaller + 1
+
+
+def test_what_a_model_has_not_measured_has_no_series():
+    sample = Admission(Slo(p99=0.5, tune=False), CONFIGURED).sample(0)
+    known = {block.name: [each.value for each in block.series] for block in once(FAMILIES, sample)}
+    assert math.isnan(sample.measured)
+    assert known["tritium_slo_p99_seconds"] == [0.5]
+    assert known["tritium_slo_measured_p99_seconds"] == []
+    assert known["tritium_slo_delay_seconds"] == []
+    assert known["tritium_slo_refusing"] == [0]
+    assert known["tritium_slo_refused_total"] == [0, 0, 0]
+
+
+def test_a_limit_that_does_not_exist_is_no_number():
+    sample = Admission(Slo(), CONFIGURED).sample(0)
+    assert sample.limit == math.inf
+    assert sample.document()["limit"] is None
