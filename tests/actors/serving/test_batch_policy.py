@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait, policy_for
+from actors.serving.policy.batching import (
+    BATCH_BYTES,
+    BatchPolicy,
+    DirectPolicy,
+    Dispatch,
+    Wait,
+    affordable,
+    policy_for,
+)
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, ModelSpec
 from tests.support.ports import NoPort
@@ -177,3 +185,17 @@ def test_once_due_the_longest_possible_batch_goes(queue, policy):
     batch, rest = waiting[: decision.requests], waiting[decision.requests :]
     if rest and rest[0].batch_key == batch[0].batch_key:
         assert sum(max(1, r.rows) for r in [*batch, rest[0]]) > policy.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [
+        ([], 0),
+        ([BATCH_BYTES, 0], 2),
+        ([BATCH_BYTES, 1], 1),
+        ([BATCH_BYTES // 2] * 3, 2),
+        ([BATCH_BYTES + 1, 1], 1),
+    ],
+)
+def test_so_many_requests_are_copied_in_one_go_and_at_least_one(sizes, first):
+    assert affordable(sizes) == first

@@ -55,5 +55,19 @@ def test_nobody_gets_past_a_limit_by_more_than_the_shortest_wait_allows(memory, 
         assert started + wait * STARTED_PER_SECOND <= processes + 1 + SHORTEST * STARTED_PER_SECOND + 1
 
 
+@pytest.mark.parametrize(
+    ("limits", "wait"),
+    [
+        (Confinement(), LONGEST),
+        (Confinement(processes=1000), LONGEST),
+        (Confinement(processes=1 + int(STARTED_PER_SECOND) // 10), 0.1),
+        (Confinement(memory=FILLED_PER_SECOND // 10), 0.1),
+        (Confinement(memory=1), SHORTEST),
+    ],
+)
+def test_only_a_limit_that_is_set_asks_for_a_look(limits, wait):
+    assert next_look(Usage(0, 2), limits) == pytest.approx(wait)
+
+
 def test_who_is_far_from_every_limit_is_seldom_looked_at():
     assert next_look(Usage(0, 1), Confinement(memory=2**40)) == LONGEST

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger
 from actors.serving.policy.queueing import RequestQueue
-from actors.serving.policy.room import Turns
 from actors.serving.policy.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
 from actors.values.errors import Cancelled, Unavailable
 from actors.values.requests import InferRequest
@@ -227,34 +226,25 @@ def test_a_level_that_refuses_leaves_room_for_other_tenants():
     assert caught.value.message == "[request id: r2] Exceeds maximum queue size"
 
 
-# Waiting for room
+def test_an_instance_gives_back_requests_of_several_tenants_and_they_go_first():
+    queue = fair()
+    given = [make_request("a"), make_request("b")]
+    push_all(queue, *given, now=1.0)
+    push_all(queue, make_request("c"), now=2.0)
+    assert queue.take(2) == given
+    assert queue.oldest_enqueued == 2.0
+    queue.push_front(given)
+    assert queue.oldest_enqueued == 1.0
+    assert queue.take(2) == given
 
 
-def test_callers_of_a_tenant_without_room_hold_up_nobody_else():
-    turns = Turns()
-    flood = [make_request("a") for _ in range(3)]
-    other = make_request("b")
-    for request in (*flood, other):
-        turns.enter(request)
-    assert not turns.may_pass(make_request("a"))
-    assert turns.may_pass(make_request("c"))
-    assert turns.next(lambda request: request.tenant != "a") == (other,)
-    assert turns.next(lambda request: True) == (flood[0],)
-    turns.leave(flood[0])
-    assert turns.next(lambda request: True) == (other,)
-    turns.leave(other)
-    assert turns.may_pass(make_request("b"))
-    assert not turns.next(lambda request: False)
-
-
-def test_everybody_who_waits_is_looked_at_in_turn():
-    turns = Turns()
-    for n in range(50):
-        turns.enter(make_request(f"t{n}"))
-    wanted = 0
-    while not turns.next(lambda request: request.tenant == "t49"):
-        wanted += 1
-        assert wanted < 10
+def test_a_tenant_need_not_wait_for_room_in_a_level_that_refuses_instead():
+    refusing = {"priority_queue_policies": {1: QueuePolicy(max_queue_size=5)}}
+    levels = {"priority_levels": 2, "default_priority_level": 2}
+    queue = fair(QueueBounds(requests=4), dynamic={**levels, **refusing})
+    push_all(queue, *[make_request("a", priority=2) for _ in range(2)])
+    assert not queue.admits(make_request("a", priority=2))
+    assert queue.admits(make_request("a", priority=1))
 
 
 # Ageing

@@ -84,10 +84,3 @@ async def test_a_probe_of_a_sequence_model_is_not_held_back(held, autojump_clock
     await model.state.submit(probe)
     await model.settled()
     assert [requests for _, requests, _ in model.worker.sent] == [[probe]]
-
-
-def test_what_has_been_opened_stays_open():
-    hold = HoldBack(StartAfter(2))
-    assert [hold.opens(1), hold.opens(2), hold.opens(0)] == [False, True, True]
-    assert HoldBack().open
-    assert HoldBack(StartAfter(0, 5)).open

@@ -9,7 +9,7 @@ from actors.serving.model import ModelState
 from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
-from actors.values.errors import Cancelled, InvalidArgument
+from actors.values.errors import Cancelled
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec
 from actors.values.strings import Strings, walk
@@ -109,40 +109,6 @@ async def test_a_request_of_many_strings_does_not_hold_the_loop_while_it_is_chec
         nursery.cancel_scope.cancel()
     assert turns >= 5
     assert request in ready_model.in_flight
-
-
-@pytest.mark.parametrize(
-    ("count", "cut", "message"),
-    [
-        (
-            99_999,
-            0,
-            "unexpected number of string elements 100000 for inference input 'INPUT' for model 'model', ",
-        ),
-        (
-            100_001,
-            0,
-            "expected 100001 string elements for inference input 'INPUT' for model 'model', got 100000",
-        ),
-        (
-            100_000,
-            1,
-            "string element 99999 of inference input 'INPUT' for model 'model' is cut short: its length",
-        ),
-        (
-            100_000,
-            2,
-            "incomplete string length indicator for inference input 'INPUT' for model 'model', expecting",
-        ),
-    ],
-)
-async def test_what_is_wrong_with_many_strings_is_told_as_of_few(ready_model, count, cut, message):
-    request = strings_request([b"", b"a"] * 50_000, count)
-    tensor = request.inputs[0]
-    tensor.data = tensor.data[: len(tensor.data) - cut]
-    with pytest.raises(InvalidArgument) as refused:
-        await ready_model.submit(request)
-    assert refused.value.message.removeprefix("[request id: <id_unknown>] ").startswith(message)
 
 
 async def test_a_request_whose_client_leaves_while_it_is_checked_is_not_queued(ready_model):

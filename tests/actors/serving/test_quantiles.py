@@ -40,6 +40,11 @@ def test_every_answer_is_within_its_error(values, chunk, targets):
         assert rank_error(values, quantile, sketch.query(quantile)) <= error + 1 / len(values) + 1e-9
 
 
+def test_a_sketch_keeps_few_of_many_values():
+    sketch = merged(list(range(5000)), {0.5: 0.05}, 500)
+    assert (sketch.count, sketch.size < 500) == (5000, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "ascending", "descending", "repeated"])
 def test_many_values_keep_the_sketch_small_and_exact_enough(order):

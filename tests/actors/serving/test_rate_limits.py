@@ -78,6 +78,25 @@ def test_a_capacity_that_nobody_gave_is_the_most_that_one_instance_needs():
     assert not table.limiter.statistics().pools
 
 
+def test_who_withdraws_lets_those_behind_it_begin():
+    table = Table({("R", None): 2}, a=instance(("R", 1)), b=instance(("R", 2)), c=instance(("R", 1)))
+    table.begin("a")
+    table.wait("b", "c")
+    table.rung.clear()
+    table.limiter.withdraw("b")
+    assert (table.line, table.rung) == ("c", ["c"])
+
+
+@pytest.mark.parametrize("key", ["a", "nobody"])
+def test_who_is_not_in_line_may_withdraw_too(key):
+    table = Table({("R", None): 1}, a=instance(("R", 1)), b=instance(("R", 1)))
+    table.begin("a")
+    table.wait("b")
+    table.rung.clear()
+    table.limiter.withdraw(key)
+    assert (table.line, table.rung) == ("b", [])
+
+
 def test_a_device_has_a_pool_of_its_own():
     one: Any = {"gpu": 0}, {"gpu": 1}, {}
     table = Table(

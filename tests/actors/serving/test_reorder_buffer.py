@@ -37,9 +37,11 @@ def test_an_answer_in_its_turn_leaves_at_once():
 def test_a_retried_request_keeps_its_ticket():
     buffer: Any = ReorderBuffer()
     first, second = make_request(), make_request()
+    assert first not in buffer
     ticket = buffer.ticket(first)
     buffer.ticket(second)
     assert buffer.ticket(first) == ticket
+    assert first in buffer
     assert len(buffer) == 2
 
 
@@ -48,6 +50,7 @@ def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
     request = make_request()
     first = buffer.ticket(request)
     buffer.release(first, "a")
+    assert request not in buffer
     assert buffer.ticket(request) > first
 
 

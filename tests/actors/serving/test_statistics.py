@@ -158,6 +158,15 @@ def test_latencies_are_observed_only_where_asked_for():
     assert first_response.total == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_the_first_part_of_an_answer_is_a_first_response_and_its_end_is_none(asked_for):
+    first_response = Histogram((0.1, 1.0))
+    statistics = ModelStatistics(first_response=first_response if asked_for else None)
+    statistics.first_part(500_000)
+    statistics.succeeded(1, 1, 1, 1, 1, 9_000_000, streamed=True)
+    assert first_response.counts == [0, int(asked_for), 0]
+
+
 def test_a_histogram_counts_a_value_on_a_bound_within_it():
     histogram = Histogram()
     for value in (100, 100.5, 5001):

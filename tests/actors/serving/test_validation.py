@@ -396,6 +396,67 @@ def test_strings_are_accepted_exactly_when_they_can_be_unpacked(lengths, more, c
         validate(request_of(given_tensor), LONG_TEXT)
 
 
+# Long packed BYTES
+
+
+@pytest.fixture
+def many_strings():
+    """Return a request of 4,000 strings that are said to be `count`, cut short by `cut` bytes."""
+
+    def make(count=4_000, cut=0):
+        data = pack_bytes([b"", b"a"] * 2_000)
+        words = tensor("A", 1, count, datatype=DataType.BYTES, data=data[: len(data) - cut])
+        return request_of(words, tensor("B", 1, 1, datatype=DataType.BYTES))
+
+    return make
+
+
+TWO_TEXTS = model(strings("A", -1), strings("B", -1))
+
+
+def test_long_strings_are_walked_in_slices_before_they_are_checked(many_strings):
+    validator, request = Validator(TWO_TEXTS), many_strings()
+    assert validator.must_walk(request)
+    assert len(list(validator.walk_strings(request))) >= 2
+    assert not validator.must_walk(request)
+    walked, short = request.strings
+    assert (walked.elements, walked.whole, short) == (4_000, True, None)
+    validator(request)
+    assert (request.rows, request.nbytes) == (1, sum(len(each.data) for each in request.inputs))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ADD, tensor("A", 1, 40_000)),
+        (LONG_TEXT, tensor("A", 1, 10, datatype=DataType.BYTES)),
+        (LONG_TEXT, tensor("A", 1, 40_000)),
+    ],
+    ids=["a model without strings", "short strings", "what are no strings"],
+)
+def test_other_inputs_need_no_walk(spec, words):
+    assert not Validator(spec).must_walk(request_of(words))
+
+
+@pytest.mark.parametrize(
+    ("count", "cut", "text"),
+    [
+        (3_999, 0, "unexpected number of string elements 4000 for inference input 'A'"),
+        (4_001, 0, "expected 4001 string elements for inference input 'A' for model 'add', got 4000"),
+        (4_000, 1, "string element 3999 of inference input 'A' for model 'add' is cut short: its length"),
+        (4_000, 2, "incomplete string length indicator for inference input 'A' for model 'add', expecting"),
+        (-1, 0, "All input dimensions should be specified for input 'A'"),
+    ],
+)
+def test_what_is_wrong_with_many_strings_is_told_as_of_few(many_strings, count, cut, text):
+    validator, request = Validator(TWO_TEXTS), many_strings(count, cut)
+    for _ in validator.walk_strings(request):
+        assert request.strings is None
+    with pytest.raises(InvalidArgument) as refused:
+        validator(request)
+    assert refused.value.message.removeprefix("[request id: <id_unknown>] ").startswith(text)
+
+
 # The order of checks
 
 

@@ -1,0 +1,131 @@
+"""What is remembered of requests under which a worker died or hung, and what that means for their like."""
+
+import pytest
+
+from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, Quarantine, fingerprint_of
+from actors.values.datatypes import DataType
+from actors.values.requests import InferRequest
+from actors.values.tensors import Tensor
+from tests.support.ports import NoPort
+
+LATER = QUARANTINE_SECONDS + 1
+
+
+def request_of(data=b"bad"):
+    made = InferRequest(
+        model_name="add",
+        inputs=[Tensor("INPUT", DataType.UINT8, (len(data),), data)],
+        reply=NoPort(),
+        accepted_at=0.0,
+    )
+    made.batch_key = "shared"
+    return made
+
+
+def accused(blame, now=0.0):
+    """Accuse a request; return another one with the same inputs."""
+    request = request_of()
+    blame.accuse(request, now, fingerprint_of(request))
+    return request_of()
+
+
+def test_the_like_of_an_accused_request_runs_in_a_batch_of_its_own():
+    blame = Blame()
+    assert blame.clean
+    again = accused(blame)
+    assert not blame.clean
+    other = request_of(b"good")
+    for request in (again, other):
+        blame.recognise(request, 1.0)
+    assert again.accused == fingerprint_of(again)
+    assert again.batch_key not in ("shared", None)
+    assert (other.accused, other.batch_key) == (None, "shared")
+    third = request_of()
+    blame.recognise(third, 1.0)
+    assert third.batch_key != again.batch_key
+
+
+def test_an_answer_acquits_the_request_and_its_like():
+    blame = Blame()
+    request = accused(blame)
+    blame.recognise(request, 0.0)
+    blame.acquit(request)
+    assert request.accused is None
+    blame.look()
+    assert blame.clean
+    again = request_of()
+    blame.recognise(again, 0.0)
+    assert (again.accused, again.batch_key) == (None, "shared")
+
+
+def test_who_was_never_accused_acquits_nobody():
+    blame = Blame()
+    accused(blame)
+    blame.acquit(request_of(b"good"))
+    blame.look()
+    assert not blame.clean
+
+
+def test_those_under_which_a_worker_has_died_before_are_known():
+    blame = Blame()
+    again, other = accused(blame), request_of(b"good")
+    marks = {request: fingerprint_of(request) for request in (again, other)}
+    assert blame.known(marks, 1.0) == {again: marks[again]}
+    assert blame.known(marks, LATER) == {}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_like_of_a_convicted_request_is_quarantined_for_a_while(marked):
+    blame, request = Blame(), request_of()
+    blame.convict(request, 0.0, fingerprint_of(request) if marked else None)
+    assert not blame.clean
+    assert blame.quarantine.match(request_of(), 1.0)
+    assert not blame.quarantine.match(request_of(b"good"), 1.0)
+    blame.look()
+    assert not blame.clean
+    assert not blame.quarantine.match(request_of(), LATER)
+    blame.look()
+    assert blame.clean
+
+
+def test_who_is_convicted_again_is_quarantined_for_longer():
+    blame = Blame()
+    for now in (0.0, 100.0):
+        blame.convict(request_of(), now, None)
+    assert len(blame.quarantine) == 1
+    assert blame.quarantine.match(request_of(), QUARANTINE_SECONDS + 99)
+    assert not blame.quarantine.match(request_of(), QUARANTINE_SECONDS + 101)
+
+
+def test_a_request_that_hangs_is_quarantined_the_second_time():
+    blame = Blame()
+    assert not blame.hung(request_of(), 0.0, None)
+    assert blame.clean
+    assert not blame.hung(request_of(b"good"), 1.0, None)
+    assert blame.hung(request_of(), 1.0, None)
+    assert blame.quarantine.match(request_of(), 1.0)
+    assert not blame.quarantine.match(request_of(b"good"), 1.0)
+
+
+def test_hangs_that_are_long_apart_are_bad_luck():
+    blame = Blame()
+    assert [blame.hung(request_of(), now, None) for now in (0.0, LATER)] == [False, False]
+    assert blame.clean
+
+
+def test_a_full_quarantine_forgets_the_oldest():
+    quarantine = Quarantine(QUARANTINE_SECONDS, capacity=2)
+    requests = [request_of(bytes([n])) for n in range(3)]
+    for request in requests:
+        quarantine.add(request, 0.0)
+    assert [quarantine.match(request, 0.0) for request in requests] == [False, True, True]
+
+
+def test_of_two_requests_only_the_one_with_equal_inputs_is_held_though_samples_agree():
+    """The quick key reads the first, middle and last bytes only."""
+    blame = Blame()
+    long = bytearray(1000)
+    blame.convict(request_of(bytes(long)), 0.0, None)
+    long[100] = 1
+    assert not blame.quarantine.match(request_of(bytes(long)), 0.0)
+    assert blame.quarantine.match(request_of(bytes(1000)), 0.0)
