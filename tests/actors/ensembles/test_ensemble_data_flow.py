@@ -46,6 +46,8 @@ def names(runs):
 
 # -- one case at a time
 
+KINDS = pytest.mark.parametrize("kind", [Flow, StraightFlow])
+
 
 def test_steps_that_nobody_asked_for_do_not_run_and_unused_outputs_are_not_asked_for():
     graph = wiring("m a=A -> b=B c=C", "m a=B -> b=D", "m a=C -> b=E")
@@ -63,10 +65,11 @@ def test_an_input_of_the_ensemble_can_be_its_output():
     assert flow.take_answers() == [{"A": 5, "B": 6}]
 
 
-def test_a_missing_output_is_a_deadlock_where_somebody_needs_it():
-    flow: Any = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
+@KINDS
+def test_a_missing_output_is_a_deadlock_where_somebody_needs_it(kind):
+    flow: Any = kind(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
     [first] = flow.begin({"A": 0})
-    assert flow.received(first, {}, final=True) == []
+    assert not flow.received(first, {}, final=True)
     assert flow.over
     error = flow.ending("[request id: 7] ")
     assert isinstance(error, InvalidArgument)
@@ -84,7 +87,7 @@ def test_a_missing_tensor_is_left_out_where_the_model_can_do_without(given_input
     assert second.inputs == {"a": 1}
 
 
-@pytest.mark.parametrize("kind", [Flow, StraightFlow])
+@KINDS
 def test_an_output_that_no_step_gave_is_left_out_of_the_answer(kind):
     flow = kind(course(wiring("m a=A -> b=B c=C", "m a=A -> b=D"), ("B", "C", "D")))
     first, other = flow.begin({"A": 0})
@@ -106,25 +109,57 @@ def test_every_response_of_a_decoupled_step_is_an_answer_whatever_outputs_it_has
     assert flow.over
 
 
-def test_an_error_is_told_when_everything_that_runs_has_ended():
+@KINDS
+def test_an_error_is_told_when_everything_that_runs_has_ended(kind):
     graph = wiring("m a=A -> b=B", "m a=A -> b=C", "m a=B c=C -> b=D")
-    flow: Any = Flow(course(graph, ("D",)))
+    flow: Any = kind(course(graph, ("D",)))
     one, other = flow.begin({"A": 0})
     flow.failed(one, Internal("first"), final=True)
     assert not flow.over
     flow.failed(other, Internal("second"), final=True)
     assert flow.over
     assert flow.ending("").message == "first"
-    assert flow.take_answers() == []
+    assert not flow.take_answers()
 
 
-def test_nothing_runs_after_a_stop():
-    flow: Any = Flow(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
+@KINDS
+def test_nothing_runs_after_a_stop(kind):
+    flow: Any = kind(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
     [first] = flow.begin({"A": 0})
     flow.stop(Internal("enough"))
-    assert flow.received(first, {"b": 1}, final=True) == []
+    assert not flow.received(first, {"b": 1}, final=True)
     assert flow.over
     assert flow.ending("").message == "enough"
+
+
+def test_an_error_in_the_middle_of_a_stream_ends_the_request_when_the_stream_has_ended():
+    flow: Any = Flow(course(wiring("many a=A -> b=B"), ("B",), many=DECOUPLED))
+    [many] = flow.begin({"A": 0})
+    flow.received(many, {"b": 1}, final=False)
+    flow.failed(many, Internal("broken"), final=False)
+    assert not flow.over
+    assert flow.received(many, {"b": 2}, final=True) == []
+    assert flow.over
+    assert flow.take_answers() == []
+    assert flow.ending("").message == "broken"
+
+
+@KINDS
+def test_a_plain_step_runs_once_though_a_response_comes_in_two_parts(kind):
+    flow: Any = kind(course(wiring("m a=A -> b=B", "m a=B -> b=C"), ("C",)))
+    [first] = flow.begin({"A": 0})
+    begun = [
+        *flow.received(first, {"b": 1}, final=False),
+        *flow.received(first, {"b": 1}, final=True),
+    ]
+    assert [(run.step.number, run.inputs) for run in begun] == [(1, {"a": 1})]
+    flow.received(begun[0], {"b": 2}, final=True)
+    assert list(flow.take_answers()) == [{"C": 2}]
+
+
+@pytest.mark.parametrize(("models", "kind"), [({}, StraightFlow), ({"m": DECOUPLED}, Flow)])
+def test_a_request_gets_the_cheap_flow_where_no_step_is_decoupled(models, kind):
+    assert type(flow_along(course(wiring("m a=A -> b=B"), ("B",), **models))) is kind
 
 
 def test_each_response_of_a_decoupled_step_is_an_answer_of_its_own_and_they_keep_their_order():

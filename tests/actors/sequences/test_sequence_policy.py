@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.sequences.policy.controls import Padding, zeros
 from actors.sequences.policy.sequences import sequencing_of
 from actors.serving.policy.batching import Wait
 from actors.values.datatypes import DataType
@@ -251,6 +252,45 @@ def test_states_of_other_sizes_don_t_share_a_batch():
     assert tuple(first.extra[0].shape) == (1, 2)
 
 
+def test_padding_has_the_shapes_of_the_first_request_s_states_and_zeros():
+    like = request_of(1)
+    like.extra = (
+        Tensor.from_numpy("A", np.ones((1, 3), np.float32)),
+        Tensor.from_numpy("B", np.ones((1, 1), np.float32)),
+    )
+    ours = tuple(zeros(name, DataType.FP32, (1, 1)) for name in "AB")
+    padding, row = Padding(make_spec(), ours).fill([None, like], like)
+    assert row is like
+    assert [each.as_numpy().tolist() for each in padding.extra] == [[[0.0] * 3], [[0.0]]]
+    assert padding.extra[1] is ours[1]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_padding_row_is_used_again_unless_its_worker_may_still_stream_to_it(decoupled):
+    padding, like = Padding(make_spec(decoupled=decoupled), ()), request_of(1)
+    [first], [second] = padding.fill([None], like), padding.fill([None], like)
+    assert (first is second) is not decoupled
+
+
+def test_outputs_of_a_model_without_states_are_all_its_client_s():
+    model = model_of()
+    member = push(model, 1, START)
+    outputs = [Tensor.from_numpy("OUTPUT", np.ones((1, 2), np.float32))]
+    assert model.collect(member, outputs, failed=False) is outputs
+
+
+def test_other_outputs_than_states_are_the_client_s_and_not_kept():
+    model = model_of(states=(SUM,))
+    member = push(model, 1, START)
+    batch_of(model)
+    outputs = [Tensor.from_numpy(name, np.full((1, 1), 3, np.float32)) for name in ("OUTPUT", "SUM_OUT")]
+    assert model.collect(member, outputs, failed=False) == outputs[:1]
+    finish(model, [member])
+    push(model, 1)
+    [second] = batch_of(model)
+    assert [(each.name, each.as_numpy().tolist()) for each in second.extra] == [("SUM_IN", [[3.0]])]
+
+
 def test_an_error_leaves_the_state_as_it_was():
     model = model_of(states=(SUM,))
     member = push(model, 1, START)
@@ -325,6 +365,47 @@ def test_neither_the_backlog_nor_the_slots_use_up_the_other_s_room():
     assert model.queue.room_order.may_pass(request_of(1))
 
 
+def test_who_goes_on_with_a_sequence_that_has_a_slot_passes_callers_that_wait_for_the_backlog():
+    model = model_of(slots=1, bounds=QueueBounds(requests=1))
+    order, admits = model.queue.room_order, model.queue.admits
+    push(model, 1, START)
+    push(model, 2, START)
+    newcomer, going_on = request_of(3, START), request_of(1)
+    assert list(order.next(admits)) == []
+    for caller in (newcomer, going_on):
+        order.enter(caller)
+    assert order.ahead() == 2
+    assert list(order.next(admits)) == [newcomer]
+    batch_of(model)
+    assert list(order.next(admits)) == [newcomer, going_on]
+    order.leave(newcomer)
+    assert order.ahead() == 1
+
+
+def test_a_caller_that_does_not_fit_is_passed_by_one_of_another_sequence():
+    model = model_of(bounds=QueueBounds(nbytes=20))
+    finish(model, [push(model, n, START) for n in (1, 2)] and batch_of(model))
+    push(model, 1)
+    large, small = request_of(1, width=4), request_of(2)
+    for caller in (large, small):
+        model.queue.room_order.enter(caller)
+    assert list(model.queue.room_order.next(model.queue.admits)) == [large, small]
+
+
+def test_a_caller_goes_on_from_when_its_sequence_has_a_slot_until_it_has_none():
+    model = model_of(slots=1, checkpoint=True)
+    order, admits = model.queue.room_order, model.queue.admits
+    first, _ = push(model, 1, START | END), push(model, 2, START)
+    going_on = request_of(2)
+    order.enter(going_on)
+    assert list(order.next(admits)) == [going_on]
+    batch_of(model)
+    finish(model, [first])
+    assert list(order.next(admits)) == [going_on, going_on]
+    model.leave("0", 0.0)
+    assert list(order.next(admits)) == [going_on]
+
+
 def test_a_probe_is_a_sequence_of_its_own():
     model = model_of(controls=CONTROLS)
     probe = request_of(0)
@@ -354,12 +435,74 @@ def test_draining_ends_every_sequence_that_waits():
     assert not model.roll.live
 
 
-def test_what_does_not_run_is_neither_put_back_nor_run_again():
+def test_what_does_not_run_is_neither_put_back_nor_run_again_nor_done():
     model = model_of()
     member = push(model, 1, START)
     model.put_back(member, alone=True, now=0.0)
     assert not model.reschedule(member, 0.0)
+    model.done(member, 0.0)
     assert batch_of(model) == [member]
+
+
+def test_what_ran_in_an_instance_that_is_gone_with_its_state_is_not_run_again():
+    model = model_of()
+    member = push(model, 1, START)
+    batch_of(model)
+    model.leave("0", 0.0)
+    assert not model.reschedule(member, 0.0)
+    assert not model.roll.live
+
+
+def test_a_sequence_whose_request_still_runs_in_a_lost_instance_waits_for_its_answer():
+    model = model_of(slots=1, checkpoint=True)
+    first = push(model, 1, START)
+    batch_of(model)
+    model.leave("0", 0.0)
+    second = push(model, 1)
+    assert not model.slots.backlog
+    model.join("1", 1, 0.0)
+    assert batch_of(model, "1") == math.inf
+    finish(model, [first])
+    assert batch_of(model, "1") == [second]
+
+
+def test_a_cancelled_request_ends_its_sequence_when_the_one_that_runs_has_its_answer():
+    model = model_of(slots=1)
+    first, second = push(model, 1, START), push(model, 1)
+    batch_of(model)
+    assert model.queue.abandon(second, 0.0) == [second]
+    assert not model.roll.live
+    assert len(group_of(model).slots) == 1
+    finish(model, [first])
+    assert not group_of(model).slots
+
+
+def test_a_cancelled_request_of_the_backlog_frees_no_slot():
+    model = model_of(slots=1)
+    first, second = push(model, 1, START), push(model, 2, START)
+    assert model.queue.abandon(second, 0.0) == [second]
+    assert list(model.roll.live) == [1]
+    assert batch_of(model) == [first]
+
+
+def test_the_backlog_does_not_get_the_slots_of_an_instance_that_is_about_to_leave():
+    model = model_of(slots=1)
+    first, second = push(model, 1, START | END), push(model, 2, START)
+    batch_of(model)
+    model.about_to_leave("0")
+    finish(model, [first])
+    assert len(model.slots.backlog) == 1
+    model.leave("0", 0.0)
+    model.join("1", 1, 0.0)
+    assert batch_of(model, "1") == [second]
+
+
+def test_no_more_requests_end_at_once_than_asked_for():
+    model = model_of()
+    late = [push(model, n, START, deadline=1.0) for n in (1, 2)]
+    assert [request for request, _ in model.queue.expire(1.0, at_most=1)] == late[:1]
+    assert [request for request, _ in model.queue.expire(1.0, at_most=1)] == late[1:]
+    assert model.queue.expire(1.0) == []
 
 
 def test_what_runs_again_goes_behind_what_waits_of_its_sequence():
