@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,6 +29,7 @@ from tests.support.examples import examples
 
 REPOSITORY = "/models"
 DOWN = NoAnswer("it is not mounted")
+INCOMPLETE = Incomplete(("'x' is missing",))
 
 
 def key(name, namespace=""):
@@ -87,6 +89,22 @@ def test_what_changes_between_the_first_looks_was_modified():
     assert polls.see({"m": "2"}) == []
     assert polls.see({"m": "2"}) == [Changed(key("m"), Change.MODIFIED)]
     assert polls.see({"m": "2"}) == []
+
+
+@pytest.mark.parametrize(
+    ("views", "found"),
+    [
+        ([{}], True),
+        ([{"m": "1"}], False),  # it may still be changing
+        ([{"m": "1"}, {"m": "1"}], True),
+        ([{"m": "1"}, {"m": "1"}, {"m": "2"}], False),
+        ([{"m": Seen("1", INCOMPLETE)}, {"m": Seen("1", INCOMPLETE)}], True),
+        ([DOWN], False),
+        ([{}, DOWN, DOWN, DOWN], False),
+    ],
+)
+def test_everything_is_found_when_each_source_has_answered_and_its_models_are_at_rest(views, found):
+    assert Polls(*views).settling.found_all is found
 
 
 def test_an_incomplete_model_waits_for_ever():

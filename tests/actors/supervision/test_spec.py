@@ -81,6 +81,11 @@ def test_fields_that_contradict_one_another_are_refused_with_advice(options, wor
         ChildSpec("a", start, **options)
 
 
+def test_children_with_names_of_their_own_are_fine():
+    check_children(())
+    check_children((ChildSpec("a", start), ChildSpec("b", start)))
+
+
 def test_two_children_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two children are named 'a'"):
         check_children((ChildSpec("a", start), ChildSpec("a", start)))

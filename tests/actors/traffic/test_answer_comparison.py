@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.traffic.policy.comparison import KEPT_BYTES, compare, keep, kept_bytes
+from actors.traffic.policy.comparison import KEPT_BYTES, Difference, compare, keep, kept_bytes
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 
@@ -37,6 +37,11 @@ def test_an_output_that_one_of_them_lacks_is_named():
     a, b = tensor([1], name="A"), tensor([1], name="B")
     assert compared([a, b], [a]) == {"what": "output", "output": "B", "client": "there", "mirror": "missing"}
     assert compared([a], [a, b]) == {"what": "output", "output": "B", "client": "missing", "mirror": "there"}
+
+
+def test_a_difference_of_whole_answers_names_no_output():
+    difference = Difference("error", "OK", "INTERNAL: no memory")
+    assert difference.as_dict() == {"what": "error", "client": "OK", "mirror": "INTERNAL: no memory"}
 
 
 def test_datatypes_and_shapes_come_before_values():
