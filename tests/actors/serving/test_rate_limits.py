@@ -87,7 +87,7 @@ def test_who_withdraws_lets_those_behind_it_begin():
     assert (table.line, table.rung) == ("c", ["c"])
 
 
-@pytest.mark.parametrize("key", ["a", "nobody"])
+@pytest.mark.parametrize("key", ["a", "unknown"])
 def test_who_is_not_in_line_may_withdraw_too(key):
     table = Table({("R", None): 1}, a=instance(("R", 1)), b=instance(("R", 1)))
     table.begin("a")

@@ -13,7 +13,7 @@ def make_request(tenant=""):
     return request
 
 
-def anybody(request):
+def always(request):
     return True
 
 
@@ -21,14 +21,14 @@ def test_the_first_of_all_callers_is_next_even_where_there_is_no_room_for_it():
     order = FirstCome()
     first, second = make_request("a"), make_request("b")
     assert order.may_pass(first)
-    assert list(order.next(anybody)) == []
+    assert list(order.next(always)) == []
     order.enter(first)
     order.enter(second)
     assert order.ahead() == 2
     assert not order.may_pass(make_request("c"))
     assert list(order.next(lambda request: False)) == [first]
     order.leave(first)
-    assert list(order.next(anybody)) == [second]
+    assert list(order.next(always)) == [second]
     order.leave(second)
     assert (order.ahead(), order.may_pass(first)) == (0, True)
 
@@ -42,23 +42,23 @@ def test_a_flood_of_one_tenant_does_not_make_callers_of_the_others_wait_for_room
     assert not turns.may_pass(make_request("a"))
     assert turns.may_pass(make_request("c"))
     assert turns.next(lambda request: request.tenant != "a") == (other,)
-    assert turns.next(anybody) == (flood[0],)
+    assert turns.next(always) == (flood[0],)
     turns.leave(flood[0])
-    assert turns.next(anybody) == (other,)
+    assert turns.next(always) == (other,)
     turns.leave(other)
     assert turns.may_pass(make_request("b"))
     assert not turns.next(lambda request: False)
 
 
 @pytest.mark.parametrize("waiting", [0, 3])
-def test_nobody_is_certainly_before_a_newcomer_where_tenants_take_turns(waiting):
+def test_no_caller_is_certainly_before_a_newcomer_where_tenants_take_turns(waiting):
     turns = Turns()
     for _ in range(waiting):
         turns.enter(make_request("a"))
     assert turns.ahead() == 0
 
 
-def test_everybody_who_waits_is_looked_at_in_turn():
+def test_each_tenant_with_callers_is_looked_at_in_turn():
     turns = Turns()
     for n in range(50):
         turns.enter(make_request(f"t{n}"))
