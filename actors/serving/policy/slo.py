@@ -83,7 +83,8 @@ class Refused(Enum):
 
 
 _TOLD: Final = {
-    Refused.DEADLINE: "about {expected:.3f} s are needed, and the request's own deadline is {limit:.3f} s away",
+    Refused.DEADLINE: "about {expected:.3f} s are needed, and the request's own deadline is {limit:.3f} s"
+    " away",
     Refused.TIMEOUT: "about {expected:.3f} s would pass in the queue, whose timeout is {limit:.3f} s",
     Refused.P99: "about {expected:.3f} s are needed, and it promises {limit:.3f} s",
 }
@@ -399,6 +400,7 @@ def _refusal(request: InferRequest, why: Refused, expected: float, limit: float)
     after = float(math.ceil(min(LONGEST_RETRY, max(1.0, wait))))
     told = _TOLD[why].format(expected=expected, limit=limit)
     return Unavailable(
-        f"{request.prefix}model '{request.model_name}' can't answer in time: {told}; try again in {after:.0f} s",
+        f"{request.prefix}model '{request.model_name}' can't answer in time: {told};"
+        f" try again in {after:.0f} s",
         retry_after=after,
     )

@@ -1,4 +1,4 @@
-"""Long work is done in slices, such as the walk of packed BYTES tensors: other tasks have turns in between."""
+"""Long work is done in slices, such as the walk of packed BYTES tensors: others have turns in between."""
 
 import pytest
 import trio
