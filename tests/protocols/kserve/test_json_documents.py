@@ -91,6 +91,10 @@ def test_bare_words_inside_strings_stay_as_they_are():
     assert parse(b'[Inf, "Inf -NaN \\" Inf", "NaN"]') == [math.inf, 'Inf -NaN " Inf', "NaN"]
 
 
+def test_a_pair_of_surrogates_beside_bare_words_is_one_character():
+    assert parse(b'[Inf,"\\ud83d\\ude00"]') == [math.inf, "\U0001f600"]
+
+
 def test_numbers_beyond_64_bits_become_doubles_on_both_paths():
     huge = b"[18446744073709551616, -9223372036854775809, 18446744073709551615, %s]" % (b"1" * 30)
     expected = [18446744073709551616.0, -9223372036854775809.0, 18446744073709551615, float("1" * 30)]
