@@ -368,8 +368,11 @@ async def test_a_model_that_is_being_loaded_says_so_and_when_to_come_back(server
         async def begun():
             return b"(phase '" in (await server.get("/v2/models/slow/ready")).body
 
+        async def shown():
+            return "loading" in json.dumps(await server.tree())
+
         await eventually(begun)
-        assert "loading" in json.dumps(await server.tree())
+        await eventually(shown)
         for path in ("ready", "config", "versions/1/ready"):
             answer = await server.get(f"/v2/models/slow/{path}")
             assert answer.status == 503
