@@ -142,7 +142,7 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-# -- tLS for listeners: a context of the PEM files that the operator named, or what is wrong with them
+# -- TLS for listeners: a context of the PEM files that the operator named, or what is wrong with them
 
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2, those that RFC 9113 appendix A leaves
 

@@ -164,14 +164,14 @@ class RequestReader(CallReader):
     ) -> None:
         """Let a streaming call's client send as much as is not held here, once that is worth a frame."""
         under_way = 0 if reader.declared is None else messages.PREFIX_SIZE + reader.declared - reader.missing
-        come = call.stream.received - self._h2.arriving(call.stream)
+        come = call.stream.received - self._h2.reading.arriving(call.stream)
         free = come - call.credited - server_stream.held - under_way
         if free >= _CREDIT or (free > 0 and reader.missing > self._opened(call.stream)):
             self._open_window(call, free)
 
     def _opened(self, stream: Stream) -> int:
         """How many bytes more may come on a stream as of now."""
-        return stream.allowed - stream.received + self._h2.arriving(stream)
+        return stream.allowed - stream.received + self._h2.reading.arriving(stream)
 
     def _open_window(self, call: Call, amount: int) -> None:
         if amount > 0 and call.stream.remote_open:

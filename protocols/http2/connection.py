@@ -375,7 +375,7 @@ class Http2Connection(Generic[T]):
         self.window = InwardWindow(limits, self.outward)
         self.control = ControlFrames(handler, pings, limits, table, floods, self.outward, self.answers)
         requests = RequestReader(handler, limits, table, floods, self.outward, self.control)
-        self._reading = FrameReader(handler, limits, table, floods, self.window, self.control, requests)
+        self.reading = FrameReader(handler, limits, table, floods, self.window, self.control, requests)
         self._floods = floods
         self._over = False  # a ConnectionViolation was raised
 
@@ -394,7 +394,7 @@ class Http2Connection(Generic[T]):
             return
         self._floods.now = now
         try:
-            self._reading.feed(data)
+            self.reading.feed(data)
             self.window.announce()
         except ConnectionViolation as violation:
             self._over = True
@@ -404,8 +404,4 @@ class Http2Connection(Generic[T]):
     @property
     def frame_left(self) -> int:
         """Bytes still to come of a DATA frame, or of one that is skipped."""
-        return self._reading.left
-
-    def arriving(self, stream: Stream) -> int:
-        """Bytes of a DATA frame that already count as `received` by the stream, but have not come yet."""
-        return self._reading.arriving(stream)
+        return self.reading.left

@@ -198,8 +198,8 @@ def _literal(text: str, otherwise: str) -> Any:
 # -- from a line of text to a line of the log, or to nothing if it is none
 #
 # A line of the server's log is one JSON object with `timestamp`, `level` and `event`, as `--log-format=json`
-# writes it, or a line of one of the other formats, which tells the same with some loss. Anything between the lines (a library's warning, a core dump's last words, a line that a full disk cut
-# in two) is no line.
+# writes it, or a line of one of the other formats, which tells the same with some loss. Anything between the
+# lines (a library's warning, a core dump's last words, a line that a full disk cut in two) is no line.
 
 _HEAD: Final = frozenset({"timestamp", "level", "event"})
 

@@ -196,7 +196,7 @@ def _azure(credentials: AzureCredentials, type_named: str, key_named: str) -> Az
     )
 
 
-# -- google's metadata server: the identity of the machine a server runs on, if it has one
+# -- Google's metadata server: the identity of the machine a server runs on, if it has one
 #
 # The library beneath would ask too, but only when it is needed and with the patience of its retries. Whether
 # there is such a server at all must be known before, because without one the storage is asked without an

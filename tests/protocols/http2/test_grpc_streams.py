@@ -165,10 +165,10 @@ def test_what_is_still_arriving_of_a_frame_is_known(rig: Rig):
     stream = speaking(rig)
     sent = wire.data(1, bytes(100))
     rig.send(sent[:39])
-    assert (stream.received, rig.connection.arriving(stream)) == (100, 70)
+    assert (stream.received, rig.connection.reading.arriving(stream)) == (100, 70)
     assert rig.connection.frame_left == 70
     rig.send(sent[39:])
-    assert (stream.received, rig.connection.arriving(stream)) == (100, 0)
+    assert (stream.received, rig.connection.reading.arriving(stream)) == (100, 0)
     assert rig.connection.frame_left == 0
 
 
