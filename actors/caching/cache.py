@@ -355,7 +355,8 @@ class ModelCache(Stage):
         now = trio.current_time()
         seconds = waited = 0.0
         if isinstance(ticket, Ticket):
-            self._call_off(ticket)
+            if ticket.timer:
+                self._call_off(ticket)
             seconds = ticket.seconds
             if request in state.outcome.in_flight:
                 waited = max(0.0, now - ticket.since - seconds)

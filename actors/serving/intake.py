@@ -68,7 +68,7 @@ class Intake:
         except trio.WouldBlock:
             await self.line.wait(request)
             # An equal request may have been answered meanwhile.
-            if not (self._intercepted(request) or self._held(request)):
+            if not (any(stage.intercept(request) for stage in self.stages) or self._held(request)):
                 self._enqueue(request, trio.current_time())
 
     def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
@@ -90,8 +90,9 @@ class Intake:
         if not self._blame.clean:
             self._check_blame(request)
         if self.stages:
-            if self._intercepted(request):
-                return
+            for stage in self.stages:
+                if stage.intercept(request):
+                    return
             for stage in self.stages:
                 stage.admit(request)
         if not (self.line.may_pass(request) and self._queue.admits(request)):
@@ -124,9 +125,6 @@ class Intake:
             )
         self._blame.recognise(request, now)
         self._blame.look()
-
-    def _intercepted(self, request: InferRequest) -> bool:
-        return any(stage.intercept(request) for stage in self.stages)
 
     def _held(self, request: InferRequest) -> bool:
         """Whether a stage holds an accepted `request` for now; it is then queued later."""

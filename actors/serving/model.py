@@ -291,7 +291,7 @@ class ModelState(ServedModel):
 
     async def wait_drained(self) -> None:
         """Wait until every accepted request is answered and no ensemble's request counts on this version."""
-        while self.in_flight or self.intake.line or self._pins:
+        while self.in_flight or self.intake.line.places or self._pins:
             await self._drained.next_ring()
 
     def close(self) -> None:

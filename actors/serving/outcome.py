@@ -238,7 +238,7 @@ class Outcome:
         else:
             for member, answer in self.ordering.release(self.ordering.ticket(request), part):
                 member.reply.put(answer, final=True)
-        if self._line:
+        if self._line.places:
             self._line.call_next()  # the answered request may have left the queue
         elif not self.in_flight:
             self._on_drained()

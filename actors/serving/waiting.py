@@ -38,7 +38,7 @@ class _Place:
 class WaitingCallers:
     """The callers that wait for room in `line`, whose `room_order` says which comes in next.
 
-    `on_left` is called whenever a caller has come in or gone away.
+    `places` holds them. `on_left` is called whenever a caller has come in or gone away.
     """
 
     def __init__(self, line: WaitingLine, model: str, on_left: Callable[[], None]) -> None:
@@ -46,15 +46,12 @@ class WaitingCallers:
         self._order = line.room_order
         self._model = model
         self._on_left = on_left
-        self._places: dict[InferRequest, _Place] = {}
+        self.places: dict[InferRequest, _Place] = {}
         self._refused: deque[_Place] = deque()  # not woken yet
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     def may_pass(self, request: InferRequest) -> bool:
         """Whether a newcomer need not stand behind the waiting callers."""
-        return not self._places or self._order.may_pass(request)
+        return not self.places or self._order.may_pass(request)
 
     def ahead(self) -> int:
         """How many requests go before a newcomer's, as far as that is known."""
@@ -65,7 +62,7 @@ class WaitingCallers:
 
         Raises DeadlineExceeded, and the error that it was refused with.
         """
-        place = self._places[request] = _Place()
+        place = self.places[request] = _Place()
         self._order.enter(request)
         heard = 0
         try:
@@ -86,7 +83,7 @@ class WaitingCallers:
             self._leave(request)
 
     def _leave(self, request: InferRequest) -> None:
-        del self._places[request]
+        del self.places[request]
         self._order.leave(request)
         if self._refused:
             self._refused.popleft().called.ring()
@@ -97,13 +94,13 @@ class WaitingCallers:
 
     def call_next(self) -> None:
         """Have the next caller look again for room. When it leaves, it calls the one after it."""
-        if self._places:
+        if self.places:
             for request in self._order.next(self._line.admits):
-                self._places[request].called.ring()
+                self.places[request].called.ring()
 
     def refuse(self, request: InferRequest, error: TritiumError) -> bool:
         """End the wait of `request` with `error`; False where it does not wait."""
-        place = self._places.get(request)
+        place = self.places.get(request)
         if place is not None:
             place.refuse(error)
             place.called.ring()
@@ -114,8 +111,8 @@ class WaitingCallers:
 
         The callers are woken some at a time.
         """
-        for place in self._places.values():
+        for place in self.places.values():
             place.refuse(error)
-        self._refused = deque(self._places.values())
+        self._refused = deque(self.places.values())
         for _ in range(min(REFUSED_AT_ONCE, len(self._refused))):
             self._refused.popleft().called.ring()

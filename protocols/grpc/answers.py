@@ -215,7 +215,7 @@ class UnaryAnswers:
             head, prefix = heads.initial(coding), messages.prefix(size, compressed=True)
         self._sender.answer(call.stream, head, (prefix, *buffers), size + messages.PREFIX_SIZE, _OK)
         self._room.answered(size)
-        call.step(SEND)
+        call.state = call.state.after[SEND]
         unary.finished(call, response)
         if response.leased:
             self._departures.lend(call.stream, response)
@@ -271,7 +271,7 @@ class UnaryAnswers:
     ) -> None:
         """End a call, and tell its method the outcome if it began."""
         told = call.state.told
-        call.step(SEND)
+        call.state = call.state.after[SEND]
         if not told:
             self._room.answered(size)
             if not isinstance(outcome, (InferResponse, TritiumError)):

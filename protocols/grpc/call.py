@@ -21,7 +21,7 @@ from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse, ReplyPort, release
-from protocols.grpc.call_states import ANSWER, RECEIVING, TRANSITIONS, Step, after
+from protocols.grpc.call_states import ANSWER, RECEIVING
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 from protocols.grpc.policy import LargestLately
 
@@ -206,17 +206,12 @@ class Call(ReplyPort):
         """Whether it is answered, or its client left: later parts are dropped."""
         return self.state.closed
 
-    def step(self, step: Step) -> None:
-        """Take a step. Raises RuntimeError where the call can't."""
-        # Taken several times a call; `after` says what is wrong.
-        self.state = TRANSITIONS[self.state].get(step) or after(self.state, step)
-
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part of a unary answer (`actors.values.requests.ReplyPort`). Never raises."""
         if self.state.closed:
             release(part)
         elif final:
-            self.step(ANSWER)
+            self.state = self.state.after[ANSWER]
             if self._first is not None:
                 part = self._counted(part)
             self.wire.writer.put(self, part)

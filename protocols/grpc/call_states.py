@@ -32,7 +32,8 @@ class CallState(Enum):
     """What a call waits for.
 
     `closed` calls are answered, or lost their client. `told` is False while a method has to be told of the
-    end. Of a call that is `gone`, the stream is no more.
+    end. Of a call that is `gone`, the stream is no more. A call takes a step with
+    `call.state = call.state.after[step]`, which raises RuntimeError where the table has no such row: a bug.
     """
 
     RECEIVING = "receiving"  # its request is on its way, or is unfolded
@@ -46,6 +47,8 @@ class CallState(Enum):
     LOST = "lost"  # its client is gone; its method is to be told
     GONE = "gone"  # its client is gone, and nothing is to be told any more
     OVER = "over"  # all that it took has been given back
+
+    after: Mapping[Step, CallState]
 
     def __init__(self, name: str) -> None:
         self.closed = name not in {"receiving", "parked", "begun", "served", "speaking"}
@@ -111,9 +114,17 @@ TRANSITIONS: Final[Mapping[CallState, Mapping[Step, CallState]]] = MappingProxyT
 """The state that a call is in after each step that it can take."""
 
 
-def after(state: CallState, step: Step) -> CallState:
-    """Return the state of a call after `step`. Raises RuntimeError where the table has no such row: a bug."""
-    following = TRANSITIONS[state].get(step)
-    if following is None:
-        raise RuntimeError(f"a call that is {state.value} can't {step.value}")
-    return following
+class _Following(dict[Step, CallState]):
+    """One row of the table."""
+
+    def __init__(self, state: CallState, row: Mapping[Step, CallState]) -> None:
+        super().__init__(row)
+        self._state = state
+
+    def __missing__(self, step: Step) -> CallState:
+        raise RuntimeError(f"a call that is {self._state.value} can't {step.value}")
+
+
+# Several steps a call: a member's own row costs no call of a function.
+for _state, _row in TRANSITIONS.items():
+    _state.after = _Following(_state, _row)

@@ -121,7 +121,7 @@ class Calls(Handler[CallHead[Method]]):
         method = head.method
         if head.refusal is not None or method is None:
             assert head.refusal is not None, "a head without a method is refused"
-            call.step(ANSWER)
+            call.state = call.state.after[ANSWER]
             self.writer.put(call, head.refusal)
         elif self.draining and method.infer:
             call.put(Unavailable(SHUTTING_DOWN), final=True)
@@ -170,20 +170,18 @@ class Calls(Handler[CallHead[Method]]):
         """Begin a call that has its request, or have it wait for room."""
         call.message = None
         if self._parked or not self._room.open:
-            call.step(PARK)
+            call.state = call.state.after[PARK]
             self._parked[call] = request
         else:
-            self._begin(call, request)
+            self._room.in_flight += 1
+            self.tasks.begin(call, request)
 
     def room_made(self) -> None:
         """Begin the calls that waited for room."""
         while self._parked and self._room.open:
             call = next(iter(self._parked))
-            self._begin(call, self._parked.pop(call))
-
-    def _begin(self, call: Call, request: Buffer) -> None:
-        self._room.in_flight += 1
-        self.tasks.begin(call, request)
+            self._room.in_flight += 1
+            self.tasks.begin(call, self._parked.pop(call))
 
     def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
         """Run `body` beside the call, unless that is over."""
@@ -209,7 +207,7 @@ class Calls(Handler[CallHead[Method]]):
     def _close(self, call: Call, step: Step) -> None:
         """Close a unary call that is not answered: tell its method, and cancel its tasks."""
         begun = call.state is BEGUN
-        call.step(step)
+        call.state = call.state.after[step]
         call.drop()
         self._parked.pop(call, None)
         cancel_tasks(call)
@@ -219,7 +217,7 @@ class Calls(Handler[CallHead[Method]]):
     def _lose(self, call: Call) -> None:
         """The stream is gone, answered or not."""
         if call.state.closed:
-            call.step(LOSE)
+            call.state = call.state.after[LOSE]
             cancel_tasks(call)
             if self.writer.forget(call):
                 self.over(call)
@@ -227,7 +225,7 @@ class Calls(Handler[CallHead[Method]]):
             self._close(call, LOSE)
             self.writer.put(call, Cancelled(_LEFT))
         else:
-            call.step(LOSE)
+            call.state = call.state.after[LOSE]
             cancel_tasks(call)
             self.writer.leave(call)
 
@@ -244,7 +242,7 @@ class Calls(Handler[CallHead[Method]]):
 
     def over(self, call: Call) -> None:
         """Give back all that `call` took."""
-        call.step(END)
+        call.state = call.state.after[END]
         del self._calls[call]
         self._hurried.pop(call, None)
         stream = call.stream

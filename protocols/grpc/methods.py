@@ -162,7 +162,7 @@ class CallTasks:
         """Give a unary method the request of `call`."""
         unary = call.unary
         assert unary is not None
-        call.step(BEGIN)
+        call.state = call.state.after[BEGIN]
         try:
             unary.begin(call, request)
         except TritiumError as error:
@@ -204,7 +204,7 @@ class CallTasks:
         )
         if leaving:
             call.server_stream.leave()
-        call.step(SERVE)
+        call.state = call.state.after[SERVE]
         self.run(call, partial(_serve, call, method))
 
     def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:

@@ -17,7 +17,7 @@ from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Internal, TritiumError, Unsupported
-from protocols.grpc.call import Call, CallReader, ServerStream
+from protocols.grpc.call import Call, CallReader
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.messages import Message, MessageReader
 from protocols.grpc.policy import Grants
@@ -89,9 +89,7 @@ class RequestReader(CallReader):
         except (TritiumError, GRPCError) as error:
             self._calls.refuse(call, error)
             return
-        if call.server_stream is not None:
-            self._return_window(call, call.server_stream, reader)
-        self._make_room(call, reader)
+        self._open_windows(call, reader)
 
     def _keep(self, call: Call, message: Message) -> None:
         if call.server_stream is not None:
@@ -123,8 +121,7 @@ class RequestReader(CallReader):
             return
         if call.granted and server_stream.taken >= call.granted:
             self._release_grant(call)
-        self._return_window(call, server_stream, reader)
-        self._make_room(call, reader)
+        self._open_windows(call, reader)
 
     def over(self, call: Call) -> None:
         """Give back the grants of a call."""
@@ -136,11 +133,25 @@ class RequestReader(CallReader):
 
     # Windows
 
+    def _open_windows(self, call: Call, reader: MessageReader) -> None:
+        """Let the client of a call send what there is room for, once that is worth a frame.
+
+        A coroutine's call: as much as is not held here. Any call: the rest of a message that is too long for
+        the window, once there is a grant for it.
+        """
+        missing, opened = reader.missing, self._opened(call.stream)
+        if call.server_stream is not None:
+            under_way = 0 if reader.declared is None else messages.PREFIX_SIZE + reader.declared - missing
+            come = call.stream.allowed - opened
+            free = come - call.credited - call.server_stream.held - under_way
+            if free >= _CREDIT or (free > 0 and missing > opened):
+                self._open_window(call, free)
+                opened = self._opened(call.stream)
+        if missing > opened or (missing and opened < _PADDING):
+            self._make_room(call, reader)
+
     def _make_room(self, call: Call, reader: MessageReader) -> None:
-        """Let the rest of a message that is too long for the window come, once there is a grant for it."""
-        opened = self._opened(call.stream)
-        if reader.missing <= opened and (opened >= _PADDING or not reader.missing):
-            return
+        """Let the rest of a long message come, as soon as there is a grant for it."""
         number = 1 if call.server_stream is None else call.server_stream.fed + 1
         if not call.granted:
             if call.server_stream is not None and call.server_stream.hold_back():
@@ -158,16 +169,6 @@ class RequestReader(CallReader):
         for other in self._grants.release(call):
             if other.incoming is not None:
                 self._let_in(other, other.incoming)
-
-    def _return_window(
-        self, call: Call, server_stream: ServerStream[Any, Any], reader: MessageReader
-    ) -> None:
-        """Let a streaming call's client send as much as is not held here, once that is worth a frame."""
-        under_way = 0 if reader.declared is None else messages.PREFIX_SIZE + reader.declared - reader.missing
-        come = call.stream.received - self._h2.reading.arriving(call.stream)
-        free = come - call.credited - server_stream.held - under_way
-        if free >= _CREDIT or (free > 0 and reader.missing > self._opened(call.stream)):
-            self._open_window(call, free)
 
     def _opened(self, stream: Stream) -> int:
         """How many bytes more may come on a stream as of now."""

@@ -123,7 +123,7 @@ class AnswerWriter(CallWriter):
     def _send_head(self, call: Call) -> None:
         """Send initial metadata, unless that was done."""
         if call.state is not CallState.SPEAKING:
-            call.step(SPEAK)
+            call.state = call.state.after[SPEAK]
             self._sender.head(call.stream, heads.initial(call.head.answer_coding))
             self._keepalive.sent_data()
 
@@ -168,7 +168,7 @@ class AnswerWriter(CallWriter):
             self._sender.trailers(call.stream, block)
         else:
             self._sender.head(call.stream, heads.trailers_only(status, message), end=True)
-        call.step(ANSWER)
+        call.state = call.state.after[ANSWER]
         self.leave(call)
 
     def leave(self, call: Call) -> None:

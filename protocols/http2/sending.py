@@ -246,7 +246,7 @@ class OutwardFrames:
             self._turns.append(stream)
 
     def _take_turns(self, taken: list[Buffer], room: int) -> None:
-        """Hand out DATA, a frame a turn, and at least one frame.
+        """Hand out DATA, a frame a turn, and at least one frame. A stream that is alone needs no turns.
 
         Otherwise an endless row of small answers would let no large one through.
         """
@@ -256,26 +256,30 @@ class OutwardFrames:
             backlog = stream.backlog
             assert backlog is not None
             if stream.window > 0:  # the peer may have lowered it since
-                room -= self._take_frame(stream, backlog, taken)
+                room -= self._take_frames(stream, backlog, taken, 0 if turns else room)
             if backlog.buffers:
                 self._take_place(stream, backlog)
             if room <= 0:
                 return
 
-    def _take_frame(self, stream: Stream, backlog: Backlog, taken: list[Buffer]) -> int:
-        """Hand out the next frame of a stream in line, and the stream's end if that was the last frame.
+    def _take_frames(self, stream: Stream, backlog: Backlog, taken: list[Buffer], room: int) -> int:
+        """Hand out the next frame of a stream in line, or as many as fill `room`.
 
-        Returns the frame's size in bytes.
+        The stream's end follows its last frame. Returns the size of the frames in bytes.
         """
-        size = min(stream.pending, stream.window, self.window, self.max_frame_size, _TURN)
+        largest = min(self.max_frame_size, _TURN)
+        size = left = min(stream.pending, stream.window, self.window, max(room, largest))
         stream.window -= size
         stream.pending -= size
         self.pending -= size
         self.window -= size
-        if size >= _WORTH_A_REPLY:
-            self._floods.sent += 1
-        taken.append(_pack(size << 8 | DATA, 0, stream.id))
-        _move(backlog.buffers, size, taken)
+        while left:
+            length = min(left, largest)
+            left -= length
+            if length >= _WORTH_A_REPLY:
+                self._floods.sent += 1
+            taken.append(_pack(length << 8 | DATA, 0, stream.id))
+            _move(backlog.buffers, length, taken)
         if not backlog.buffers:
             stream.backlog = None
             if backlog.trailers is not None:

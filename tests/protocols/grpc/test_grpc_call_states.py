@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.call_states import TRANSITIONS, CallState, Step, after
+from protocols.grpc.call_states import TRANSITIONS, CallState, Step
 
 ROWS = [(state, step, following) for state, row in TRANSITIONS.items() for step, following in row.items()]
 BUGS = [(state, step) for state in CallState for step in Step if step not in TRANSITIONS[state]]
@@ -33,7 +33,7 @@ WAYS = {
 def test_every_way_of_a_call_ends_with_what_it_took_given_back(steps):
     state = CallState.RECEIVING
     for step in steps:
-        state = after(state, step)
+        state = state.after[step]
     assert state is CallState.OVER
 
 
@@ -42,14 +42,14 @@ def test_the_ways_visit_every_row_of_the_table():
     for steps in WAYS.values():
         state = CallState.RECEIVING
         for step in steps:
-            visited.add((state, step, state := after(state, step)))
+            visited.add((state, step, state := state.after[step]))
     assert visited == set(ROWS)
 
 
 @pytest.mark.parametrize(("state", "step"), BUGS)
 def test_a_step_that_the_table_does_not_have_is_a_bug(state, step):
     with pytest.raises(RuntimeError, match=f"a call that is {state.value} can't {step.value}"):
-        after(state, step)
+        state.after[step]
 
 
 @given(st.data())
@@ -57,7 +57,7 @@ def test_a_closed_call_stays_closed_and_a_method_that_began_is_told_once(data):
     state, begun, told = CallState.RECEIVING, 0, 0
     while TRANSITIONS[state]:
         step = data.draw(st.sampled_from(sorted(TRANSITIONS[state], key=lambda step: step.value)))
-        following = after(state, step)
+        following = state.after[step]
         begun += step is Step.BEGIN
         told += step is Step.SEND and not state.told
         assert following.closed >= state.closed
