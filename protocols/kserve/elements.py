@@ -70,7 +70,7 @@ def pack(data: list[Any] | LongArray, name: str, datatype: DataType, count: int,
         _check_size(name, nbytes, limit)
     if isinstance(data, LongArray):
         assert isinstance(data.taker, Packing), "whoever reads it gives it to a Packing"
-        return data.taker.finish()
+        return data.taker.finish(count)
     elements, kinds = _flatten(data, datatype)
     if len(elements) != count or not kinds <= rule[0]:
         raise _misfit(elements, kinds, datatype, count)
@@ -122,8 +122,10 @@ class Packing:
         else:
             room = (text_size if count is None else min(count, text_size)) * datatype.size
         self._packed: memoryview = np.empty(room + 8, np.uint8).data
-        # The first error. `finish` raises it, because errors elsewhere in the request come first.
+        # The first error, and how many elements come before it. `finish` raises it, because errors elsewhere in
+        # the request come first.
         self._wrong: TritiumError | None = None
+        self._sound = INT64_MAX
 
     def take(self, elements: list[Any], kinds: set[type]) -> None:
         """See `long_texts.Taker`."""
@@ -131,10 +133,12 @@ class Packing:
         self.seen += len(elements)
         if self._wrong is not None or not elements:
             return
-        if not kinds <= _RULES[self.datatype][0]:
+        allowed = _RULES[self.datatype][0]
+        if not kinds <= allowed:
             kinds = set(map(type, elements))
-        if not kinds <= _RULES[self.datatype][0] or (self.count is not None and self.seen > self.count):
+        if not kinds <= allowed or (self.count is not None and self.seen > self.count):
             left = len(elements) if self.count is None else self.count - before
+            self._sound = before + _first_bad(elements, kinds - allowed)
             self._give_up(_misfit(elements, kinds, self.datatype, left))
             return
         try:
@@ -161,12 +165,14 @@ class Packing:
         """See `long_texts.Taker`."""
         return _too_deep(self.datatype)
 
-    def finish(self) -> Buffer:
-        """Return the elements. Raises as `pack` does."""
+    def finish(self, count: int) -> Buffer:
+        """Return the elements, of which there must be `count`. Raises as `pack` does."""
+        if self._wrong is not None and (self.datatype is DataType.BYTES or self._sound < count):
+            raise self._wrong
+        if self.seen != count:
+            raise _miscount(self.datatype, surplus=self.seen > count)
         if self._wrong is not None:
             raise self._wrong
-        if self.count is not None and self.seen < self.count:
-            raise Internal("Failed to parse 'data' field: shape does not match true shape")
         return self._packed[: self._size]
 
     def _add(self, packed: Buffer) -> bool:
@@ -233,18 +239,25 @@ def _too_deep(datatype: DataType) -> InvalidArgument:
 def _misfit(elements: list[Any], kinds: set[type], datatype: DataType, count: int) -> Internal:
     """Return the error for the first thing wrong, reading from the left."""
     allowed, kind, _ = _RULES[datatype]
-    types = list(map(type, elements))
-    first_bad = min((types.index(bad) for bad in kinds - allowed), default=len(elements))
+    first_bad = _first_bad(elements, kinds - allowed)
     if datatype is DataType.BYTES:
         if first_bad < len(elements):
             return Internal(f"Unable to parse JSON bytes array: {not_a(kind)}")
-        if len(elements) > count:
-            return Internal("Unable to parse 'data': shape does not match true shape of 'data' field")
     elif first_bad < min(count, len(elements)):
         return Internal(f"Unable to parse 'data': {_not_a(kind)}")
-    elif len(elements) > count:
-        return Internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    return Internal("Failed to parse 'data' field: shape does not match true shape")
+    return _miscount(datatype, surplus=len(elements) > count)
+
+
+def _first_bad(elements: list[Any], bad: set[type]) -> int:
+    """Return where the first element of a `bad` type is; behind the last where there is none."""
+    return next((place for place, element in enumerate(elements) if type(element) in bad), len(elements))
+
+
+def _miscount(datatype: DataType, *, surplus: bool) -> Internal:
+    if not surplus:
+        return Internal("Failed to parse 'data' field: shape does not match true shape")
+    shape = "shape" if datatype is DataType.BYTES else "Shape"
+    return Internal(f"Unable to parse 'data': {shape} does not match true shape of 'data' field")
 
 
 def _not_a(kind: str) -> str:

@@ -162,7 +162,7 @@ class _Reader:
 
     def _tensor(self, declared: InputSpec, elements: list[Any] | LongArray) -> Tensor:
         name, datatype = declared.name, declared.datatype
-        count = elements.taker.seen if isinstance(elements, LongArray) else len(elements)
+        count = elements.length if isinstance(elements, LongArray) else len(elements)
         dims = (-1, *declared.dims) if self._batches else declared.dims
         shape = deduce_shape(dims, count)
         if shape is None:

@@ -100,14 +100,18 @@ class CountingTaker:
 
 
 class LongArray:
-    """An array in a text, or a long string in the place of one, and the taker of its elements."""
+    """An array in a text, or a long string in the place of one, and the taker of its elements.
 
-    __slots__ = ("_at", "_text", "taker")
+    `length` counts its own elements, whether they are arrays or not.
+    """
 
-    def __init__(self, text: LongText, at: int, taker: Taker) -> None:
+    __slots__ = ("_at", "_text", "length", "taker")
+
+    def __init__(self, text: LongText, at: int, taker: Taker, length: int) -> None:
         self._text = text
         self._at = at
         self.taker = taker
+        self.length = length
 
     def give(self, taker: Taker) -> Generator[None, None, None]:
         """Hand the elements to another taker, for good."""
@@ -290,7 +294,7 @@ class LongText:
                 )
             return long
         yield from taker.take_string(long.pieces())
-        return LongArray(self, start, taker)
+        return LongArray(self, start, taker, 1)
 
     def _end_of_string(self) -> Generator[None, None, int]:
         """Go behind the string that begins here, and return where its closing quotation mark is."""
@@ -355,8 +359,8 @@ class LongText:
                 self._values += len(value)
                 return value
             taker = CountingTaker()
-        yield from self._array_of_plain_values(taker)
-        return LongArray(self, start, taker)
+        length = yield from self._array_of_plain_values(taker)
+        return LongArray(self, start, taker, length)
 
     def _array_of_objects(self, depth: int) -> Generator[None, None, list[Any]]:
         elements: list[Any] = []
@@ -374,35 +378,39 @@ class LongText:
 
     # The fast lane
 
-    def _array_of_plain_values(self, taker: Taker) -> Generator[None, None, None]:
-        """Go behind the array that begins here, and hand its elements to `taker`."""
+    def _array_of_plain_values(self, taker: Taker) -> Generator[None, None, int]:
+        """Go behind the array that begins here, and hand its elements to `taker`. Return its own length."""
         self._at += 1
+        yield from self._skip_space()
+        if self._here() == _CLOSE:
+            self._at += 1
+            return 0
         depth = 1
-        # Whether nothing has been read since a bracket opened, so that it may close at once.
-        opened = True
+        length = 0
+        opened = True  # Nothing has been read since the array's bracket.
         while depth:
             chunk = bytes(self._text[self._at : self._at + _PIECE])
             end, cut, behind, deepest = survey(chunk, depth)
             if deepest >= MAX_DEPTH:
                 raise taker.too_deep()
             if end >= 0:
-                taker.take(*self._elements(chunk[:end], depth, opened=opened, left_open=0))
+                length += self._take(taker, chunk[:end], depth, opened=opened, left_open=0)
                 self._at += end + 1
                 depth = 0
             elif cut >= 0:
-                taker.take(*self._elements(chunk[:cut], depth, opened=opened, left_open=behind))
+                length += self._take(taker, chunk[:cut], depth, opened=opened, left_open=behind)
                 self._at += cut + 1
                 depth = behind
                 opened = False
             else:  # no comma in sight: much space, a long string, an object, the end of the text
+                length += depth == 1
                 depth = yield from self._one_element(taker, depth, opened=opened)
                 opened = False
             yield
+        return length
 
-    def _elements(
-        self, piece: bytes, depth: int, *, opened: bool, left_open: int
-    ) -> tuple[list[Any], set[type]]:
-        """Return the elements in `piece`, and their types.
+    def _take(self, taker: Taker, piece: bytes, depth: int, *, opened: bool, left_open: int) -> int:
+        """Hand the elements in `piece` to `taker`. Return how many elements of the whole array begin in it.
 
         The piece begins with `depth` brackets open and ends with `left_open` of them. The piece is made a
         text of its own. Zeros stand for what was cut off, so that a comma without a value before or behind it
@@ -413,7 +421,9 @@ class LongText:
         if value is None:
             self._refuse_in_array(front, self._at)
         elements, kinds = flat(value)
-        return elements[0 if opened else 1 : -1 if left_open else None], kinds
+        taker.take(elements[0 if opened else 1 : -1 if left_open else None], kinds)
+        # The first is a zero, or began in the piece before. The last is a zero if the piece is cut between two.
+        return len(value) - (not opened) - (left_open == 1)
 
     def _one_element(self, taker: Taker, depth: int, *, opened: bool) -> Generator[None, None, int]:
         """Read one element, with the brackets around it and the comma behind it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -250,6 +251,38 @@ def test_an_array_within_an_array_is_one_element():
     assert decode({"N": [[1], [2]]}, spec).inputs[0].shape == (2, 1)
     with pytest.raises(Internal, match="Shape does not match true shape of 'data' field"):
         decode({"N": [[1, 2]]}, spec)
+
+
+@pytest.mark.parametrize("datatype", [DataType.INT32, DataType.FP64, DataType.BYTES])
+@pytest.mark.parametrize(
+    "shape",
+    ["[]", "[{0}]", "[[{0}]]", "[{0},{1}]", "[[{0},{1}]]", "[[{0}],{1},[[{0}]]]", "[[],[{0},{0}]]", "[[],{0}]",
+     "[[{0},{0}],{1},{0}]", "[[{0},{1},{0}],[],[]]", "[[{1},{0}],{0}]", "[[[],[[]],{0},{0}]]", "[[{0}],[{0}],[],[]]"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("many", "before"), [(1, "nowhere"), (350, "nowhere"), (1, "["), (1, ","), (1, "]"), (200, ",")], ids=str
+)
+def test_elements_of_arrays_are_counted_in_slices_as_at_once(datatype, shape, many, before):
+    """With much space `before` the first bracket or comma, or with `many` values, a text is read in pieces."""
+    spec = llm(("N", datatype, (-1,)))
+    outcomes = set()
+    values = ("7", '"text"', "1.5", str(2**70), "null")
+    for value, other in itertools.product(values, repeat=2):
+        elements = shape.format(",".join([value] * many), other)
+        body = f'{{"N":{elements.replace(before, " " * 17_000 + before, 1)}}}'.encode()
+        both = [outcome(body, spec, decoding) for decoding in (decode_generate, in_slices)]
+        assert both[0] == both[1], (value, other)
+        outcomes.add(both[0])
+    assert len(outcomes) > 1 or "{" not in shape
+
+
+def outcome(body, spec, decoding):
+    """What `body` comes to: shape and bytes of its input, or the words in which it is refused."""
+    try:
+        (found,) = decode(body, spec, decoding=decoding).inputs
+    except TritiumError as error:
+        return type(error), error.message
+    return found.shape, bytes(found.data)
 
 
 def test_the_first_mistake_in_the_text_is_the_one_that_is_told():

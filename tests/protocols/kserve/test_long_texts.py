@@ -239,7 +239,7 @@ def test_an_array_can_be_given_to_another_taker():
     data = at_once(LongText(text).document())["data"]
     assert data.taker.seen == 5000
     at_once(data.give(Packing("A", DataType.INT32, 5000, 2**40, len(text))))
-    assert bytes(data.taker.finish()) == struct.pack("<5000i", *range(5000))
+    assert bytes(data.taker.finish(5000)) == struct.pack("<5000i", *range(5000))
 
 
 def test_one_long_string_becomes_a_tensor_without_ever_being_a_string():
@@ -247,7 +247,7 @@ def test_one_long_string_becomes_a_tensor_without_ever_being_a_string():
     document = at_once(
         LongText(text, lambda *_: Packing("A", DataType.BYTES, None, 2**40, len(text))).document()
     )
-    assert bytes(document["text"].taker.finish()) == pack_bytes(["é\n" * 100_000])
+    assert bytes(document["text"].taker.finish(1)) == pack_bytes(["é\n" * 100_000])
 
 
 def test_a_long_string_outside_of_tensors_is_refused_or_left_where_it_is():
@@ -274,7 +274,7 @@ def test_a_long_string_can_be_given_to_another_taker():
     assert isinstance(document["a"], LongArray)
     packing = Packing("A", DataType.BYTES, None, 2**40, len(text))
     at_once(document["a"].give(packing))
-    assert bytes(packing.finish()) == pack_bytes(["x" * MAX_STRING + "\n"])
+    assert bytes(packing.finish(1)) == pack_bytes(["x" * MAX_STRING + "\n"])
 
 
 @pytest.mark.parametrize("space", [20_000, 70_000, 200_000])
@@ -313,7 +313,7 @@ def test_a_long_array_over_the_limit_is_refused(datatype, elements, limit):
     packing = Packing("A", datatype, None, limit, len(text))
     at_once(LongText(text, lambda *_: packing).document())
     with pytest.raises(InvalidArgument, match=f"exceeds the maximum allowed value of {limit} bytes"):
-        packing.finish()
+        packing.finish(len(elements))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_long_string_in_the_wrong_place_is_told_as_a_short_one(datatype, eleme
     packing = Packing("A", datatype, 1, 2**40, len(text))
     at_once(LongText(text, lambda *_: packing).document())
     with pytest.raises(Internal) as long:
-        packing.finish()
+        packing.finish(1)
     with pytest.raises(Internal) as short:
         pack(elements, "A", datatype, 1, 2**40)
     assert long.value.message == short.value.message
