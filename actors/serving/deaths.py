@@ -89,15 +89,20 @@ def _run_again(state: ModelState, instance: InstanceState, aftermath: Aftermath)
     statistics = state.statistics
     if len(aftermath.suspects) > 1:
         statistics.bisected += 1
-    heir = instance
-    # A dismissed instance will not come back to hunt for the suspects.
-    if instance not in state.instances:
-        heir = next((each for each in state.rotation if each.worker is not None), state.rotation[0])
     instance.suspects.outcome_died(())
-    heir.suspects.push_split(aftermath.suspects)
     state.queue.push_front(aftermath.requeue)
     statistics.retried += sum(1 for request in aftermath.requeue if request.attempts)
-    statistics.retried += sum(map(len, aftermath.suspects))
+    heir: InstanceState | None = instance
+    if instance not in state.instances:
+        # It was dismissed, and will not come back to hunt for the suspects. One that lives comes first.
+        heir = max(state.rotation, key=lambda each: each.worker is not None, default=None)
+    if heir is not None:
+        heir.suspects.push_split(aftermath.suspects)
+        statistics.retried += sum(map(len, aftermath.suspects))
+        return
+    why = f"instance '{instance.spec.name}' died of {instance.last_reason}, and no other is left to try it again"
+    for request in chain.from_iterable(aftermath.suspects):
+        state.outcome.fail(request, Unavailable(request.prefix + why), FailureReason.BACKEND)
 
 
 def _settle_sequences(

@@ -279,12 +279,12 @@ class ModelState(ServedModel):
         if self.stuck_for(now) >= bound:
             self.give_up(why)
             return
-        for instance in list(self.rotation):
-            worker = instance.worker
-            if worker is None or self.spec.execution_timeout or now - worker.stuck_since < bound:
+        for worker in self.standing.workers:
+            if self.spec.execution_timeout or now - worker.stuck_since < bound:
                 continue
             held = [request for batch in worker.outstanding.values() for request in batch.requests]
-            self.rotation.remove(instance)  # else it would seem idle once disowned
+            # Otherwise it would seem idle once disowned. An instance that leaves has gone from there.
+            self.rotation[:] = (each for each in self.rotation if each.worker is not worker)
             worker.disown()
             for request in held:
                 self.outcome.fail(request, Unavailable(request.prefix + why), FailureReason.OTHER)

@@ -93,7 +93,7 @@ class Standing:
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
         self.ended = trio.Event()  # it was retired, has drained, and its workers are gone
         # From their joining to their burial, also those whose instances stop or were removed.
-        self.workers: set[LiveWorker] = set()
+        self.workers: dict[LiveWorker, None] = {}
         self._title = f"{spec.name}/{spec.version}"
         self._on_change = on_change
         self._keys = itertools.count()
@@ -127,7 +127,7 @@ class Standing:
         """An instance's model is loaded and warm."""
         instance.restarts += instance.started_once
         instance.worker, instance.started_once = worker, True
-        self.workers.add(worker)
+        self.workers[worker] = None
         instance.settled.set()
         # Not after a failed load: that is final, even where a sibling's load ends after it.
         if self.status in (Status.LOADING, Status.UNAVAILABLE) and all(

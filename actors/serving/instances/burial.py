@@ -59,7 +59,7 @@ class Burial:
         post, launched, worker, watch = self._post, self._launched, self._worker, self._watch
         instance = post.instance
         instance.worker = None
-        post.state.standing.workers.discard(worker)
+        post.state.standing.workers.pop(worker, None)
         if post.state.sequences is not None:
             post.state.sequences.about_to_leave(instance.key)
         await watch.reap()

@@ -869,3 +869,31 @@ async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, a
     staying.finish()
     await model.settled()
     assert staying.sent[-1][1] == [ahead]
+
+
+async def test_what_the_last_instance_died_of_is_answered_where_it_was_dismissed(stage, autojump_clock):
+    model = stage()
+    model.state.remove_instance(model.worker.instance)
+    suspects, waiting = [model.request(), model.request()], model.request()
+    model.state.in_flight.update(dict.fromkeys([*suspects, waiting]))
+    model.worker.instance.last_reason = "signal 11"
+    settle(model.state, model.worker.instance, Aftermath(suspects=(tuple(suspects),), requeue=(waiting,)))
+    why = "instance 'model_0_0' died of signal 11, and no other is left to try it again"
+    assert [each.reply.error.message for each in suspects] == [f"[request id: <id_unknown>] {why}"] * 2
+    assert {each.reply.error.code for each in suspects} == {ErrorCode.UNAVAILABLE}
+    assert list(model.state.queue.drain()) == [waiting]
+
+
+async def test_at_the_end_a_hanging_instance_that_leaves_is_given_up_as_well(stage, autojump_clock):
+    model = stage(instances=two_instances())
+    leaving, staying = model.workers
+    stuck = await model.send()
+    await trio.sleep(60)
+    model.state.remove_instance(leaving.instance)
+    healthy = await model.send()
+    await model.settled()
+    model.state.give_up_stuck(60, "it is over")
+    assert stuck.reply.error.message.endswith("it is over")
+    assert model.state.rotation == [staying.instance]
+    staying.finish()
+    assert healthy.reply.error is None
