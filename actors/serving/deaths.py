@@ -100,7 +100,8 @@ def _run_again(state: ModelState, instance: InstanceState, aftermath: Aftermath)
         heir.suspects.push_split(aftermath.suspects)
         statistics.retried += sum(map(len, aftermath.suspects))
         return
-    why = f"instance '{instance.spec.name}' died of {instance.last_reason}, and no other is left to try it again"
+    died = f"instance '{instance.spec.name}' died of {instance.last_reason}"
+    why = f"{died}, and no other is left to try it again"
     for request in chain.from_iterable(aftermath.suspects):
         state.outcome.fail(request, Unavailable(request.prefix + why), FailureReason.BACKEND)
 

@@ -122,8 +122,8 @@ class Packing:
         else:
             room = (text_size if count is None else min(count, text_size)) * datatype.size
         self._packed: memoryview = np.empty(room + 8, np.uint8).data
-        # The first error, and how many elements come before it. `finish` raises it, because errors elsewhere in
-        # the request come first.
+        # The first error, and how many elements come before it. `finish` raises
+        # it, because errors elsewhere in the request come first.
         self._wrong: TritiumError | None = None
         self._sound = INT64_MAX
 

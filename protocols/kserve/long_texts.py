@@ -422,7 +422,8 @@ class LongText:
             self._refuse_in_array(front, self._at)
         elements, kinds = flat(value)
         taker.take(elements[0 if opened else 1 : -1 if left_open else None], kinds)
-        # The first is a zero, or began in the piece before. The last is a zero if the piece is cut between two.
+        # The first is a zero, or began in the piece before. The last is a
+        # zero if the piece is cut between two.
         return len(value) - (not opened) - (left_open == 1)
 
     def _one_element(self, taker: Taker, depth: int, *, opened: bool) -> Generator[None, None, int]:

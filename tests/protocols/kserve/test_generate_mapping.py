@@ -256,14 +256,27 @@ def test_an_array_within_an_array_is_one_element():
 @pytest.mark.parametrize("datatype", [DataType.INT32, DataType.FP64, DataType.BYTES])
 @pytest.mark.parametrize(
     "shape",
-    ["[]", "[{0}]", "[[{0}]]", "[{0},{1}]", "[[{0},{1}]]", "[[{0}],{1},[[{0}]]]", "[[],[{0},{0}]]", "[[],{0}]",
-     "[[{0},{0}],{1},{0}]", "[[{0},{1},{0}],[],[]]", "[[{1},{0}],{0}]", "[[[],[[]],{0},{0}]]", "[[{0}],[{0}],[],[]]"],
-)  # fmt: skip
+    [
+        "[]",
+        "[{0}]",
+        "[[{0}]]",
+        "[{0},{1}]",
+        "[[{0},{1}]]",
+        "[[{0}],{1},[[{0}]]]",
+        "[[],[{0},{0}]]",
+        "[[],{0}]",
+        "[[{0},{0}],{1},{0}]",
+        "[[{0},{1},{0}],[],[]]",
+        "[[{1},{0}],{0}]",
+        "[[[],[[]],{0},{0}]]",
+        "[[{0}],[{0}],[],[]]",
+    ],
+)
 @pytest.mark.parametrize(
     ("many", "before"), [(1, "nowhere"), (350, "nowhere"), (1, "["), (1, ","), (1, "]"), (200, ",")], ids=str
 )
 def test_elements_of_arrays_are_counted_in_slices_as_at_once(datatype, shape, many, before):
-    """With much space `before` the first bracket or comma, or with `many` values, a text is read in pieces."""
+    """Much space `before` the first bracket or comma, or `many` values, have a text read in pieces."""
     spec = llm(("N", datatype, (-1,)))
     outcomes = set()
     values = ("7", '"text"', "1.5", str(2**70), "null")
