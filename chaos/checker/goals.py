@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -93,29 +93,31 @@ class Findings:
         )
 
 
-def worst(of: Iterable[tuple[float, Evidence]], limit: float) -> tuple[int, Sequence[Evidence]]:
-    """Return how many measurements exceed a limit, and the largest of all as evidence.
+def at_most(
+    limit: float,
+    measured: Sequence[tuple[float, Evidence]],
+    *,
+    name: str,
+    about: str,
+    share: float = 1.0,
+    unit: str = "s",
+) -> Goal:
+    """Return the goal that the `share` of these measurements do not exceed a limit: by default, that none do.
 
-    Measurements beyond the limit come first.
+    The largest of them are its evidence.
     """
-    ordered = sorted(of, key=lambda each: -each[0])
+    ordered = sorted(measured, key=lambda each: -each[0])
     beyond = sum(figure > limit for figure, _ in ordered)
-    return beyond, tuple(evidence for _, evidence in ordered[: min(MOST_EVIDENCE, max(beyond, 1))])
-
-
-def longest(name: str, about: str, times: Sequence[tuple[float, Evidence]], limit: float) -> Goal:
-    """Return the goal that none of these times, in seconds, exceed a limit."""
-    found, evidence = worst(times, limit)
     return Goal(
         name=name,
         about=about,
         limit=limit,
-        figure=max((took for took, _ in times), default=None),
-        unit="s",
+        figure=quantile([figure for figure, _ in measured], share) if measured else None,
+        unit=unit,
         timed=True,
-        measured=len(times),
-        found=found,
-        evidence=evidence,
+        measured=len(measured),
+        found=beyond,
+        evidence=tuple(evidence for _, evidence in ordered[: min(MOST_EVIDENCE, max(beyond, 1))]),
     )
 
 

@@ -14,9 +14,7 @@ from chaos.checker.goals import (
     Findings,
     Goal,
     Verdict,
-    longest,
-    quantile,
-    worst,
+    at_most,
     write_verdict,
 )
 from chaos.checker.injections import Blow, blows, by_number
@@ -161,7 +159,8 @@ def judge(run: Run, expected: Expected, limits: Limits) -> Judgement:
     goals = [goal for rule in rules for goal in rule.goals()]
     goals += log.goals(began)
     goals += _log_times(log, pairing, outcomes, hits, limits)
-    goals += resource_goals(run.samples, manifest, _quiet(hits), limits)
+    quiet = max((blow.healed for blow in hits), default=None)
+    goals += resource_goals(run.samples, manifest, quiet, limits)
     goals += ending_goals(run.endings)
     goals.append(_troubles(hits, began))
     goals.append(_injected(hits, run.passed_over, limits))
@@ -182,35 +181,20 @@ def _log_times(
     log: Log, pairing: Pairing, outcomes: Outcomes, hits: Sequence[Blow], limits: Limits
 ) -> Iterator[Goal]:
     errors = in_flight_errors(outcomes.excused, by_number(hits), log.exits)
-    yield _p99(
-        "in-flight error p99", "worker died → error of what it was executing", errors, limits.in_flight_p99
+    yield at_most(
+        limits.in_flight_p99,
+        errors,
+        name="in-flight error p99",
+        about="worker died → error of what it was executing",
+        share=0.99,
     )
     hangs = hang_times(log.exits, pairing.unended, limits.execution_timeout)
-    yield longest(
-        "hang detected",
-        "the longest time from the end of a hanging execution's limit until the log tells of its worker's end",
-        hangs,
+    yield at_most(
         limits.hang,
+        hangs,
+        name="hang detected",
+        about="the longest time from the end of a hanging execution's limit until the log tells of its worker's end",
     )
-
-
-def _p99(name: str, about: str, times: Sequence[tuple[float, Evidence]], limit: float) -> Goal:
-    found, evidence = worst(times, limit)
-    return Goal(
-        name=name,
-        about=about,
-        limit=limit,
-        figure=quantile([took for took, _ in times], 0.99) if times else None,
-        unit="s",
-        timed=True,
-        measured=len(times),
-        found=found,
-        evidence=evidence,
-    )
-
-
-def _quiet(hits: Sequence[Blow]) -> float | None:
-    return max((blow.healed for blow in hits), default=None)
 
 
 def _troubles(hits: Sequence[Blow], began: float) -> Goal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from chaos.checker.goals import Evidence, Findings, Goal, longest
+from chaos.checker.goals import Evidence, Findings, Goal, at_most
 from chaos.checker.injections import Blow
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import Story
@@ -68,11 +68,11 @@ class ErrorsTold:
             "error answers of which the log does not tell, by the request's id and with the same code",
             measured=len(self._errors),
         )
-        yield longest(
-            "errors told",
-            "the longest time from an error's arrival at the client until the log tells of it",
-            waits,
+        yield at_most(
             self._limit,
+            waits,
+            name="errors told",
+            about="the longest time from an error's arrival at the client until the log tells of it",
         )
 
     def _is_muted(self, t: float) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from chaos.checker.goals import Evidence, Goal, quantile, worst
+from chaos.checker.goals import Evidence, Goal, at_most
 from chaos.checker.injections import Blow
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import Story
@@ -136,19 +136,7 @@ class Recovery:
             for watch in watches
             if watch.blow.injected.measures == clock and (took := self._took(watch)) is not None
         ]
-        found, evidence = worst(times, limit)
-        figure = quantile([took for took, _ in times], share) if times else None
-        return Goal(
-            name=f"{clock} recovery p{share * 100:.0f}",
-            about=about,
-            limit=limit,
-            figure=figure,
-            unit="s",
-            timed=True,
-            measured=len(times),
-            found=found,
-            evidence=evidence,
-        )
+        return at_most(limit, times, name=f"{clock} recovery p{share * 100:.0f}", about=about, share=share)
 
 
 def _evidence(blow: Blow, took: float, began: float) -> Evidence:

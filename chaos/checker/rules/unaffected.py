@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from chaos.checker.goals import Evidence, Findings, Goal, quantile, worst
+from chaos.checker.goals import Evidence, Findings, Goal, at_most, quantile
 from chaos.checker.injections import Blow
 from chaos.checker.rules.excuses import Offer, ran_out
 from chaos.checker.rules.limits import Limits
@@ -55,7 +55,13 @@ class Unaffected:
             "requests that failed while no fault of the time should be felt by their model",
             measured=self._seen,
         )
-        yield self._latency()
+        yield at_most(
+            self._limits.unaffected,
+            list(self._compared()),
+            name="latency of unaffected models",
+            about="the largest, over models, of p99 while others are hit, of p99 in the calm phase",
+            unit="×",
+        )
 
     def _overloaded(self, invoke: Invoke) -> bool:
         """Whether its model has still to catch up with an overload, which no fault has caused."""
@@ -67,22 +73,6 @@ class Unaffected:
     def _note(self, kept: dict[str, array[float]], story: Story) -> None:
         if isinstance(story.end, Ok):
             kept.setdefault(story.invoke.model, array("d")).append(story.end.t - story.invoke.t)
-
-    def _latency(self) -> Goal:
-        limit = self._limits.unaffected
-        compared = list(self._compared())
-        found, evidence = worst(compared, limit)
-        return Goal(
-            name="latency of unaffected models",
-            about="the largest, over models, of p99 while others are hit, of p99 in the calm phase",
-            limit=limit,
-            figure=max((ratio for ratio, _ in compared), default=None),
-            unit="×",
-            timed=True,
-            measured=len(compared),
-            found=found,
-            evidence=evidence,
-        )
 
     def _compared(self) -> Iterator[tuple[float, Evidence]]:
         for model, calm in sorted(self._calm.items()):
