@@ -59,19 +59,14 @@ _SENTENCES: Final = (
 _FAILED: Final = re.compile(r"\[request id: (?P<request_id>[^\]]*)\] Infer failed: ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What one line says."""
-
-    moment: datetime
-    level: str
-    event: str
-    keys: Mapping[str, Any]
+Told = tuple[datetime, str, str, Mapping[str, Any]]
+"""What one line says: when, its level, its event and its keys."""
 
 
-def parse_text(text: str, *, now: datetime) -> Told | None:
+def _of_text(text: str | bytes, now: datetime) -> Told | None:
     """Return what a line in one of the forms for people says, or None. `now` gives the year or day."""
-    line = _COLOURS.sub("", text).rstrip("\r\n")
+    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    line = _COLOURS.sub("", words).rstrip("\r\n")
     try:
         if found := _DEFAULT.fullmatch(line):
             moment = _in_the_latest_year(found["month"], found["day"], found["clock"], now)
@@ -79,10 +74,8 @@ def parse_text(text: str, *, now: datetime) -> Told | None:
         if found := _ISO.fullmatch(line):
             return _of_triton(found, datetime.fromisoformat(found["moment"]).replace(tzinfo=UTC))
         if found := _CONSOLE.fullmatch(line):
-            event, keys = _event_of(found["said"], found["level"])
-            return Told(
-                moment=_on_the_latest_day(found["clock"], now), level=found["level"], event=event, keys=keys
-            )
+            level = found["level"]
+            return _on_the_latest_day(found["clock"], now), level, *_event_of(found["said"], level)
     except ValueError:  # the 31st of February, 25 o'clock
         return None
     return None
@@ -98,7 +91,7 @@ def _of_triton(found: re.Match[str], moment: datetime) -> Told:
     filename, _, number = found["source"].rpartition(":")
     if number.isdecimal():
         keys |= {"lineno": int(number), "filename": filename}
-    return Told(moment=moment, level=level, event=event, keys=keys)
+    return moment, level, event, keys
 
 
 def _in_the_latest_year(month: str, day: str, clock: str, now: datetime) -> datetime | None:
@@ -241,45 +234,27 @@ def parse(
     `now` is the time by which a line of another format than JSON gets its year or day; by default it is the
     present.
     """
-    if text[:1] not in ("{", b"{"):
-        return _parse_text(text, source=source, number=number, now=now or datetime.now(UTC))
+    is_json = text[:1] in ("{", b"{")
+    told = _of_json(text) if is_json else _of_text(text, now or datetime.now(UTC))
+    if told is None or told[0].timestamp() < 0:
+        return None
+    moment, level, event, keys = told
+    return Line(time=moment.timestamp(), level=level, event=event, keys=keys, source=source, number=number)
+
+
+def _of_json(text: str | bytes) -> Told | None:
     try:
         given = json.loads(text)
-        time = _seconds(datetime.fromisoformat(given["timestamp"]))
+        moment = datetime.fromisoformat(given["timestamp"])
         level, event = given["level"], given["event"]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not (isinstance(level, str) and isinstance(event, str) and time >= 0):
+    if not (isinstance(level, str) and isinstance(event, str)):
         return None
-    return Line(
-        time=time,
-        level=level,
-        event=event,
-        keys={name: value for name, value in given.items() if name not in _HEAD},
-        source=source,
-        number=number,
-    )
-
-
-def _parse_text(text: str | bytes, *, source: str, number: int, now: datetime) -> Line | None:
-    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    told = parse_text(words, now=now)
-    if told is None or told.moment.timestamp() < 0:
-        return None
-    return Line(
-        time=told.moment.timestamp(),
-        level=told.level,
-        event=told.event,
-        keys=told.keys,
-        source=source,
-        number=number,
-    )
+    keys = {name: value for name, value in given.items() if name not in _HEAD}
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC), level, event, keys
 
 
 def stamp(time: float) -> str:
     """Return seconds since 1970 as the server writes them: `2026-11-21T01:57:53.951989Z`."""
     return f"{datetime.fromtimestamp(round(time * 1e6) / 1e6, UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
-
-
-def _seconds(time: datetime) -> float:
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
