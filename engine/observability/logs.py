@@ -211,7 +211,7 @@ def processors(
     chain: list[Processor] = [_only_what_is_on(settings)]
     if strict:
         chain.append(_only_known_events)
-    chain.append(_Timestamp(wall_ns))
+    chain.append(_stamp(wall_ns))
     if settings.format != "console":
         chain.append(
             CallsiteParameterAdder(
@@ -219,9 +219,7 @@ def processors(
                 additional_ignores=["engine.observability"],  # where events pass through
             )
         )
-    chain.append(_renderer(settings, sink, environ))
-    chain.append(_Deliver(sink))
-    return chain
+    return [*chain, _renderer(settings, environ), _deliver(sink)]
 
 
 def _lowest_level(settings: LogSettings) -> int:
@@ -261,37 +259,35 @@ def _only_known_events(_: WrappedLogger, __: str, event: EventDict) -> EventDict
     return event
 
 
-class _Timestamp:
-    def __init__(self, wall_ns: Callable[[], int]) -> None:
-        self._wall_ns = wall_ns
-
-    def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def _stamp(wall_ns: Callable[[], int]) -> Processor:
+    def stamped(_: WrappedLogger, method: str, event: EventDict) -> EventDict:
         event["event"] = str(event["event"])
         event["level"] = method
-        event["timestamp"] = datetime.fromtimestamp(self._wall_ns() // 1000 / 1e6, UTC)
+        event["timestamp"] = datetime.fromtimestamp(wall_ns() // 1000 / 1e6, UTC)
         return event
 
+    return stamped
 
-class _Deliver:
+
+def _deliver(sink: LogSink) -> Processor:
     """The last link: hand the line to the sink and leave nothing for structlog to print."""
 
-    def __init__(self, sink: LogSink) -> None:
-        self._sink = sink
-
-    def __call__(self, _: WrappedLogger, method: str, line: Any) -> NoReturn:
-        self._sink.write(line, severe=method in _SEVERE)
+    def deliver(_: WrappedLogger, method: str, line: Any) -> NoReturn:
+        sink.write(line, severe=method in _SEVERE)
         raise structlog.DropEvent
 
+    return deliver
 
-def _renderer(settings: LogSettings, sink: LogSink, environ: Mapping[str, str]) -> Processor:
+
+def _renderer(settings: LogSettings, environ: Mapping[str, str]) -> Processor:
     match settings.format:
         case "json":
-            return _JsonLines(whole=settings.verbose > 0)
+            return _json_lines(whole=settings.verbose > 0)
         case "console":
             return _console(colors=not settings.file and sys.stdout.isatty())
         case "default" | "ISO8601":
             escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
-            return _TritonLines(iso=settings.format == "ISO8601", escape=escape, whole=settings.verbose > 0)
+            return _triton_lines(iso=settings.format == "ISO8601", escape=escape, whole=settings.verbose > 0)
 
 
 def _console(*, colors: bool) -> Processor:
@@ -306,48 +302,44 @@ def _console(*, colors: bool) -> Processor:
     return render
 
 
-class _JsonLines:
+def _json_lines(*, whole: bool) -> Processor:
     """An object a line."""
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
-
-    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+    def render(_: WrappedLogger, __: str, event: EventDict) -> str:
         moment = event.pop("timestamp")
         line = {
             "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
             "level": event.pop("level"),
             "event": event.pop("event"),
         }
-        trace = _traceback(event.pop("exc_info", None), whole=self._whole)
+        trace = _traceback(event.pop("exc_info", None), whole=whole)
         line.update(event)
         if trace:
             line["exception"] = trace
         return json.dumps(line, default=repr)
 
+    return render
 
-class _TritonLines:
+
+def _triton_lines(*, iso: bool, escape: bool, whole: bool) -> Processor:
     """Triton's two formats, in which the event is a sentence: Triton's own if it has one for it."""
+    pid = os.getpid()
 
-    def __init__(self, *, iso: bool, escape: bool, whole: bool) -> None:
-        self._whole = whole
-        self._iso = iso
-        self._escape = escape
-        self._pid = os.getpid()
-
-    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+    def render(_: WrappedLogger, __: str, event: EventDict) -> str:
         moment: datetime = event.pop("timestamp")
         letter = _LETTERS[event.pop("level")]
         source = f"{event.pop('filename', '?')}:{event.pop('lineno', 0)}"
-        trace = _traceback(event.pop("exc_info", None), whole=self._whole)
+        trace = _traceback(event.pop("exc_info", None), whole=whole)
         message = sentence(event.pop("event"), event)
         if trace:
             message = f"{message}\n{trace}"
-        if self._escape:
+        if escape:
             message = json.dumps(message, ensure_ascii=False)
-        if self._iso:
-            return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter} {self._pid} {source}] {message}"
-        return f"{letter}{moment:%m%d %H:%M:%S.%f} {self._pid} {source}] {message}"
+        if iso:
+            return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter} {pid} {source}] {message}"
+        return f"{letter}{moment:%m%d %H:%M:%S.%f} {pid} {source}] {message}"
+
+    return render
 
 
 # What tools and people look for in Triton's log.
