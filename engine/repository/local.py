@@ -62,7 +62,7 @@ class LocalSource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.digests = Digests() if digests is None else digests
-        self._uri = str(path)
+        self.uri = str(path)  # as the operator wrote it
         self._path = Path(path).absolute()
         self._compare = compare
         self._return_after = return_after
@@ -73,11 +73,6 @@ class LocalSource:
         self._had_models = False  # when it was listed last
         self._lost = False  # and could not be read since
         self._previous: dict[str, Survey] = {}  # of each model's last look
-
-    @property
-    def uri(self) -> str:
-        """The path as the operator wrote it."""
-        return self._uri
 
     def names(self) -> Sequence[str]:
         """Return the names of the first-level directories, sorted. Raises SourceUnavailable."""
@@ -136,7 +131,7 @@ class LocalSource:
         with self._opened() as root:
             found = survey(root, name) if _is_plain(name) else None
             if found is None:
-                raise FetchFailed(f"there is no directory '{shown(name)}' in {self._uri}")
+                raise FetchFailed(f"there is no directory '{shown(name)}' in {self.uri}")
             if found.problems:
                 raise FetchFailed("; ".join(problem.message for problem in found.problems))
             path = Path(root.path, name)
@@ -176,7 +171,7 @@ class LocalSource:
                 yield root
         except OSError as error:
             self._lost = True
-            raise SourceUnavailable(f"{self._uri} can't be read: {error.strerror or error}") from error
+            raise SourceUnavailable(f"{self.uri} can't be read: {error.strerror or error}") from error
 
     def _admit(self, root: Root) -> None:
         """Raise SourceUnavailable if what is open is not known to be the repository."""
@@ -191,7 +186,7 @@ class LocalSource:
             if not candidate_names(root.fd) and (self._had_models or not same):
                 self._newcomer = None
                 raise SourceUnavailable(
-                    f"{self._uri} is another directory than before, and empty: is something not mounted?"
+                    f"{self.uri} is another directory than before, and empty: is something not mounted?"
                 )
             if same:
                 self._lost, self._newcomer = False, None
@@ -201,7 +196,7 @@ class LocalSource:
                 self._newcomer = (identity, now)
             if now - self._newcomer[1] < self._return_after or self._newcomer[1] == now:
                 raise SourceUnavailable(
-                    f"{self._uri} is another directory than before; it is believed once it stays"
+                    f"{self.uri} is another directory than before; it is believed once it stays"
                 )
             self._known, self._newcomer, self._lost = identity, None, False
 

@@ -21,6 +21,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,10 +62,7 @@ class Cache:
 
     def find(self, identity: str, size: int) -> str | None:
         """Return the digest of the bytes that a storage's object was, if they are here and still right."""
-        try:
-            digest = (self.root / "index" / identity).read_text("ascii", "replace").strip()
-        except FileNotFoundError:
-            return None
+        digest = self._read("index", identity).strip()
         if not _is_digest(digest) or not self._is_right(digest, size):
             self.forget(identity)
             return None
@@ -119,23 +117,20 @@ class Cache:
 
     def _unused_objects(self) -> Iterator[tuple[int, int, Path]]:
         """Yield when it was last used, its size and its path, of every object that nothing links to."""
-        for entry in os.scandir(self.root / "objects"):
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # dropped by another process
-                continue
+        for path, found in self._files("objects"):
             if found.st_nlink == 1:
-                yield self._last_used(entry.name), found.st_size, Path(entry.path)
+                yield self._last_used(path.name), found.st_size, path
 
     def _partials(self) -> Iterator[tuple[int, int, Path]]:
         """Yield the same of every download, with what it takes on the disk: holes take nothing."""
-        for entry in os.scandir(self.root / "partial"):
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if JOURNAL not in entry.name:
-                yield found.st_mtime_ns, found.st_blocks * _BLOCK, Path(entry.path)
+        for path, found in self._files("partial"):
+            if JOURNAL not in path.name:
+                yield found.st_mtime_ns, found.st_blocks * _BLOCK, path
+
+    def _files(self, folder: str) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in (self.root / folder).iterdir():
+            with suppress(FileNotFoundError):  # dropped by another process
+                yield path, path.lstat()
 
     def _last_used(self, digest: str) -> int:
         try:
@@ -179,7 +174,7 @@ class Cache:
         path = self._object(digest)
         try:
             status = path.stat(follow_symlinks=False)
-            if status.st_size == size and self._recorded(digest) == _seal_of(status):
+            if status.st_size == size and self._read("records", digest) == _seal_of(status):
                 return True
             if status.st_size == size and _digest_of(path) == digest:
                 self._record(digest)
@@ -189,23 +184,22 @@ class Cache:
         self._drop_object(path)
         return False
 
-    def _recorded(self, digest: str) -> str:
-        try:
-            return (self.root / "records" / digest).read_text("ascii", "replace")
-        except FileNotFoundError:
-            return ""
-
     def _record(self, digest: str) -> None:
         self._write("records", digest, _seal_of(self._object(digest).stat(follow_symlinks=False)))
 
     def _used(self, digest: str) -> None:
-        try:
+        with suppress(FileNotFoundError):  # dropped meanwhile; the link has kept the bytes
             os.utime(self.root / "records" / digest)
-        except FileNotFoundError:  # dropped meanwhile; the link has kept the bytes
-            return
 
     def _object(self, digest: str) -> Path:
         return self.root / "objects" / digest
+
+    def _read(self, folder: str, name: str) -> str:
+        """Return the text of a small file, "" if it is not there."""
+        try:
+            return (self.root / folder / name).read_text("ascii", "replace")
+        except FileNotFoundError:
+            return ""
 
     def _write(self, folder: str, name: str, text: str) -> None:
         """Write a small file that is there as a whole or not at all.

@@ -13,6 +13,7 @@ notice after its chunk. An object's download stays locked until the last of them
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections import deque
@@ -179,10 +180,7 @@ class Download:
             for path, entry in files.items()
         ]
         try:
-            self._deal(deque(self._beginning(job) for job in jobs))
-        except BaseException:
-            self._stopped.set()
-            raise
+            self._deal(deque(functools.partial(self._begin, job) for job in jobs))
         finally:
             for job in jobs:
                 job.abandon()
@@ -192,25 +190,18 @@ class Download:
         """Return which of some empty objects are files; and the others, which are directories, made."""
         answers: dict[str, bool] = {}
 
-        def asking(path: str, entry: RemoteObject) -> Step:
-            def ask() -> Sequence[Step]:
-                answers[path] = self._bucket.exists(entry.key)
-                return ()
+        def ask(path: str, entry: RemoteObject) -> Sequence[Step]:
+            answers[path] = self._bucket.exists(entry.key)
+            return ()
 
-            return ask
-
-        try:
-            self._deal(deque(asking(path, entry) for path, entry in markers.items()))
-        except BaseException:
-            self._stopped.set()
-            raise
+        self._deal(deque(functools.partial(ask, *marker) for marker in markers.items()))
         directories = [path for path in markers if not answers[path]]
         for path in directories:
             self._staging.path(path).mkdir(exist_ok=True)
         return {path: entry for path, entry in markers.items() if answers[path]}, directories
 
     def _deal(self, ready: deque[Step]) -> None:
-        """Run steps, and those that follow from them, until none is left."""
+        """Run steps, and those that follow from them, until none is left. What fails stops those that run."""
         running: set[Future[Sequence[Step]]] = set()
         # What others are working on. It is looked at again after a while in which nothing else was done.
         later: list[Step] = []
@@ -232,6 +223,9 @@ class Download:
                     ready.extend(later)
                     later.clear()
                 self._told()
+        except BaseException:
+            self._stopped.set()
+            raise
         finally:
             for future in running:
                 future.cancel()
@@ -246,15 +240,12 @@ class Download:
         if self._cancelled():
             raise FetchCancelled
 
-    def _beginning(self, job: _Job) -> Step:
-        return lambda: self._begin(job)
-
     def _begin(self, job: _Job) -> Sequence[Step]:
         if self._cached(job):
             return ()
         partial = self._cache.partial(job.identity, job.entry.size)
         if partial is None:
-            return (_Later(self._beginning(job)),)
+            return (_Later(self._begin, job),)
         job.take_up(partial)
         # The download's last holder has completed it until now.
         if self._cached(job):
@@ -286,10 +277,7 @@ class Download:
             return self._finish(job)
         with job.lock:
             job.left = len(missing)
-        return [self._transferring(job, start, stop) for start, stop in missing]
-
-    def _transferring(self, job: _Job, start: int, stop: int) -> Step:
-        return lambda: self._transfer(job, start, stop)
+        return [functools.partial(self._transfer, job, start, stop) for start, stop in missing]
 
     def _transfer(self, job: _Job, start: int, stop: int) -> Sequence[Step]:
         with job.at_work() as partial:
@@ -336,11 +324,5 @@ class Download:
         return ()
 
 
-class _Later:
+class _Later(functools.partial[Sequence[Step]]):
     """A step that can't be taken just now."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-
-    def __call__(self) -> Sequence[Step]:
-        return self._step()
