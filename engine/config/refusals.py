@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from actors.values.errors import ErrorCode
@@ -70,25 +71,30 @@ def ignored_hints(config: ModelConfig) -> list[Problem]:
     ]
 
 
-def _not_empty(field: str, *path: str) -> Keys:
+def _not_empty(key: str) -> Keys:
     """Yield the key if a list, a map or a string has content, or a switch is on."""
-    key = ".".join((field, *path))
 
     def keys(config: ModelConfig) -> Iterator[str]:
-        value = getattr(config, field)
-        for name in path:
-            value = getattr(value, name)
-        if value:
+        if attrgetter(key)(config):
             yield key
+
+    return keys
+
+
+def _in_each(listed: str, field: str) -> Keys:
+    """Yield the key of each element of a list in which such a field is not empty."""
+
+    def keys(config: ModelConfig) -> Iterator[str]:
+        for at, element in enumerate(attrgetter(listed)(config)):
+            if getattr(element, field):
+                yield f"{listed}[{at}].{field}"
 
     return keys
 
 
 def _ragged(config: ModelConfig) -> Iterator[str]:
     if config.backend in _STACKING:
-        for at, tensor in enumerate(config.input):
-            if tensor.allow_ragged_batch:
-                yield f"input[{at}].allow_ragged_batch"
+        yield from _in_each("input", "allow_ragged_batch")(config)
 
 
 def _operators(config: ModelConfig) -> Iterator[str]:
@@ -96,33 +102,10 @@ def _operators(config: ModelConfig) -> Iterator[str]:
         yield "model_operations.op_library_filename"
 
 
-def _groups(field: str) -> Keys:
-    def keys(config: ModelConfig) -> Iterator[str]:
-        for at, group in enumerate(config.instance_group):
-            if getattr(group, field):
-                yield f"instance_group[{at}].{field}"
-
-    return keys
-
-
 def _by_capability(config: ModelConfig) -> Iterator[str]:
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if config.cc_model_filenames and on_gpu:
         yield "cc_model_filenames"
-
-
-def _priority(config: ModelConfig) -> Iterator[str]:
-    if config.optimization.priority:
-        yield "optimization.priority"
-
-
-def _states(field: str) -> Keys:
-    def keys(config: ModelConfig) -> Iterator[str]:
-        for at, state in enumerate(config.sequence_batching.state):
-            if getattr(state, field):
-                yield f"sequence_batching.state[{at}].{field}"
-
-    return keys
 
 
 _REFUSALS: Final = (
@@ -136,12 +119,12 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "optimization.execution_accelerators",
-        _not_empty("optimization", "execution_accelerators", "gpu_execution_accelerator"),
+        _not_empty("optimization.execution_accelerators.gpu_execution_accelerator"),
         "instances of KIND_GPU use CUDA without it, and its options are parameters of the model",
     ),
     _Refusal(
         "optimization.execution_accelerators",
-        _not_empty("optimization", "execution_accelerators", "cpu_execution_accelerator"),
+        _not_empty("optimization.execution_accelerators.cpu_execution_accelerator"),
     ),
     _Refusal(
         "allow_ragged_batch",
@@ -150,7 +133,7 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "instance_group.secondary_devices",
-        _groups("secondary_devices"),
+        _in_each("instance_group", "secondary_devices"),
         "they are DLA cores, which only TensorRT engines run on",
     ),
     _Refusal(
@@ -162,23 +145,23 @@ _REFUSALS: Final = (
 
 _HINTS: Final = (
     _Hint(
-        _states("use_same_buffer_for_input_output"),
+        _in_each("sequence_batching.state", "use_same_buffer_for_input_output"),
         "states are kept in the server's memory, and what the model writes is its input the next time either way",
     ),
     _Hint(
-        _states("use_growable_memory"),
+        _in_each("sequence_batching.state", "use_growable_memory"),
         "states are kept in the server's memory, and each may have another size than the one before",
     ),
-    _Hint(_priority, "the operating system's priority of a worker is left alone"),
-    _Hint(_not_empty("optimization", "cuda", "graphs"), "no backend here uses CUDA graphs"),
-    _Hint(_not_empty("optimization", "cuda", "busy_wait_events"), "no backend here waits on CUDA events"),
-    _Hint(_not_empty("optimization", "cuda", "graph_spec"), "no backend here uses CUDA graphs"),
+    _Hint(_not_empty("optimization.priority"), "the operating system's priority of a worker is left alone"),
+    _Hint(_not_empty("optimization.cuda.graphs"), "no backend here uses CUDA graphs"),
+    _Hint(_not_empty("optimization.cuda.busy_wait_events"), "no backend here waits on CUDA events"),
+    _Hint(_not_empty("optimization.cuda.graph_spec"), "no backend here uses CUDA graphs"),
     _Hint(
-        _not_empty("optimization", "cuda", "output_copy_stream"),
+        _not_empty("optimization.cuda.output_copy_stream"),
         "no backend here copies on CUDA streams of its own",
     ),
     _Hint(
-        _not_empty("optimization", "gather_kernel_buffer_threshold"),
+        _not_empty("optimization.gather_kernel_buffer_threshold"),
         "batches are gathered in host memory",
     ),
 )
