@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -179,10 +180,8 @@ def _listen(heard: _Heard, pipes: tuple[int, int], child: int, deadline: float) 
 
 
 def _kill_group(group: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _conclude(heard: _Heard, status: int, *, finished: bool, timeout: float) -> Answer:

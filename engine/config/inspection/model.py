@@ -92,37 +92,24 @@ class Inspection:
             return self._ask_backend(config, provenance, traits, file_name)
         if not self.applies(config):
             return []
-        read = self._read_onnx if config.backend == "onnxruntime" else self._read_torch
-        return read(config, provenance, file_name)
+        return self._read_file(config, provenance, file_name)
 
-    # -- files
-
-    def _read_onnx(self, config: ModelConfig, provenance: Provenance, file_name: str) -> list[Problem]:
-        path = onnx_path(self.version, file_name)
+    def _read_file(self, config: ModelConfig, provenance: Provenance, file_name: str) -> list[Problem]:
+        is_onnx = config.backend == "onnxruntime"
+        path = onnx_path(self.version, file_name) if is_onnx else torch_path(self.version, file_name)
         problem = missing(config, path, self.model_directory.parent)
         if problem is not None:
             return [problem]
         try:
-            ports = read_onnx(path)
+            found = read_onnx(path) if is_onnx else read_torch(path)
         except Unreadable as error:
-            return [_unreadable(config, path, "ONNX", error)]
-        return self._placed(fill_from_onnx(config, ports, provenance, self.settings), path)
-
-    def _read_torch(self, config: ModelConfig, provenance: Provenance, file_name: str) -> list[Problem]:
-        path = torch_path(self.version, file_name)
-        problem = missing(config, path, self.model_directory.parent)
-        if problem is not None:
-            return [problem]
-        try:
-            found = read_torch(path)
-        except Unreadable as error:
-            return [_unreadable(config, path, "PyTorch", error)]
+            return [_unreadable(config, path, "ONNX" if is_onnx else "PyTorch", error)]
         if isinstance(found, Sketch):
             return [_not_told(config, found, path)]
+        if is_onnx:
+            return self._placed(fill_from_onnx(config, found, provenance, self.settings), path)
         kind = "pt2" if path.suffix == ".pt2" else "torch"
         return self._placed(fill_from_program(config, found, provenance, f"model file ({kind})"), path)
-
-    # -- backends
 
     def _ask_backend(
         self, config: ModelConfig, provenance: Provenance, traits: BackendTraits, file_name: str
@@ -141,18 +128,25 @@ class Inspection:
                 )
             ]
         model = self._model(config, file_name)
-        confined = self._confined(model["parameters"], traits, path.parent)
-        if confined is None:
+        parameters: Mapping[str, str] = model["parameters"]
+        confining = {key: parameters[key] for key in CONFINING if key in parameters}
+        settings, wrong = read_settings(confining, traits)
+        if wrong:
             # The code that reads the settings says why.
             return []
+        # As the model's workers have it.
+        environ = inherited(os.environ) if self.environ is None else self.environ
+        strict = settings.confinement.sandbox is Sandbox.STRICT
         timeout, problems = self._timeout(config)
         answer = child.ask(
             traits.target,
             model,
             timeout=timeout,
-            environ=self._environ(model["parameters"], traits),
+            environ=scrubbed(environ) if strict else environ,
             runtime=self.runtime,
-            confined=confined,
+            confined=confining_environ(
+                settings.confinement, (self.model_directory, self.version.path, path.parent)
+            ),
         )
         problems += [
             Problem(severity=Severity.WARNING, message=f"{origin}: {message}", path=path)
@@ -183,23 +177,6 @@ class Inspection:
             else replace(problem, path=problem.path or path)
             for problem in problems
         ]
-
-    def _environ(self, parameters: Mapping[str, str], traits: BackendTraits) -> Mapping[str, str]:
-        """Return the environment that the model's workers have: a minimal one in a strict sandbox."""
-        environ = inherited(os.environ) if self.environ is None else self.environ
-        confining = {key: parameters[key] for key in CONFINING if key in parameters}
-        settings, _ = read_settings(confining, traits)
-        return scrubbed(environ) if settings.confinement.sandbox is Sandbox.STRICT else environ
-
-    def _confined(
-        self, parameters: Mapping[str, str], traits: BackendTraits, place: Path
-    ) -> Mapping[str, str] | None:
-        """Return the variables that limit the model's code as in its workers; None for impossible limits."""
-        confining = {key: parameters[key] for key in CONFINING if key in parameters}
-        settings, problems = read_settings(confining, traits)
-        if problems:
-            return None
-        return confining_environ(settings.confinement, (self.model_directory, self.version.path, place))
 
     def _timeout(self, config: ModelConfig) -> tuple[float, list[Problem]]:
         text = self.settings.get(TIMEOUT_SETTING, str(DEFAULT_TIMEOUT))
