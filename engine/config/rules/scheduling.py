@@ -5,7 +5,7 @@ What needs the initial-state files is checked where they are read: `engine.confi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.models.problems import Problem
@@ -99,22 +99,13 @@ def _controls(config: ModelConfig) -> Iterator[Problem]:
                 key=key,
                 hint="it is the name of the model's own input",
             )
-        elif tensor.name in tensors:
+        elif tensor.name in tensors or len(tensor.control) > 1:
             yield Problem(
                 message=(
                     f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds"
                     f" for {config.name}"
                 ),
-                key=f"{key}.name",
-                hint="give each control a tensor of its own",
-            )
-        elif len(tensor.control) > 1:
-            yield Problem(
-                message=(
-                    f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds"
-                    f" for {config.name}"
-                ),
-                key=f"{key}.control[1]",
+                key=f"{key}.name" if tensor.name in tensors else f"{key}.control[1]",
                 hint="give each control a tensor of its own",
             )
         tensors.add(tensor.name)
@@ -177,20 +168,12 @@ def _control(
 def _strategy(config: ModelConfig) -> Iterator[Problem]:
     sequences = config.sequence_batching
     if sequences.HasField("oldest"):
-        sizes = sequences.oldest.preferred_batch_size
-        key = f"{_KEY}.oldest.preferred_batch_size"
-        if any(size <= 0 for size in sizes):
-            yield Problem(
-                message=f"sequence batching preferred batch size must be positive for {config.name}",
-                key=key,
-                hint="leave it out to prefer the largest batch",
-            )
-        if any(size > max(config.max_batch_size, 0) for size in sizes):
-            yield Problem(
-                message=f"sequence batching preferred batch size must be <= max batch size for {config.name}",
-                key=key,
-                hint=f"'max_batch_size' is {config.max_batch_size}",
-            )
+        yield from _preferred(
+            config,
+            "sequence batching preferred batch size",
+            sequences.oldest.preferred_batch_size,
+            f"{_KEY}.oldest.preferred_batch_size",
+        )
     if sequences.HasField("direct") and not 0.0 <= sequences.direct.minimum_slot_utilization <= 1.0:
         yield Problem(
             message=f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}",
@@ -317,22 +300,26 @@ def dynamic_batching(config: ModelConfig) -> Iterator[Problem]:
     """Check `dynamic_batching`, if it is set."""
     if config.HasField("dynamic_batching"):
         batching = config.dynamic_batching
-        yield from _preferred(config, batching)
+        yield from _preferred(
+            config,
+            "dynamic batching preferred size",
+            batching.preferred_batch_size,
+            "dynamic_batching.preferred_batch_size",
+        )
         yield from _priorities(config, batching)
         yield from _ordering(config, batching)
 
 
-def _preferred(config: ModelConfig, batching: ModelDynamicBatching) -> Iterator[Problem]:
-    key = "dynamic_batching.preferred_batch_size"
-    if any(size <= 0 for size in batching.preferred_batch_size):
+def _preferred(config: ModelConfig, what: str, sizes: Sequence[int], key: str) -> Iterator[Problem]:
+    if any(size <= 0 for size in sizes):
         yield Problem(
-            message=f"dynamic batching preferred size must be positive for {config.name}",
+            message=f"{what} must be positive for {config.name}",
             key=key,
             hint="leave it out to prefer the largest batch",
         )
-    if any(size > max(config.max_batch_size, 0) for size in batching.preferred_batch_size):
+    if any(size > max(config.max_batch_size, 0) for size in sizes):
         yield Problem(
-            message=f"dynamic batching preferred size must be <= max batch size for {config.name}",
+            message=f"{what} must be <= max batch size for {config.name}",
             key=key,
             hint=f"'max_batch_size' is {config.max_batch_size}",
         )

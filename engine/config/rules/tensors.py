@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from engine.models.problems import Problem, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import (
@@ -149,15 +149,7 @@ def _segments(shape: tuple[int, ...]) -> list[int]:
 def _batch_inputs(config: ModelConfig) -> Iterator[Problem]:
     for at, made in enumerate(config.batch_input):
         key = f"batch_input[{at}]"
-        if made.kind in BatchInput.Kind.values():
-            kind = BatchInput.Kind.Name(made.kind)
-            yield from _one_source(config, f"batch input kind '{kind}'", made.source_input, key)
-        else:
-            yield Problem(
-                message=f"unknown batch input kind '{made.kind}' for {config.name}",
-                key=f"{key}.kind",
-                hint="one of " + ", ".join(BatchInput.Kind.keys()),
-            )
+        yield from _kind(config, "input", made, BatchInput.Kind, key)
         if made.data_type not in _BATCH_INPUT_TYPES:
             yield Problem(
                 message=f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}",
@@ -172,15 +164,7 @@ def _batch_outputs(config: ModelConfig) -> Iterator[Problem]:
     targets: set[str] = set()
     for at, cut in enumerate(config.batch_output):
         key = f"batch_output[{at}]"
-        if cut.kind in BatchOutput.Kind.values():
-            kind = BatchOutput.Kind.Name(cut.kind)
-            yield from _one_source(config, f"batch output kind '{kind}'", cut.source_input, key)
-        else:
-            yield Problem(
-                message=f"unknown batch output kind '{cut.kind}' for {config.name}",
-                key=f"{key}.kind",
-                hint="one of " + ", ".join(BatchOutput.Kind.keys()),
-            )
+        yield from _kind(config, "output", cut, BatchOutput.Kind, key)
         for target in cut.target_name:
             if target not in outputs:
                 yield Problem(
@@ -198,10 +182,20 @@ def _batch_outputs(config: ModelConfig) -> Iterator[Problem]:
         yield from _known_sources(config, cut.source_input, key)
 
 
-def _one_source(config: ModelConfig, what: str, sources: Sequence[str], key: str) -> Iterator[Problem]:
-    if len(sources) != 1:
+def _kind(
+    config: ModelConfig, side: str, batched: BatchInput | BatchOutput, kinds: Any, key: str
+) -> Iterator[Problem]:
+    """Check that its kind is one of `kinds`, and that it has one source."""
+    sources = len(batched.source_input)
+    if batched.kind not in kinds.values():
         yield Problem(
-            message=f"{what} expects 1 source input, got {len(sources)} for {config.name}",
+            message=f"unknown batch {side} kind '{batched.kind}' for {config.name}",
+            key=f"{key}.kind",
+            hint="one of " + ", ".join(kinds.keys()),
+        )
+    elif sources != 1:
+        yield Problem(
+            message=f"batch {side} kind '{kinds.Name(batched.kind)}' expects 1 source input, got {sources} for {config.name}",
             key=f"{key}.source_input",
             hint=_one_of("", [tensor.name for tensor in config.input]),
         )
