@@ -256,6 +256,18 @@ class Stage:
         await self.state.submit(request)
         return request
 
+    async def sent(self, rows=1, **options):
+        """Send, and let everything happen that follows at once."""
+        request = await self.send(rows, **options)
+        await self.settled()
+        return request
+
+    async def finish(self, worker=None, **options):
+        """Have a worker, or the first one, end its oldest batch; let everything happen that follows at once."""
+        batch = (worker or self.worker).finish(**options)
+        await self.settled()
+        return batch
+
     def sending(self, rows=1, **options):
         """Submit in a task of its own; what `submit` raises is put into `refused`."""
         request = self.request(rows, **options)

@@ -135,8 +135,7 @@ async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, 
     other = await step(model, 2, START)
     model.state.cancel(line[0])
     assert all(isinstance(each.reply.error, Cancelled) and not each.reply.error.message for each in line)
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert running.reply.answered
     assert real(model.worker)[-1] == [other]
 
@@ -168,15 +167,13 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
     await model.settled()
     assert real(model.worker)[-1] == [mate]
     model.worker.stopped = False
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert mate.reply.answered
     last = await step(model, sequence=3, flags=END)
     again = await step(model, sequence=2, flags=START | END)
     await model.settled()
     while model.worker.outstanding:
-        model.worker.finish()
-        await model.settled()
+        await model.finish()
     assert last.reply.answered
     assert again.reply.answered
 
@@ -316,8 +313,7 @@ async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage
     running = await step(model, 1)
     await model.settled()
     again, behind = await step(model, 1, START), await step(model, 1)
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert begun.reply.answered
     assert running.reply.answered
     assert real(model.worker)[-1] == [again]
@@ -356,8 +352,7 @@ async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump
     await model.settled()
     die(model, 0, requeue=(first,))
     behind = await step(model, 2)
-    model.workers[1].finish()
-    await model.settled()
+    await model.finish(model.workers[1])
     assert second.reply.answered
     assert real(model.workers[1])[-1] == [behind]
 
@@ -371,8 +366,7 @@ async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
     come_back(model)
     await model.settled()
     assert real(model.worker)[-1] == [running]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert real(model.worker)[-1] == [behind]
     model.worker.finish()
     assert running.reply.answered
@@ -384,8 +378,7 @@ async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_c
     await step(model, 9, START)
     await model.settled()
     running = [await step(model, n, START) for n in (1, 2)]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     die(model, suspects=((running[0],), (running[1],)))
     come_back(model)
     for request in running:
@@ -405,14 +398,12 @@ async def test_a_suspect_runs_when_no_other_lane_of_its_worker_does(stage, autoj
     come_back(model)
     await model.settled()
     assert real(model.worker)[2:] == [[first]]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert real(model.worker)[2:] == [[first], [second]]
     behind = await step(model, 1)
     await model.settled()
     assert len(model.worker.outstanding) == 1
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert real(model.worker)[4:] == [[behind]]
 
 
@@ -444,8 +435,7 @@ async def test_rescheduled_requests_run_again_until_they_are_answered(stage, aut
 
 async def test_an_iterative_request_whose_client_left_is_not_run_again(stage, autojump_clock):
     model = stage(SequenceBatching(strategy=OldestStrategy(), iterative=True))
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.state.cancel(request)
     model.worker.finish(answers=[Answer(rescheduled=True)])
     assert isinstance(request.reply.error, Cancelled)
@@ -475,19 +465,16 @@ async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, 
     assert not stuck.reply.admitted
     await step(model, 1, END)
     for _ in range(2):
-        model.worker.finish()
-        await model.settled()
+        await model.finish()
     assert stuck.reply.admitted
 
 
 async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(stage, autojump_clock):
     again = SequenceBatching(strategy=OldestStrategy(), iterative=True)
     model = stage(again, max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.state.remove_instance(model.worker.instance)
-    model.worker.finish(answers=[Answer(rescheduled=True)])
-    await model.settled()
+    await model.finish(answers=[Answer(rescheduled=True)])
     assert "has ended with its instance" in request.reply.error.message
     assert real(model.workers[1]) == []
     assert not model.state.in_flight

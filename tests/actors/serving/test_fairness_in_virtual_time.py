@@ -92,8 +92,7 @@ async def test_the_same_flood_without_fair_queues_starves_the_others(autojump_cl
 
 async def test_a_caller_that_waits_for_room_waits_behind_its_own_tenant_only(autojump_clock, nursery):
     stage = Stage(nursery, fairness=SHARED, scheduling=Direct(), queue_bounds=QueueBounds(requests=4))
-    running = await stage.send(1)
-    await stage.settled()
+    running = await stage.sent(1)
     flood = []
     for _ in range(6):
         request = stage.sending()
@@ -106,8 +105,7 @@ async def test_a_caller_that_waits_for_room_waits_behind_its_own_tenant_only(aut
     await stage.settled()
     assert other.reply.admitted
     for _ in range(8):
-        stage.worker.finish()
-        await stage.settled()
+        await stage.finish()
     arrived = [port for port in stage.arrivals if port is not running.reply]
     assert arrived.index(other.reply) <= 1
     assert [port for port in arrived if port is not other.reply] == [request.reply for request in flood]
@@ -123,8 +121,7 @@ async def test_a_tenant_at_its_bound_is_let_in_as_its_own_requests_leave(autojum
         requests.append(request)
         await stage.settled()
     assert [request.reply.admitted for request in requests] == [True, True, False]
-    stage.worker.finish()
-    await stage.settled()
+    await stage.finish()
     assert requests[2].reply.admitted
 
 
@@ -140,16 +137,14 @@ async def test_a_caller_that_leaves_or_runs_out_of_time_makes_way(autojump_clock
     assert isinstance(requests[2].reply.refused, Cancelled)
     await trio.sleep(6.0)
     assert isinstance(requests[3].reply.refused, DeadlineExceeded)
-    stage.worker.finish()
-    await stage.settled()
+    await stage.finish()
     assert requests[4].reply.admitted
 
 
 async def test_a_tenant_beyond_its_bound_is_refused_and_told_when_to_come_back(autojump_clock, nursery):
     fairness = Fairness(tenant_header="x-tenant", max_queued=1, refuses=True)
     stage = Stage(nursery, fairness=fairness, scheduling=Direct())
-    await stage.send()
-    await stage.settled()
+    await stage.sent()
     await stage.send()
     with pytest.raises(Unavailable) as caught:
         await stage.send()

@@ -21,22 +21,18 @@ async def held(nursery):
 async def test_a_dynamic_batch_waits_for_so_many_requests_and_has_them_all(held, autojump_clock):
     model = held(3, scheduling=DynamicBatching())
     await model.send()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert model.worker.sent == []
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert [len(requests) for _, requests, _ in model.worker.sent] == [3]
 
 
 async def test_only_the_first_batch_waits(held, autojump_clock):
     model = held(2, scheduling=DynamicBatching())
     await model.send()
-    await model.send()
-    await model.settled()
+    await model.sent()
     model.worker.finish()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert [len(requests) for _, requests, _ in model.worker.sent] == [2, 1]
 
 
@@ -60,8 +56,7 @@ async def test_a_probe_is_not_held_back(held, autojump_clock):
 
 async def test_a_model_without_batching_is_not_held_back(held, autojump_clock):
     model = held(9)
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert len(model.worker.sent) == 1
 
 
@@ -72,8 +67,7 @@ async def test_sequences_wait_for_requests_with_slots_and_in_the_backlog(held, a
         await model.send(correlation_id=sequence, flags=START)
     await model.settled()
     assert model.worker.sent == []
-    await model.send(correlation_id=3)
-    await model.settled()
+    await model.sent(correlation_id=3)
     assert [len(requests) for _, requests, _ in model.worker.sent] == [2]
 
 

@@ -69,20 +69,17 @@ async def test_passive_instances_come_and_go_with_the_configuration(stage, autoj
 async def test_an_idle_instance_goes_before_one_with_more_lanes_free(stage, autojump_clock):
     model = stage(instances=group(lanes=4) + group(number=1), capacity=4)
     for _ in range(2):
-        await model.send()
-        await model.settled()
+        await model.sent()
     assert [len(worker.sent) for worker in model.workers] == [1, 1]
 
 
 async def test_of_busy_instances_that_with_the_most_lanes_free_is_next(stage, autojump_clock):
     model = stage(instances=group() + group(number=1, lanes=4), capacity=8)
     for _ in range(5):
-        await model.send()
-        await model.settled()
+        await model.sent()
     assert [len(worker.sent) for worker in model.workers] == [1, 4]  # and nothing was sent ahead
     for _ in range(2):
-        await model.send()
-        await model.settled()
+        await model.sent()
     assert [len(worker.sent) for worker in model.workers] == [2, 5]  # in turn
 
 

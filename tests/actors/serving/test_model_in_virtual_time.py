@@ -41,8 +41,7 @@ async def busy(stage):
     """Occupy every worker."""
     held = []
     for _ in stage.workers:
-        held.append(await stage.send())
-        await stage.settled()
+        held.append(await stage.sent())
     assert not any(worker.has_room for worker in stage.workers)
     return held
 
@@ -79,24 +78,20 @@ async def test_what_queued_while_the_instance_was_busy_goes_as_one_batch(stage, 
     await busy(model)
     for _ in range(10):
         await model.send()
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert model.worker.sizes == [1, 8]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert model.worker.sizes == [1, 8, 2]
 
 
 async def test_the_least_recently_served_idle_instance_is_next(stage, autojump_clock):
     model = stage(instances=two_instances(), capacity=2)
     for _ in range(4):
-        await model.send()
-        await model.settled()
+        await model.sent()
     assert [len(worker.sent) for worker in model.workers] == [2, 2]
     model.workers[0].finish()
     model.workers[0].finish()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert len(model.workers[0].sent) == 3  # an idle one before one that would only prefetch
 
 
@@ -111,8 +106,7 @@ async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autoju
         await model.settled()
     assert [request.reply.admitted for request in waiting] == [False] * 3
     for admitted in range(1, 4):
-        model.worker.finish()
-        await model.settled()
+        await model.finish()
         assert [request.reply.admitted for request in waiting] == [n < admitted for n in range(3)]
     assert len(model.state.queue) == 2
 
@@ -126,8 +120,7 @@ async def test_who_can_not_wait_is_told_that_it_would_have_to_and_may_come_again
         model.state.submit_nowait(second)
     assert len(model.state.queue) == 1
     assert second not in model.state.in_flight
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     model.state.submit_nowait(second)
     assert second in model.state.queue
 
@@ -152,8 +145,7 @@ async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage, autojum
     small = model.sending(rows=1)
     await model.settled()
     assert (large.reply.admitted, small.reply.admitted) == (False, False)
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert (large.reply.admitted, small.reply.admitted) == (True, True)
 
 
@@ -176,8 +168,7 @@ async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autoju
         answered = model.state.statistics.success_count - before
         expected.append(3 * 4.0 * turn / answered if answered else 0.0)
         await trio.sleep(4)
-        model.worker.finish()
-        await model.settled()
+        await model.finish()
     assert told == pytest.approx(expected)
     # Nothing was answered yet, so the time is unknown; clients are told one second.
     assert told[0] == 0.0
@@ -288,8 +279,7 @@ async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage,
     request = model.request()
     model.state.cancel(request)
     await model.state.submit(request)
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert request.reply.error.code is ErrorCode.CANCELLED
     assert model.worker.sizes == [1]
 
@@ -346,8 +336,7 @@ async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(s
     await trio.sleep(2)
     assert expired.reply.at - model.start == pytest.approx(1.0)
     fresh = await model.send()
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     model.worker.finish()
     assert model.arrivals == [cancelled.reply, expired.reply, running.reply, fresh.reply]
 
@@ -357,8 +346,7 @@ async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage
         scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
     )
     first = await model.send(deadline=trio.current_time() + 1.0)
-    second = await model.send()
-    await model.settled()
+    second = await model.sent()
     model.workers[0].instance.worker = None
     model.workers[0].outstanding.clear()
     first.attempts -= 1  # the model never saw it
@@ -383,8 +371,7 @@ async def test_borrowed_outputs_hold_the_slot_until_each_response_is_released(st
     model = stage(scheduling=DynamicBatching())
     await busy(model)
     requests = [await model.send() for _ in range(3)]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     batch = model.worker.finish(borrowed=True)
     assert batch.slot.leases == 3
     for request in requests:
@@ -396,8 +383,7 @@ async def test_one_requests_error_does_not_reach_its_batchmates(stage, autojump_
     model = stage(scheduling=DynamicBatching())
     await busy(model)
     requests = [await model.send() for _ in range(3)]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     model.worker.finish(answers=[None, Answer(code=ErrorCode.INVALID_ARG, message="odd"), Answer()])
     assert [request.reply.answered for request in requests] == [True, False, True]
     statistics = model.state.statistics
@@ -431,12 +417,10 @@ async def test_a_second_answer_goes_nowhere_and_is_counted(stage, autojump_clock
 async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(stage, autojump_clock):
     model = stage()
     model.worker.fail_next = OSError(12, "Cannot allocate memory")
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     assert request.reply.error.code is ErrorCode.UNAVAILABLE
     assert "Cannot allocate memory" in request.reply.error.message
-    fresh = await model.send()
-    await model.settled()
+    fresh = await model.sent()
     model.worker.finish()
     assert fresh.reply.answered
 
@@ -450,8 +434,7 @@ async def test_a_suspect_that_finds_no_memory_ends_the_hunt(stage, autojump_cloc
     model.state.instance_ready(model.worker.instance, model.worker)
     await model.settled()
     assert suspect.reply.error is not None
-    fresh = await model.send()
-    await model.settled()
+    fresh = await model.sent()
     assert [requests for _, requests, _ in model.worker.sent] == [[fresh]]
 
 
@@ -515,12 +498,10 @@ async def test_hunted_suspects_run_alone_while_siblings_take_fresh_traffic(stage
     await model.settled()
     assert [(requests, alone) for _, requests, alone in hunter.sent] == [([suspects[0]], True)]
     assert sibling.sizes == [1, 1]
-    hunter.finish()
-    await model.settled()
+    await model.finish(hunter)
     assert hunter.sent[1][1:] == ([suspects[1]], True)
     hunter.finish()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert len(hunter.sent) == 3
     assert model.state.statistics.bisected == 1
 
@@ -566,8 +547,7 @@ async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_on
         await model.send()
     model.state.instance_ready(model.state.instances[0], model.workers[0])
     assert model.state.status is Status.READY
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.workers[0].finish()
     assert request.reply.answered
 
@@ -704,8 +684,7 @@ async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_cloc
     for _ in range(5):
         await model.send(rows=5)  # 40 bytes each
     for _ in range(4):
-        model.worker.finish()
-        await model.settled()
+        await model.finish()
     assert model.worker.sizes == [1, 2, 2, 1]
 
 
@@ -715,8 +694,7 @@ async def test_a_crashed_scheduler_leaves_everything_for_the_next(stage, autojum
         model.state.instance_ready(model.worker.instance, model.worker)
         first.cancel()
         await run_scheduler(Context(), model.state)
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.worker.finish()
     assert request.reply.answered
     assert not isinstance(request.reply.parts[0], TritiumError)
@@ -727,8 +705,7 @@ async def two_with_room_behind(stage, **changes):
     model = stage(instances=two_instances(), capacity=2, **changes)
     requests = []
     for _ in range(4):
-        requests.append(await model.send())
-        await model.settled()
+        requests.append(await model.sent())
     assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
     return model, requests
 
@@ -739,8 +716,7 @@ async def test_an_idle_instance_takes_what_another_was_only_sent_ahead(stage, au
     ahead = stuck.not_begun()[0].requests[0]
     await trio.sleep(0.2)
     healthy.finish()
-    healthy.finish()
-    await model.settled()
+    await model.finish(healthy)
     assert [batch.requests for batch in stuck.taken_back] == [[ahead]]
     assert [batch.requests for batch in healthy.outstanding.values()] == [[ahead]]
     assert ahead.attempts == 1
@@ -751,8 +727,7 @@ async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, 
     model, _ = await two_with_room_behind(stage)
     healthy, busy = model.workers
     healthy.finish()
-    healthy.finish()
-    await model.settled()
+    await model.finish(healthy)
     assert not busy.taken_back
     await trio.sleep(0.05)  # no bell rings
     assert len(busy.taken_back) == 1
@@ -761,8 +736,7 @@ async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, 
 
 async def test_ten_short_requests_do_not_wait_for_a_long_one(stage, autojump_clock):
     model = stage(instances=two_instances(), capacity=2)
-    long = await model.send()
-    await model.settled()
+    long = await model.sent()
     short = [await model.send() for _ in range(10)]
     healthy = model.workers[1]
 
@@ -787,8 +761,7 @@ async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idl
         await model.send()
     for _ in range(6):
         await trio.sleep(0.2)
-        healthy.finish()
-        await model.settled()
+        await model.finish(healthy)
     assert ahead.reply.at is not None, "it still waits"
     assert len(stuck.outstanding) == 1  # and nothing else is sent there
 
@@ -796,24 +769,19 @@ async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idl
 async def test_nothing_is_sent_ahead_behind_an_execution_that_lasts(stage, autojump_clock):
     model = stage(instances=two_instances(), capacity=2)
     for _ in range(2):
-        await model.send()
-        await model.settled()
+        await model.sent()
     await trio.sleep(1)
-    waits = await model.send()
-    await model.settled()
+    waits = await model.sent()
     assert waits in model.state.queue
-    model.workers[1].finish()
-    await model.settled()
+    await model.finish(model.workers[1])
     assert [worker.sizes for worker in model.workers] == [[1], [1, 1]]
 
 
 async def test_an_only_instance_has_its_next_batch_at_hand_however_long_it_executes(stage, autojump_clock):
     model = stage(capacity=2)
-    await model.send()
-    await model.settled()
+    await model.sent()
     await trio.sleep(1)
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert model.worker.sizes == [1, 1]
 
 
@@ -824,8 +792,7 @@ async def test_instances_that_are_all_slow_have_their_next_batches_at_hand(stage
         worker.finish()
     await trio.sleep(0.02)
     for _ in range(2):
-        await model.send()
-        await model.settled()
+        await model.sent()
     assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
 
 
@@ -835,8 +802,7 @@ async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(stage, autojump
         await model.send()
     for turn in range(40):
         await trio.sleep(0.01)
-        model.workers[turn % 2].finish()
-        await model.settled()
+        await model.finish(model.workers[turn % 2])
     assert not any(worker.taken_back for worker in model.workers)
 
 
@@ -845,16 +811,13 @@ async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_cli
 ):
     model = stage(capacity=2, scheduling=DynamicBatching(preferred_batch_sizes=(2,)))
     await model.send()
-    await model.send()
-    await model.settled()
-    left, stays = await model.send(), await model.send()
-    await model.settled()
+    await model.sent()
+    left, stays = await model.send(), await model.sent()
     assert model.worker.sizes == [2, 2]
     model.state.cancel(left)
     assert left.reply.error.code is ErrorCode.CANCELLED
     assert not model.worker.cancelled
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert model.worker.sent[-1][1] == [stays]
     assert (left.attempts, stays.attempts) == (0, 1)
 
@@ -866,8 +829,7 @@ async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, a
     model.state.remove_instance(leaving.instance)
     assert len(leaving.outstanding) == 1
     staying.finish()
-    staying.finish()
-    await model.settled()
+    await model.finish(staying)
     assert staying.sent[-1][1] == [ahead]
 
 

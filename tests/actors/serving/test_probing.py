@@ -168,8 +168,7 @@ async def test_an_answer_is_timed_and_let_go_of(nursery, autojump_clock):
 
     nursery.start_soon(ask)
     await trio.sleep(0.5)
-    stage.worker.finish(borrowed=True)
-    await stage.settled()
+    await stage.finish(borrowed=True)
     assert [(each.answered, each.error) for each in outcomes] == [(True, "")]
     assert outcomes[0].seconds == pytest.approx(0.5)
     assert stage.state.statistics.success_count == 0  # it was no client's
@@ -222,8 +221,7 @@ async def test_a_model_that_hangs_is_cancelled_and_what_it_says_later_let_go_of(
 async def test_a_full_queue_is_waited_for_and_left_in_time(nursery, autojump_clock):
     stage = Stage(nursery, queue_bounds=QueueBounds(requests=1))
     for _ in range(2):  # one with the worker, one in the queue
-        await stage.send()
-        await stage.settled()
+        await stage.sent()
     outcome = await probe(stage.state, within=2.0)
     assert not outcome.answered
     assert len(stage.state.queue) == 1
@@ -232,8 +230,7 @@ async def test_a_full_queue_is_waited_for_and_left_in_time(nursery, autojump_clo
 
 async def test_a_probe_that_waits_in_the_queue_leaves_it(nursery, autojump_clock):
     stage = Stage(nursery)
-    await stage.send()
-    await stage.settled()
+    await stage.sent()
     assert not (await probe(stage.state, within=2.0)).answered
     assert len(stage.state.queue) == 0
     assert len(stage.state.in_flight) == 1
@@ -241,15 +238,13 @@ async def test_a_probe_that_waits_in_the_queue_leaves_it(nursery, autojump_clock
 
 async def test_a_probe_shares_no_batch_with_a_client(nursery, autojump_clock):
     stage = Stage(nursery, scheduling=DynamicBatching())
-    await stage.send()
-    await stage.settled()
+    await stage.sent()
     await stage.send()
     nursery.start_soon(partial(probe, stage.state, within=5.0))
     await stage.settled()
     await stage.send()
     while stage.state.in_flight:
-        stage.worker.finish()
-        await stage.settled()
+        await stage.finish()
     assert stage.worker.sizes == [1, 1, 1, 1]
 
 

@@ -61,8 +61,7 @@ async def work(*models, rounds):
 async def test_two_models_that_share_a_resource_never_execute_at_once(house, autojump_clock):
     one, other = house.model("one"), house.model("other")
     for _ in range(3):
-        await one.send()
-        await one.settled()
+        await one.sent()
         await other.send()
     assert await work(one, other, rounds=7) == ["one", "other"] * 3
     assert house.used == 0
@@ -71,11 +70,9 @@ async def test_two_models_that_share_a_resource_never_execute_at_once(house, aut
 async def test_a_limited_instance_is_given_no_batch_ahead(house, autojump_clock):
     model = house.model("model", capacity=2)
     await model.send()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert model.worker.sizes == [1]
-    model.worker.finish()
-    await model.settled()
+    await model.finish()
     assert model.worker.sizes == [1, 1]
 
 
@@ -89,23 +86,19 @@ async def test_instances_of_a_model_that_together_need_more_than_there_is_take_t
 
 async def test_what_waits_for_a_resource_grows_into_a_batch(house, autojump_clock):
     one, other = house.model("one"), house.model("other", scheduling=DynamicBatching())
-    await one.send()
-    await one.settled()
+    await one.sent()
     for _ in range(5):
         await other.send()
     await other.settled()
     assert other.worker.sizes == []
-    one.worker.finish()
-    await other.settled()
+    await one.finish()
     assert other.worker.sizes == [5]
 
 
 async def test_a_death_hands_over_what_the_instance_held(house, autojump_clock):
     one, other = house.model("one"), house.model("other")
-    (held,) = [await one.send()]
-    await one.settled()
-    await other.send()
-    await other.settled()
+    (held,) = [await one.sent()]
+    await other.sent()
     assert other.worker.sizes == []
     one.worker.instance.worker = None
     one.worker.outstanding.clear()
@@ -118,10 +111,8 @@ async def test_a_death_hands_over_what_the_instance_held(house, autojump_clock):
 async def test_a_batch_that_can_not_be_handed_over_holds_nothing(house, autojump_clock):
     one, other = house.model("one"), house.model("other")
     one.worker.fail_next = OSError("no memory")
-    lost = await one.send()
-    await one.settled()
-    await other.send()
-    await other.settled()
+    lost = await one.sent()
+    await other.sent()
     assert lost.reply.error is not None
     assert other.worker.sizes == [1]
     assert house.used == 1
@@ -131,12 +122,9 @@ async def test_a_model_whose_only_request_is_cancelled_in_line_holds_nobody_up(h
     both = (*GPU, Resource(name="other", count=1, shared=True))
     one, two = house.model("one"), house.model("two", resources=both)
     three = house.model("three", resources=both[1:])
-    await one.send()
-    await one.settled()
-    cancelled = await two.send()
-    await two.settled()
-    await three.send()
-    await three.settled()
+    await one.sent()
+    cancelled = await two.sent()
+    await three.sent()
     assert three.worker.sizes == []  # the second is ahead of it
     two.state.cancel(cancelled)
     await three.settled()
@@ -145,54 +133,44 @@ async def test_a_model_whose_only_request_is_cancelled_in_line_holds_nobody_up(h
 
 async def test_a_queue_timeout_holds_nobody_up(house, autojump_clock):
     one, two, three = house.model("one"), house.model("two", queue_bounds=QueueBounds()), house.model("three")
-    await one.send()
-    await one.settled()
-    expiring = await two.send(deadline=trio.current_time() + 1)
-    await two.settled()
+    await one.sent()
+    expiring = await two.sent(deadline=trio.current_time() + 1)
     await three.send()
     await trio.sleep(2)
     assert expiring.reply.error is not None
-    one.worker.finish()
-    await three.settled()
+    await one.finish()
     assert three.worker.sizes == [1]
 
 
 async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(house, autojump_clock):
     one, other = house.model("one"), house.model("other")
-    await one.send()
-    await one.settled()
+    await one.sent()
     suspects = [other.request(), other.request()]
     other.state.in_flight.update(dict.fromkeys(suspects))
     settle(other.state, other.worker.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     await other.settled()
     assert other.worker.sent == []
-    one.worker.finish()
-    await other.settled()
+    await one.finish()
     assert [(requests, alone) for _, requests, alone in other.worker.sent] == [([suspects[0]], True)]
-    await one.send()
-    await one.settled()
+    await one.sent()
     assert one.worker.sizes == [1]
     assert await work(one, other, rounds=4) == ["other", "one", "other"]
 
 
 async def test_a_scheduler_that_ends_leaves_the_line(house, autojump_clock):
     one, other = house.model("one"), house.model("other")
-    await one.send()
-    await one.settled()
+    await one.sent()
     async with trio.open_nursery() as brief:
         crashing = Stage(brief, name="crashing", instances=instances("crashing"))
         crashing.state.dispatcher.limiter = house.limiter
         each = crashing.state.instances[0]
         house.limiter.enter("crashing", [(each, each.spec)], crashing.state.doorbell.ring)
-        await crashing.send()
-        await crashing.settled()
-        await other.send()
-        await other.settled()
+        await crashing.sent()
+        await other.sent()
         assert house.limiter.statistics().line[0] is each
         brief.cancel_scope.cancel()
     assert each not in house.limiter.statistics().line
-    one.worker.finish()
-    await other.settled()
+    await one.finish()
     assert other.worker.sizes == [1]
 
 
@@ -205,8 +183,7 @@ async def test_an_instance_that_is_dismissed_while_it_executes_is_not_in_line_af
     await one.settled()
     (busy,) = [worker for worker in one.workers if worker.outstanding]
     (idle,) = [worker for worker in one.workers if not worker.outstanding]
-    await other.send()
-    await other.settled()
+    await other.sent()
     for worker in (busy, idle):
         one.state.remove_instance(worker.instance)
     await one.settled()
@@ -219,6 +196,5 @@ async def test_an_instance_that_is_dismissed_while_it_executes_is_not_in_line_af
 async def test_each_lane_of_an_instance_needs_the_resource(house, autojump_clock):
     model = house.model("model", options={"lanes": 2}, capacity=2)
     await model.send()
-    await model.send()
-    await model.settled()
+    await model.sent()
     assert model.worker.sizes == [1]

@@ -97,8 +97,7 @@ async def test_a_batch_that_begins_with_padding_is_told_of_as_well(stage, autoju
         await model.send(correlation_id=sequence, flags=FLAG_SEQUENCE_START)
     await model.settled()
     model.worker.finish()
-    await model.send(correlation_id=2, id="r3")
-    await model.settled()
+    await model.sent(correlation_id=2, id="r3")
     model.worker.finish()
     assert [each.padding for each in model.worker.sent[-1][1]] == [True, False]
     assert book.said(Event.BATCH_COMPLETED)[-1]["requests"] == ["r3"]
@@ -107,8 +106,7 @@ async def test_a_batch_that_begins_with_padding_is_told_of_as_well(stage, autoju
 async def test_without_stages_only_the_record_is_kept(stage, autojump_clock):
     book = Book(stages=False)
     model = stage(book)
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.worker.finish()
     assert book.lines == []
     record: Any = record_of(request)
@@ -117,8 +115,7 @@ async def test_without_stages_only_the_record_is_kept(stage, autojump_clock):
 
 async def test_a_request_that_runs_again_knows_when_it_first_ran(stage, autojump_clock):
     model = stage(Book())
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.worker.outstanding.clear()
     await trio.sleep(3)
     model.state.dispatcher.dispatch(model.worker.instance, [request])
@@ -129,8 +126,7 @@ async def test_a_request_that_runs_again_knows_when_it_first_ran(stage, autojump
 async def test_what_could_not_be_handed_over_was_executed_by_nobody(stage, autojump_clock):
     model = stage(Book())
     model.worker.fail_next = OSError("no memory")
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     assert request.reply.error is not None
     record: Any = record_of(request)
     assert record.first_dispatch is None
@@ -177,8 +173,7 @@ async def test_where_requests_are_not_logged_no_model_knows_of_records(nursery, 
     )
     assert not subtrees.make_state(make_spec()).stages
     model = Stage(nursery)
-    request = await model.send()
-    await model.settled()
+    request = await model.sent()
     model.worker.finish()
     assert record_of(request) is None
 
