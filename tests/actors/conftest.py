@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.catalog_doubles import World
+from tests.support.catalog_doubles import EXPLICIT, World
 
 
 @pytest.fixture
@@ -16,3 +16,16 @@ async def begin(nursery):
 
     yield begin
     nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def loaded(begin):
+    """Load the last of some models on request; return the world, and the state of its one version."""
+
+    async def loaded(*found, config=None, **options):
+        world = await begin(*found, **EXPLICIT, **options)
+        name = found[-1].key.name
+        await world.catalog.load(name, {} if config is None else {"config": config})
+        return world, max(world.serving(name).items())[1]
+
+    return loaded

@@ -224,6 +224,11 @@ class World:
         if wait:
             await self.catalog.finished.wait()
 
+    async def look(self, name, *, changed=True):
+        """Have the catalog look at a model, as the watcher asks, and let it be done."""
+        self.catalog.look_at(ModelKey(name), changed=changed)
+        await trio.sleep(5)
+
     def index(self, name=None):
         return [
             (entry.name, entry.version, entry.state, entry.reason)

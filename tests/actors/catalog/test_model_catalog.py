@@ -12,6 +12,7 @@ from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumEr
 from actors.values.specs import InstanceSpec, ModelKey, Probe, Residency
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model
 from tests.support.model_doubles import make_request
+from tests.support.tasks import outcome_of
 
 # -- start-up
 
@@ -140,10 +141,8 @@ async def test_what_is_not_there_or_not_readable_cannot_be_polled(begin, autojum
     )
 
 
-async def test_an_unload_takes_effect_at_once_and_running_requests_finish(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_an_unload_takes_effect_at_once_and_running_requests_finish(loaded, autojump_clock):
+    world, state = await loaded(model("m"))
     request = make_request()
     await state.submit(request)
     await world.catalog.unload("m")
@@ -157,10 +156,8 @@ async def test_an_unload_takes_effect_at_once_and_running_requests_finish(begin,
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
 
 
-async def test_what_does_not_drain_within_its_deadline_is_answered(begin, autojump_clock):
-    world = await begin(model("m", drain_timeout=3.0), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_what_does_not_drain_within_its_deadline_is_answered(loaded, autojump_clock):
+    world, state = await loaded(model("m", drain_timeout=3.0))
     request = make_request()
     await state.submit(request)
     start = trio.current_time()
@@ -181,12 +178,7 @@ async def test_a_failed_model_counts_as_unloaded_once_it_was_unloaded(begin, aut
 async def test_an_unload_takes_the_place_of_a_load_that_never_ends(begin, nursery, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     world.tree.seconds = {"m": float("inf")}
-    outcomes = []
-
-    async def load():
-        outcomes.append(await failure(world.catalog.load("m", {})))
-
-    nursery.start_soon(load)
+    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
     await trio.sleep(5)
     await world.catalog.unload("m")
     await trio.testing.wait_all_tasks_blocked()
@@ -214,10 +206,8 @@ async def test_a_load_that_takes_longer_than_its_limit_fails(begin, autojump_clo
 # -- change without a dip
 
 
-async def test_the_old_version_serves_until_all_new_ones_are_loaded(begin, nursery, autojump_clock):
-    world = await begin(model("m", 1, content="a"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (old,) = world.serving("m").values()
+async def test_the_old_version_serves_until_all_new_ones_are_loaded(loaded, nursery, autojump_clock):
+    world, old = await loaded(model("m", 1, content="a"))
     world.source.models["m"] = model("m", 1, 2, content="b")
     world.tree.seconds = {("m", 2): 5.0}
     nursery.start_soon(world.catalog.load, "m", {})
@@ -232,9 +222,8 @@ async def test_the_old_version_serves_until_all_new_ones_are_loaded(begin, nurse
     assert world.swaps == [("m", [1]), ("m", [1, 2])]
 
 
-async def test_a_reload_that_fails_keeps_the_old(begin, autojump_clock):
-    world = await begin(model("m", 1, content="a"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_a_reload_that_fails_keeps_the_old(loaded, autojump_clock):
+    world, _ = await loaded(model("m", 1, content="a"))
     before = world.serving("m")
     world.source.models["m"] = model("m", 1, 2, content="b")
     world.tree.fails = {("m", 2): 1}
@@ -250,9 +239,8 @@ async def test_a_reload_that_fails_keeps_the_old(begin, autojump_clock):
     assert world.serving("m") == before
 
 
-async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds(loaded, autojump_clock):
+    world, _ = await loaded(model("m"))
     key = ModelKey("m")
 
     def told():
@@ -295,9 +283,8 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
     assert told() == ("READY", "", 5)
 
 
-async def test_an_unload_ends_what_is_told_of_a_reload(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_an_unload_ends_what_is_told_of_a_reload(loaded, autojump_clock):
+    world, _ = await loaded(model("m"))
     world.source.models["m"] = model("m", content="b")
     world.tree.fails = {"m": 1}
     await failure(world.catalog.load("m", {}))
@@ -308,10 +295,8 @@ async def test_an_unload_ends_what_is_told_of_a_reload(begin, autojump_clock):
     assert world.index("m") == [("m", 1, "READY", "")]
 
 
-async def test_an_instance_count_that_is_the_only_change_scales_in_place(begin, autojump_clock):
-    world = await begin(model("m", config_json=b'{"name": "m", "instance_group": [1]}'), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_an_instance_count_that_is_the_only_change_scales_in_place(loaded, autojump_clock):
+    world, state = await loaded(model("m", config_json=b'{"name": "m", "instance_group": [1]}'))
     more = (InstanceSpec(name="m_0_0"), InstanceSpec(name="m_0_1"))
     world.source.models["m"] = model("m", instances=more, config_json=b'{"name": "m", "instance_group": [2]}')
     await world.catalog.load("m", {})
@@ -358,18 +343,16 @@ async def test_an_overriding_load_reloads_and_a_plain_one_keeps_to_it(begin, aut
         assert await served(world, {}) == (OTHER, False)
 
 
-async def test_other_files_end_an_override(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
+async def test_other_files_end_an_override(loaded, autojump_clock):
+    world, _ = await loaded(model("m"), config=OTHER)
     world.source.models["m"] = model("m", content="other")
     assert await served(world, {}) == ("{}", True)
     world.source.models["m"] = model("m")
     assert await served(world, {}) == ("{}", True)
 
 
-async def test_other_files_that_do_not_load_end_an_override_too(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
+async def test_other_files_that_do_not_load_end_an_override_too(loaded, autojump_clock):
+    world, _ = await loaded(model("m"), config=OTHER)
     world.source.models["m"] = model("m", content="other")
     world.tree.fails["m"] = 1
     await failure(world.catalog.load("m", {}))
@@ -379,41 +362,36 @@ async def test_other_files_that_do_not_load_end_an_override_too(begin, autojump_
     assert await served(world, {}) == ("{}", True)
 
 
-async def test_an_unload_ends_an_override(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
+async def test_an_unload_ends_an_override(loaded, autojump_clock):
+    world, _ = await loaded(model("m"), config=OTHER)
     await world.catalog.unload("m")
     assert await served(world, {}) == ("{}", True)
 
 
-async def test_an_override_that_does_not_load_is_not_kept(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_an_override_that_does_not_load_is_not_kept(loaded, autojump_clock):
+    world, _ = await loaded(model("m"))
     world.tree.fails["m"] = 1
     await failure(world.catalog.load("m", {"config": OTHER}))
     assert await served(world, {}) == ("{}", False)
 
 
-async def test_files_that_can_not_be_read_end_no_override(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
+async def test_files_that_can_not_be_read_end_no_override(loaded, autojump_clock):
+    world, _ = await loaded(model("m"), config=OTHER)
     world.source.models["m"] = replace(model("m", reason="Internal: no"), content="", readable=False)
     await failure(world.catalog.load("m", {}))
     world.source.models["m"] = model("m")
     assert await served(world, {}) == (OTHER, False)
 
 
-async def test_files_of_a_request_are_gone_with_the_next_plain_load(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {"config": OTHER})
+async def test_files_of_a_request_are_gone_with_the_next_plain_load(loaded, autojump_clock):
+    world, _ = await loaded(model("m"), config=OTHER)
     assert await served(world, {"config": OTHER, "file:1/model": b"x"}) == (OTHER, True)
     assert await served(world, {}) == ("{}", True)
     assert await served(world, {}) == ("{}", False)
 
 
-async def test_an_override_of_nothing_but_the_instances_is_met_in_place(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_an_override_of_nothing_but_the_instances_is_met_in_place(loaded, autojump_clock):
+    world, _ = await loaded(model("m"))
     for count in (3, 1):
         configuration, anew = await served(world, {"config": f'{{"count": {count}}}'})
         assert (configuration, anew) == (f'{{"instance_group": {count}}}', False)
@@ -422,10 +400,8 @@ async def test_an_override_of_nothing_but_the_instances_is_met_in_place(begin, a
     assert len(world.tree.started) == 1
 
 
-async def test_local_copies_live_as_long_as_a_version_that_reads_them(begin, autojump_clock):
-    world = await begin(model("m", content="a"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (old,) = world.serving("m").values()
+async def test_local_copies_live_as_long_as_a_version_that_reads_them(loaded, autojump_clock):
+    world, old = await loaded(model("m", content="a"))
     request = make_request()
     await old.submit(request)
     world.source.models["m"] = model("m", content="b")
@@ -452,8 +428,7 @@ async def test_a_model_that_failed_is_tried_again_once_something_was_written(
     world = await begin(model("m", content="a"), mode=ControlMode.POLL, wait=False)
     world.tree.fails = {"m": 1}
     await world.catalog.finished.wait()
-    world.catalog.look_at(ModelKey("m"), changed=False)
-    await trio.sleep(5)
+    await world.look("m", changed=False)
     assert world.states("m") == {1: "UNAVAILABLE"}
     assert len(world.tree.started) == 1
     world.source.models["m"] = model("m", content=content)
@@ -467,11 +442,9 @@ async def test_news_of_a_model_that_failed_outlast_a_repository_that_cannot_be_r
     world.tree.fails = {"m": 1}
     await world.catalog.finished.wait()
     world.source.unreadable = "no network"
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     world.source.unreadable = ""
-    world.catalog.look_at(ModelKey("m"), changed=False)
-    await trio.sleep(5)
+    await world.look("m", changed=False)
     assert world.states("m") == {1: "READY"}
 
 
@@ -480,8 +453,7 @@ async def test_of_two_looks_that_wait_the_one_that_is_done_knows_what_both_did(b
     world.tree.fails = {"m": 1}
     await world.catalog.finished.wait()
     world.catalog.look_at(ModelKey("m"), changed=False)
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     assert world.states("m") == {1: "READY"}
 
 
@@ -502,8 +474,7 @@ async def test_a_second_model_of_the_same_name_makes_both_unavailable(begin, aut
     world.source.models["m"] = type(world.source.models["m"])(
         key=ModelKey("m"), reason=reason, duplicate=True, content="both"
     )
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     assert ("m", 0, "UNAVAILABLE", reason) in world.index("m")
     with pytest.raises(TritiumError):
         world.router.resolve("m")
@@ -566,9 +537,8 @@ async def test_models_that_depend_on_each_other_are_refused_at_start_too(begin, 
         assert (state, "circular dependency between ensembles" in reason) == ("UNAVAILABLE", True)
 
 
-async def test_a_whole_that_was_unloaded_does_not_come_back_with_its_part(begin, autojump_clock):
-    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
-    await world.catalog.load("whole", {})
+async def test_a_whole_that_was_unloaded_does_not_come_back_with_its_part(loaded, autojump_clock):
+    world, _ = await loaded(model("part"), model("whole", depends_on=("part",)))
     await world.catalog.unload("whole")
     await world.catalog.unload("part")
     await world.catalog.load("part", {})
@@ -632,9 +602,8 @@ async def test_a_whole_whose_part_leaves_the_repository_is_unloaded(begin, autoj
     assert world.index() == [("whole", 1, "UNAVAILABLE", "unloaded")]
 
 
-async def test_a_reload_of_a_part_leaves_a_whole_that_still_fits_as_it_is(begin, autojump_clock):
-    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
-    await world.catalog.load("whole", {})
+async def test_a_reload_of_a_part_leaves_a_whole_that_still_fits_as_it_is(loaded, autojump_clock):
+    world, _ = await loaded(model("part"), model("whole", depends_on=("part",)))
     (before,) = world.serving("whole").values()
     world.source.models["part"] = model("part", content="d")
     await world.catalog.load("part", {})
@@ -677,18 +646,15 @@ async def test_a_version_that_failed_counts_no_more_once_the_model_serves_withou
     world = await begin(model("m", 1, content="a"), mode=ControlMode.POLL)
     world.source.models["m"] = replace(model("m", 1, 2, content="a"), content="with another")
     world.tree.fails = {("m", 2): 1}
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     assert world.states("m") == {1: "READY", 2: "UNAVAILABLE"}
     world.source.models["m"] = replace(model("m", 1, content="a"), content="without it")
-    world.catalog.look_at(ModelKey("m"), changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     assert world.states("m") == {1: "READY"}
 
 
-async def test_a_name_that_two_models_have_is_refused(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_a_name_that_two_models_have_is_refused(loaded, autojump_clock):
+    world, _ = await loaded(model("m"))
 
     async def two():
         return Listing(keys=[ModelKey("m", "/a"), ModelKey("m", "/b")])
@@ -752,12 +718,7 @@ async def test_a_model_that_waits_to_be_loaded_is_unavailable_too(begin, nursery
     world = await begin(model("m"), **EXPLICIT)
     world.source.read_seconds = {"m": 4.0}
     world.tree.fails = {"m": 1}
-    errors = []
-
-    async def load():
-        errors.append(await failure(world.catalog.load("m", {})))
-
-    nursery.start_soon(load)
+    errors = outcome_of(nursery, world.catalog.load, "m", {})
     await trio.sleep(3)
     code, message, after = refused(world, "m")
     assert (code, after) == (ErrorCode.UNAVAILABLE, pytest.approx(3.0))

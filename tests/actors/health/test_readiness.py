@@ -17,6 +17,7 @@ from actors.values.events import Event
 from actors.values.specs import InstanceSpec, Probe
 from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Context, FakeWorker, make_request, make_spec
+from tests.support.tasks import outcome_of
 
 ERROR = Answer(code=ErrorCode.INTERNAL, message="no zeros, please")
 NOON = 1_800_000_000_000  # milliseconds since the epoch, when the tests' clock starts
@@ -133,7 +134,9 @@ class Server:
     def serve(self, name="add", *, says=True, **changes):
         return self.ready(self.loading(name, **changes), says=says)
 
-    async def is_ready(self):
+    async def is_ready(self, *, after=0.0):
+        if after:
+            await trio.sleep(after)
         return await self.readiness.ready()
 
     @property
@@ -146,6 +149,17 @@ class Server:
 @pytest.fixture
 async def serving(nursery):
     return lambda **options: Server(nursery, **options)
+
+
+@pytest.fixture
+async def served(serving):
+    """Begin with one model that serves; return the server and the model's first worker."""
+
+    def begun(**changes):
+        server = serving()
+        return server, server.serve(**changes)
+
+    return begun
 
 
 # -- the verdict
@@ -164,9 +178,8 @@ async def test_a_server_is_ready_once_its_start_is_over(serving, autojump_clock)
     assert server.context.info == {"ready": True, "failed": 0}
 
 
-async def test_a_change_of_status_shows_at_once(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_change_of_status_shows_at_once(served, autojump_clock):
+    server, worker = served()
     assert await server.is_ready()
     worker.state.standing.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying: signal 11")
     assert not await server.is_ready()
@@ -177,9 +190,8 @@ async def test_a_change_of_status_shows_at_once(serving, autojump_clock):
     assert [level for _, level, _ in server.log] == ["info", "warning", "info"]
 
 
-async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(serving, autojump_clock):
-    server = serving()
-    server.serve()
+async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(served, autojump_clock):
+    server, _ = served()
     assert await server.is_ready()
     other = server.loading("other")
     newer = server.loading(version=2)
@@ -204,9 +216,8 @@ async def test_a_lenient_server_is_ready_whatever_its_models_do(serving, autojum
 # -- what instances say of themselves
 
 
-async def test_a_model_that_says_no_shows_at_once(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_model_that_says_no_shows_at_once(served, autojump_clock):
+    server, worker = served()
     assert await server.is_ready()
     worker.says = False
     assert not await server.is_ready()
@@ -215,9 +226,8 @@ async def test_a_model_that_says_no_shows_at_once(serving, autojump_clock):
     assert await server.is_ready()
 
 
-async def test_a_model_is_asked_when_somebody_asks_and_never_else(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_model_is_asked_when_somebody_asks_and_never_else(served, autojump_clock):
+    server, worker = served()
     await trio.sleep(60)
     assert worker.asked == 0
     for number in range(1, 4):
@@ -236,12 +246,7 @@ async def test_who_asks_waits_for_what_a_model_says_of_itself(serving, autojump_
     server = serving(started=False)
     worker = server.serve(says=None)
     server.finished.set()
-    answers = []
-
-    async def ask():
-        answers.append(await server.is_ready())
-
-    server.nursery.start_soon(ask)
+    answers = outcome_of(server.nursery, server.is_ready)
     await trio.sleep(0.5)
     assert answers == []
     worker.says = True
@@ -252,9 +257,8 @@ async def test_who_asks_waits_for_what_a_model_says_of_itself(serving, autojump_
     assert server.changes == [(True, [])]
 
 
-async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(served, autojump_clock):
+    server, worker = served()
     assert await server.is_ready()
     worker.says = None
     for _ in range(2):
@@ -270,25 +274,18 @@ async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(serving, 
     assert await server.is_ready()
 
 
-async def test_one_instance_that_says_no_is_enough(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(instances=tuple(InstanceSpec(name=f"i{n}") for n in range(2)))
+async def test_one_instance_that_says_no_is_enough(served, autojump_clock):
+    server, worker = served(instances=tuple(InstanceSpec(name=f"i{n}") for n in range(2)))
     assert await server.is_ready()
     worker.state.instances[1].worker.says = False
     assert not await server.is_ready()
 
 
-async def test_a_worker_that_dies_while_it_is_asked_has_no_say(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_worker_that_dies_while_it_is_asked_has_no_say(served, autojump_clock):
+    server, worker = served()
     assert await server.is_ready()
     worker.says = None
-    answers = []
-
-    async def ask():
-        answers.append(await server.is_ready())
-
-    server.nursery.start_soon(ask)
+    answers = outcome_of(server.nursery, server.is_ready)
     await trio.sleep(1.1)
     worker.die()
     await wait_all_tasks_blocked()
@@ -296,9 +293,8 @@ async def test_a_worker_that_dies_while_it_is_asked_has_no_say(serving, autojump
     assert server.changes == [(True, [])]
 
 
-async def test_a_models_own_readiness_is_asked_for_now(serving, autojump_clock):
-    server = serving()
-    one = server.serve()
+async def test_a_models_own_readiness_is_asked_for_now(served, autojump_clock):
+    server, one = served()
     two = server.serve(version=2)
     assert await server.readiness.model_ready("add")
     two.says = False
@@ -319,9 +315,8 @@ class Front:
     spec = make_spec()
 
 
-async def test_a_model_behind_a_front_is_asked_by_its_highest_version(serving, autojump_clock):
-    server = serving()
-    server.serve()
+async def test_a_model_behind_a_front_is_asked_by_its_highest_version(served, autojump_clock):
+    server, _ = served()
     two = server.serve(version=2)
     server.router.roster.set_fronting(two.state.spec.key, lambda ready: Front())
     assert await server.readiness.model_ready("add")
@@ -341,9 +336,8 @@ async def test_a_dormant_model_is_ready_and_left_alone(serving, autojump_clock):
 # -- periodic probes
 
 
-async def test_a_model_is_probed_at_its_interval(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=5.0)
+async def test_a_model_is_probed_at_its_interval(served, autojump_clock):
+    server, worker = served(probe_interval=5.0)
     server.serve("other")
     await trio.sleep(21)
     assert [round(at - worker.times[0], 1) for at in worker.times] == [0.0, 5.0, 10.0, 15.0, 20.0]
@@ -354,24 +348,18 @@ async def test_a_model_is_probed_at_its_interval(serving, autojump_clock):
     assert worker.state.statistics.success_count == 0
 
 
-async def test_a_start_waits_for_the_first_probe(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=5.0)
+async def test_a_start_waits_for_the_first_probe(served, autojump_clock):
+    server, worker = served(probe_interval=5.0)
     worker.after = 2.0
-    await trio.sleep(1.0)
-    assert not await server.is_ready()
-    await trio.sleep(1.1)
-    assert await server.is_ready()
+    assert not await server.is_ready(after=1.0)
+    assert await server.is_ready(after=1.1)
 
 
-async def test_a_model_that_stops_answering_is_told_and_since_when(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=4.0)
-    await trio.sleep(1)
-    assert await server.is_ready()
+async def test_a_model_that_stops_answering_is_told_and_since_when(served, autojump_clock):
+    server, worker = served(probe_interval=4.0)
+    assert await server.is_ready(after=1)
     worker.hangs = True
-    await trio.sleep(8)
-    assert not await server.is_ready()
+    assert not await server.is_ready(after=8)
     assert server.changes[-1] == (
         False,
         ["model add version 1: a probe inference was not answered: no answer within 4 s"],
@@ -383,8 +371,7 @@ async def test_a_model_that_stops_answering_is_told_and_since_when(serving, auto
     assert part.since == server.start + 8.0
     worker.hangs = False
     worker.finish()
-    await trio.sleep(5)
-    assert await server.is_ready()
+    assert await server.is_ready(after=5)
     (counts,) = server.readiness.probes()
     assert counts.failures >= 2
 
@@ -399,9 +386,8 @@ async def test_a_model_that_stops_answering_is_told_and_since_when(serving, auto
         ({"probe_interval": 5.0, "execution_timeout": 30.0}, 5.0),
     ],
 )
-async def test_a_probe_has_limits(serving, autojump_clock, changes, within):
-    server = serving()
-    worker = server.serve(**changes)
+async def test_a_probe_has_limits(served, autojump_clock, changes, within):
+    server, worker = served(**changes)
     worker.hangs = True
     await trio.sleep(within - 0.1)
     assert not list(server.readiness.probes())
@@ -410,9 +396,8 @@ async def test_a_probe_has_limits(serving, autojump_clock, changes, within):
     assert counts.seconds == pytest.approx(within)
 
 
-async def test_one_probe_of_a_model_runs_at_a_time(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=10.0)
+async def test_one_probe_of_a_model_runs_at_a_time(served, autojump_clock):
+    server, worker = served(probe_interval=10.0)
     worker.hangs = True
     await trio.sleep(1)
     began = trio.current_time()
@@ -424,44 +409,31 @@ async def test_one_probe_of_a_model_runs_at_a_time(serving, autojump_clock):
     assert "reason" in part
 
 
-async def test_a_model_that_always_errs_is_what_it_always_was(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=1.0)
+@pytest.mark.parametrize("setting", list(Probe))
+async def test_a_model_that_always_errs_is_what_it_always_was_unless_its_probe_is_required(
+    served, autojump_clock, setting
+):
+    server, worker = served(probe_interval=1.0, probe=setting)
     worker.answer = ERROR
-    await trio.sleep(5)
-    assert await server.is_ready()
+    assert await server.is_ready(after=5) is (setting is not Probe.REQUIRED)
 
 
 @pytest.mark.parametrize("setting", [Probe.COMPARE, Probe.OFF])
-async def test_an_error_that_is_new_counts(serving, autojump_clock, setting):
-    server = serving()
-    worker = server.serve(probe_interval=1.0, probe=setting)
-    await trio.sleep(2.5)
-    assert await server.is_ready()
+async def test_an_error_that_is_new_counts(served, autojump_clock, setting):
+    server, worker = served(probe_interval=1.0, probe=setting)
+    assert await server.is_ready(after=2.5)
     worker.answer = ERROR
-    await trio.sleep(1)
-    assert not await server.is_ready()
+    assert not await server.is_ready(after=1)
     worker.answer = None
-    await trio.sleep(1)
-    assert await server.is_ready()
+    assert await server.is_ready(after=1)
 
 
-async def test_a_model_whose_probe_is_required_must_not_err(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=1.0, probe=Probe.REQUIRED)
-    worker.answer = ERROR
-    await trio.sleep(1)
-    assert not await server.is_ready()
-
-
-async def test_a_model_that_answers_its_clients_is_busy(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=2.0)
+async def test_a_model_that_answers_its_clients_is_busy(served, autojump_clock):
+    server, worker = served(probe_interval=2.0)
     await trio.sleep(1)
     worker.after = 2.5
     await worker.state.submit(make_request())
-    await trio.sleep(3.5)
-    assert await server.is_ready()
+    assert await server.is_ready(after=3.5)
     (counts,) = server.readiness.probes()
     assert counts.failures == 0
     assert server.changes == [(True, [])]
@@ -478,9 +450,8 @@ async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(servin
     assert not worker.sent
 
 
-async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_watch(serving, nursery):
-    server = serving()
-    server.serve()
+async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_watch(served, nursery):
+    server, _ = served()
     await wait_all_tasks_blocked()
     turned = []
 
@@ -503,10 +474,9 @@ async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_wa
 
 
 async def test_who_watches_is_woken_when_a_model_takes_readiness_away_and_brings_it_back(
-    serving, nursery, autojump_clock
+    served, nursery, autojump_clock
 ):
-    server = serving()
-    worker = server.serve()
+    server, worker = served()
     await wait_all_tasks_blocked()
     turned = []
 
@@ -528,25 +498,23 @@ async def test_who_watches_is_woken_when_a_model_takes_readiness_away_and_brings
     assert turned == [False, True]
 
 
-async def test_a_version_that_is_retired_under_its_probe_is_no_failure(serving, autojump_clock):
-    server = serving()
-    old = server.serve(probe_interval=4.0)
+async def test_a_version_that_is_retired_under_its_probe_is_no_failure(served, autojump_clock):
+    server, old = served(probe_interval=4.0)
     await trio.sleep(3)
     old.hangs = True
     await trio.sleep(2)  # the probe is on its way
     new = server.loading(probe_interval=4.0)
     server.ready(new)
     old.state.standing.become(Status.UNLOADING)
-    await trio.sleep(10)
-    assert await server.is_ready()
+    assert await server.is_ready(after=10)
     (counts,) = server.readiness.probes()
     assert counts.failures == 0
     assert server.changes[-1] == (True, [])
 
 
-async def test_what_is_counted_is_forgotten_with_the_model(serving, autojump_clock):
-    server = serving()
-    state = server.serve(probe_interval=1.0).state
+async def test_what_is_counted_is_forgotten_with_the_model(served, autojump_clock):
+    server, worker = served(probe_interval=1.0)
+    state = worker.state
     await trio.sleep(0.5)
     assert len(list(server.readiness.probes())) == 1
     server.router.roster.serve(state.spec.key, {})
@@ -559,9 +527,8 @@ async def test_what_is_counted_is_forgotten_with_the_model(serving, autojump_clo
 # -- deep probes
 
 
-async def test_a_deep_report_names_every_part(serving, autojump_clock):
-    server = serving()
-    server.serve()
+async def test_a_deep_report_names_every_part(served, autojump_clock):
+    server, _ = served()
     sick = server.serve("sick")
     await trio.sleep(10)
     sick.hangs = True
@@ -624,9 +591,9 @@ async def test_a_deep_probe_during_the_start_says_so(serving, autojump_clock):
     assert report.document["reason"] == "the models found at start are still being loaded"
 
 
-async def test_an_error_answer_is_noted(serving, autojump_clock):
-    server = serving()
-    server.serve().answer = ERROR
+async def test_an_error_answer_is_noted(served, autojump_clock):
+    server, worker = served()
+    worker.answer = ERROR
     report = await server.readiness.deep()
     assert report.ready
     assert report.document["parts"][0]["note"] == (
@@ -634,18 +601,16 @@ async def test_an_error_answer_is_noted(serving, autojump_clock):
     )
 
 
-async def test_a_deep_probe_of_a_periodic_model_feeds_the_verdict(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=1000.0)
+async def test_a_deep_probe_of_a_periodic_model_feeds_the_verdict(served, autojump_clock):
+    server, worker = served(probe_interval=1000.0)
     await trio.sleep(1)
     worker.hangs = True
     await server.readiness.deep()
     assert not await server.is_ready()
 
 
-async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(served, autojump_clock):
+    server, worker = served()
     worker.after = 1.5
     for _ in range(2):
         await worker.state.submit(make_request())
@@ -656,20 +621,12 @@ async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(serving,
     )
 
 
-async def test_a_storm_of_deep_probes_is_one_round(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
-    reports = []
-
-    async def ask():
-        reports.append(await server.readiness.deep())
-
+async def test_a_storm_of_deep_probes_is_one_round(served, autojump_clock):
+    server, worker = served()
     async with trio.open_nursery() as nursery:
-        for _ in range(100):
-            nursery.start_soon(ask)
+        reports = [outcome_of(nursery, server.readiness.deep) for _ in range(100)]
     assert len(worker.sent) == 1
-    assert len(reports) == 100
-    assert len(set(map(id, reports))) == 1
+    assert len({id(report) for (report,) in reports}) == 1
     await server.readiness.deep()
     assert len(worker.sent) == 1
     await trio.sleep(0.25)
@@ -693,16 +650,10 @@ async def test_deep_probes_run_eight_at_once_and_end_in_time(serving, autojump_c
     assert reasons.count("there was no time to probe it: others took 10 s") == 10
 
 
-async def test_a_version_swapped_under_a_deep_probe_is_no_failure(serving, autojump_clock):
-    server = serving()
-    old = server.serve()
+async def test_a_version_swapped_under_a_deep_probe_is_no_failure(served, autojump_clock):
+    server, old = served()
     old.hangs = True
-    reports = []
-
-    async def ask():
-        reports.append(await server.readiness.deep())
-
-    server.nursery.start_soon(ask)
+    reports = outcome_of(server.nursery, server.readiness.deep)
     await trio.sleep(1)
     server.ready(server.loading())
     old.state.standing.become(Status.UNLOADING)
@@ -714,11 +665,9 @@ async def test_a_version_swapped_under_a_deep_probe_is_no_failure(serving, autoj
 # -- the actor's own lives
 
 
-async def test_a_restarted_actor_goes_on_where_the_last_one_was(serving, autojump_clock):
-    server = serving()
-    worker = server.serve(probe_interval=1.0)
-    await trio.sleep(0.5)
-    assert await server.is_ready()
+async def test_a_restarted_actor_goes_on_where_the_last_one_was(served, autojump_clock):
+    server, worker = served(probe_interval=1.0)
+    assert await server.is_ready(after=0.5)
     server.life.cancel()
     await wait_all_tasks_blocked()
     worker.state.standing.become(Status.UNAVAILABLE, "Internal: gone")
@@ -726,21 +675,14 @@ async def test_a_restarted_actor_goes_on_where_the_last_one_was(serving, autojum
     worker.state.standing.become(Status.READY)
     server.life = trio.CancelScope()
     server.nursery.start_soon(server.live)
-    await trio.sleep(5)
-    assert await server.is_ready()
+    assert await server.is_ready(after=5)
     assert len(worker.sent) > 4
 
 
-async def test_who_waits_for_a_report_outlives_the_actor(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+async def test_who_waits_for_a_report_outlives_the_actor(served, autojump_clock):
+    server, worker = served()
     worker.after = 1.0
-    reports = []
-
-    async def ask():
-        reports.append(await server.readiness.deep())
-
-    server.nursery.start_soon(ask)
+    reports = outcome_of(server.nursery, server.readiness.deep)
     await trio.sleep(0.5)
     server.life.cancel()
     await trio.sleep(1)
@@ -751,9 +693,8 @@ async def test_who_waits_for_a_report_outlives_the_actor(serving, autojump_clock
     assert reports[0].ready
 
 
-async def test_without_its_actor_a_deep_probe_says_so_in_time(serving, autojump_clock):
-    server = serving()
-    server.serve()
+async def test_without_its_actor_a_deep_probe_says_so_in_time(served, autojump_clock):
+    server, _ = served()
     server.life.cancel()
     await wait_all_tasks_blocked()
     with trio.fail_after(13):
@@ -765,15 +706,10 @@ async def test_without_its_actor_a_deep_probe_says_so_in_time(serving, autojump_
 async def test_a_caller_that_leaves_takes_nobody_along(serving, autojump_clock):
     server = serving()
     server.serve().after = 1.0
-    reports = []
-
-    async def ask():
-        reports.append(await server.readiness.deep())
-
     with trio.move_on_after(0.5):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.readiness.deep)
-            server.nursery.start_soon(ask)
+            reports = outcome_of(server.nursery, server.readiness.deep)
     await trio.sleep(1)
     assert reports[0].ready
 
@@ -781,44 +717,44 @@ async def test_a_caller_that_leaves_takes_nobody_along(serving, autojump_clock):
 # -- what hangs
 
 
-def hang(worker, *, instances=1):
-    """Have every instance of its model begin with an execution that never ends."""
+PAIR = (InstanceSpec(name="add_0"), InstanceSpec(name="add_1"))
+
+
+def hang(worker):
+    """Have a worker begin with an execution that never ends; return its request."""
     worker.hangs = True
-    for _ in range(instances):
-        worker.state.submit_nowait(make_request())
+    request = make_request()
+    worker.state.submit_nowait(request)
+    return request
 
 
-async def test_a_server_is_not_ready_while_the_only_instance_of_a_model_hangs(serving, autojump_clock):
-    server = serving()
-    worker = server.serve()
+def sibling(worker):
+    """The worker of the other instance."""
+    return next(each.worker for each in worker.state.instances if each.worker is not worker)
+
+
+async def test_a_server_is_not_ready_while_the_only_instance_of_a_model_hangs(served, autojump_clock):
+    server, worker = served()
     await wait_all_tasks_blocked()
     hang(worker)
-    await trio.sleep(HANG_BOUND - 1)
-    assert await server.is_ready()
-    await trio.sleep(2.5)
-    assert not await server.is_ready()
+    assert await server.is_ready(after=HANG_BOUND - 1)
+    assert not await server.is_ready(after=2.5)
     reason = (
         "its only instance has been busy with one execution for more than 100 s (--unready-after-hang-secs);"
         " tritium.execution_timeout would end such a one"
     )
     assert server.changes[-1] == (False, [f"model add version 1: {reason}"])
     worker.finish()
-    await trio.sleep(1.5)
-    assert await server.is_ready()
+    assert await server.is_ready(after=1.5)
 
 
-async def test_one_instance_that_hangs_beside_another_does_not_count(serving, autojump_clock):
-    server = serving()
-    pair = (InstanceSpec(name="add_0"), InstanceSpec(name="add_1"))
-    first = server.serve(instances=pair)
+async def test_one_instance_that_hangs_beside_another_does_not_count(served, autojump_clock):
+    server, first = served(instances=PAIR)
     await wait_all_tasks_blocked()
     hang(first)
-    await trio.sleep(2 * HANG_BOUND)
-    assert await server.is_ready()
-    other = next(each.worker for each in first.state.instances if each.worker is not first)
-    hang(other)
-    await trio.sleep(HANG_BOUND + 1.5)
-    assert not await server.is_ready()
+    assert await server.is_ready(after=2 * HANG_BOUND)
+    hang(sibling(first))
+    assert not await server.is_ready(after=HANG_BOUND + 1.5)
     assert "each of its 2 instances has been busy" in server.changes[-1][1][0]
 
 
@@ -826,23 +762,16 @@ async def test_one_instance_that_hangs_beside_another_does_not_count(serving, au
 async def test_a_model_with_a_limit_or_without_a_say_may_hang(serving, autojump_clock, spec):
     server = serving()
     hang(server.serve(**spec))
-    await trio.sleep(2 * HANG_BOUND)
-    assert await server.is_ready()
+    assert await server.is_ready(after=2 * HANG_BOUND)
 
 
-async def test_at_the_end_what_hangs_is_given_up_and_what_others_do_is_not(serving, autojump_clock):
-    server = serving()
-    pair = (InstanceSpec(name="add_0"), InstanceSpec(name="add_1"))
-    first = server.serve(instances=pair)
-    state = first.state
+async def test_at_the_end_what_hangs_is_given_up_and_what_others_do_is_not(served, autojump_clock):
+    _, first = served(instances=PAIR)
+    state, other = first.state, sibling(first)
     await wait_all_tasks_blocked()
-    first.hangs = True
-    stuck, healthy = make_request(), make_request()
-    state.submit_nowait(stuck)
+    stuck = hang(first)
     await trio.sleep(HANG_BOUND)
-    other = next(each.worker for each in state.instances if each.worker is not first)
-    other.hangs = True
-    state.submit_nowait(healthy)
+    healthy = hang(other)
     state.give_up_stuck(HANG_BOUND, "it is over")
     assert stuck.reply.error.message == "[request id: <id_unknown>] it is over"
     waiting = make_request()
@@ -859,19 +788,14 @@ async def test_at_the_end_what_hangs_is_given_up_and_what_others_do_is_not(servi
 
 
 async def test_an_instance_that_was_given_up_as_stuck_can_be_removed_by_a_replacement_under_way(
-    serving, autojump_clock
+    served, autojump_clock
 ):
-    server = serving()
-    first = server.serve(instances=(InstanceSpec(name="add_0"), InstanceSpec(name="add_1")))
-    state = first.state
+    _, first = served(instances=PAIR)
+    state, other = first.state, sibling(first)
     await wait_all_tasks_blocked()
-    first.hangs = True
-    state.submit_nowait(make_request())
+    hang(first)
     await trio.sleep(HANG_BOUND)
-    other = next(each.worker for each in state.instances if each.worker is not first)
-    other.hangs = True
-    healthy = make_request()
-    state.submit_nowait(healthy)
+    healthy = hang(other)
     await wait_all_tasks_blocked()
     state.give_up_stuck(HANG_BOUND, "it is over")
     state.remove_instance(first.instance)

@@ -38,6 +38,7 @@ from tests.support.catalog_doubles import EXPLICIT, World, failure, model
 from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
+from tests.support.tasks import outcome_of
 
 M = ModelKey("m")
 
@@ -61,10 +62,8 @@ def duplicate(name="m"):
 # -- crashes
 
 
-async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(loaded, autojump_clock):
+    world, state = await loaded(model("m"))
     answer = await hold(state)
     await world.catalog.unload("m")
     world.root.kill("retirements")
@@ -78,10 +77,8 @@ async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(begin, au
     assert all(copy.removed for copy in world.source.copies)
 
 
-async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(begin, autojump_clock):
-    world = await begin(model("m", drain_timeout=10.0), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(loaded, autojump_clock):
+    world, state = await loaded(model("m", drain_timeout=10.0))
     await hold(state)
     begun = trio.current_time()
     await world.catalog.unload("m")
@@ -108,10 +105,8 @@ def crashes(point, *, times=1):
         yield
 
 
-async def test_a_retirement_that_crashes_is_taken_up_again_at_once(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_a_retirement_that_crashes_is_taken_up_again_at_once(loaded, autojump_clock):
+    world, state = await loaded(model("m"))
     answer = await hold(state)
     begun = trio.current_time()
     with crashes("deployment.retirement"):
@@ -128,10 +123,8 @@ async def test_a_retirement_that_crashes_is_taken_up_again_at_once(begin, autoju
     assert world.retirements.which_children() == ()
 
 
-async def test_a_retirement_that_is_killed_keeps_its_deadline(begin, autojump_clock):
-    world = await begin(model("m", drain_timeout=10.0), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_a_retirement_that_is_killed_keeps_its_deadline(loaded, autojump_clock):
+    world, state = await loaded(model("m", drain_timeout=10.0))
     await hold(state)
     begun = trio.current_time()
     await world.catalog.unload("m")
@@ -142,12 +135,10 @@ async def test_a_retirement_that_is_killed_keeps_its_deadline(begin, autojump_cl
     assert trio.current_time() - begun == pytest.approx(10)
 
 
-async def test_a_retirement_that_keeps_crashing_disturbs_no_other(begin, autojump_clock):
-    world = await begin(model("m"), model("n"), **EXPLICIT)
+async def test_a_retirement_that_keeps_crashing_disturbs_no_other(loaded, autojump_clock):
+    world, other = await loaded(model("m"), model("n"))
     await world.catalog.load("m", {})
-    await world.catalog.load("n", {})
     (state,) = world.serving("m").values()
-    (other,) = world.serving("n").values()
     answer = await hold(other)
     await world.catalog.unload("n")
     await wait_all_tasks_blocked()
@@ -164,11 +155,9 @@ async def test_a_retirement_that_keeps_crashing_disturbs_no_other(begin, autojum
 
 
 async def test_a_version_that_could_not_be_ended_is_ended_by_the_next_life_of_its_retirement(
-    begin, autojump_clock
+    loaded, autojump_clock
 ):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+    world, state = await loaded(model("m"))
     end = world.tree.end
 
     async def crash(_):
@@ -252,12 +241,7 @@ async def test_an_unload_does_not_wait_for_an_eviction(begin, nursery, autojump_
     await world.catalog.load("m", {})
     (state,) = world.serving("m").values()
     await hold(state)
-    refused = []
-
-    async def evict():
-        refused.append(await failure(world.catalog.evict(M)))
-
-    nursery.start_soon(evict)
+    refused = outcome_of(nursery, world.catalog.evict, M)
     await trio.sleep(5)
     begun = trio.current_time()
     await world.catalog.unload("m")
@@ -296,8 +280,7 @@ async def test_a_model_that_is_on_demand_no_more_has_no_version_that_sleeps(begi
 async def test_a_model_on_demand_that_became_a_duplicate_is_not_woken(begin, autojump_clock):
     world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=dormant, mode=ControlMode.POLL)
     world.source.models["m"] = duplicate()
-    world.catalog.look_at(M, changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     error = await failure(world.catalog.wake(M))
     assert "not known any more" in error.message
     assert world.tree.started == []
@@ -305,20 +288,14 @@ async def test_a_model_on_demand_that_became_a_duplicate_is_not_woken(begin, aut
 
 
 async def test_a_superseded_load_tells_of_what_was_loading_and_not_of_what_retires(
-    begin, nursery, autojump_clock
+    loaded, nursery, autojump_clock
 ):
-    world = await begin(model("m", 1), **EXPLICIT)
-    await world.catalog.load("m", {})
+    world, _ = await loaded(model("m", 1))
     await hold(world.serving("m")[1])
     await world.catalog.unload("m")
     world.source.models["m"] = model("m", 2)
     world.tree.seconds = {"m": math.inf}
-    outcomes = []
-
-    async def load():
-        outcomes.append(await failure(world.catalog.load("m", {})))
-
-    nursery.start_soon(load)
+    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
     await trio.sleep(5)
     await world.catalog.unload("m")
     await trio.testing.wait_all_tasks_blocked()
@@ -328,12 +305,7 @@ async def test_a_superseded_load_tells_of_what_was_loading_and_not_of_what_retir
 async def test_a_load_that_is_superseded_while_it_reads_says_so(begin, nursery, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     world.source.read_seconds = {"m": math.inf}
-    outcomes = []
-
-    async def load():
-        outcomes.append(await failure(world.catalog.load("m", {})))
-
-    nursery.start_soon(load)
+    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
     await trio.sleep(5)
     await world.catalog.unload("m")
     await trio.testing.wait_all_tasks_blocked()
@@ -357,10 +329,8 @@ async def test_two_models_that_wait_for_the_same_part_are_no_circle(begin, nurse
 # -- what can't serve any more
 
 
-async def test_a_load_brings_back_a_version_whose_instances_keep_dying(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (dead,) = world.serving("m").values()
+async def test_a_load_brings_back_a_version_whose_instances_keep_dying(loaded, autojump_clock):
+    world, dead = await loaded(model("m"))
     dead.standing.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying")
     await world.catalog.load("m", {})
     (state,) = world.serving("m").values()
@@ -372,10 +342,8 @@ async def test_a_load_brings_back_a_version_whose_instances_keep_dying(begin, au
 # -- what the index tells
 
 
-async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(begin, autojump_clock):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
-    (state,) = world.serving("m").values()
+async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(loaded, autojump_clock):
+    world, state = await loaded(model("m"))
     answer = await hold(state)
     await world.catalog.unload("m")
     world.tree.fails = {"m": 1}
@@ -386,10 +354,9 @@ async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(b
 
 
 async def test_a_configuration_that_can_not_be_read_leaves_the_standing_of_what_serves_alone(
-    begin, autojump_clock
+    loaded, autojump_clock
 ):
-    world = await begin(model("m"), **EXPLICIT)
-    await world.catalog.load("m", {})
+    world, _ = await loaded(model("m"))
     world.source.models["m"] = FoundModel(
         key=M, reason="Invalid argument: line 3", readable=False, content="broken"
     )
@@ -427,8 +394,7 @@ async def test_a_model_that_came_back_while_it_retired_is_told_of(begin, autojum
     await trio.sleep(1)
     world.source.models["m"] = replace(found, content="again")
     world.tree.fails = {"m": 1}
-    world.catalog.look_at(M, changed=True)
-    await trio.sleep(5)
+    await world.look("m")
     answer()
     await old.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]
@@ -439,8 +405,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
     for number in range(3):
         name = f"passing-{number}"
         world.source.models[name] = model(name)
-        world.catalog.look_at(ModelKey(name), changed=True)
-        await trio.sleep(5)
+        await world.look(name)
         assert world.states(name) == {1: "READY"}
         del world.source.models[name]
         world.catalog.gone(ModelKey(name))
@@ -448,8 +413,7 @@ async def test_nothing_is_kept_of_models_that_have_left(begin, autojump_clock):
     assert world.lanes.which_children() == ("stays",)
     assert world.router.roster.keys() == [ModelKey("stays")]
     world.source.models["passing-0"] = model("passing-0")
-    world.catalog.look_at(ModelKey("passing-0"), changed=True)
-    await trio.sleep(5)
+    await world.look("passing-0")
     assert world.states("passing-0") == {1: "READY"}
 
 
@@ -530,9 +494,8 @@ async def test_scaling_while_the_subtree_is_down_is_refused(scaled, autojump_clo
     assert state.instances == before
 
 
-async def test_scaling_that_takes_longer_than_a_load_may_fails(begin, autojump_clock):
-    world = await begin(model("m", load_timeout=4.0), **EXPLICIT)
-    await world.catalog.load("m", {})
+async def test_scaling_that_takes_longer_than_a_load_may_fails(loaded, autojump_clock):
+    world, _ = await loaded(model("m", load_timeout=4.0))
     more = (InstanceSpec(name="m_0_0"), InstanceSpec(name="m_0_1"))
     world.source.models["m"] = model("m", load_timeout=4.0, instances=more)
 

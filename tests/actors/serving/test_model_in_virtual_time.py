@@ -39,9 +39,7 @@ async def stage(nursery):
 
 async def busy(stage):
     """Occupy every worker."""
-    held = []
-    for _ in stage.workers:
-        held.append(await stage.sent())
+    held = [await stage.sent() for _ in stage.workers]
     assert not any(worker.has_room for worker in stage.workers)
     return held
 
@@ -703,9 +701,7 @@ async def test_a_crashed_scheduler_leaves_everything_for_the_next(stage, autojum
 async def two_with_room_behind(stage, **changes):
     """Two instances that each execute something, with a request sent ahead to each."""
     model = stage(instances=two_instances(), capacity=2, **changes)
-    requests = []
-    for _ in range(4):
-        requests.append(await model.sent())
+    requests = [await model.sent() for _ in range(4)]
     assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
     return model, requests
 
