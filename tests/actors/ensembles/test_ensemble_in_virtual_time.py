@@ -86,6 +86,30 @@ class Model(Stage):
         self.state.doorbell.ring()
         return batch
 
+    async def ends(self, **answer):
+        """Answer the oldest batch, and let everything happen that follows at once."""
+        self.finish(**answer)
+        await self.settled()
+
+    async def finish_all(self):
+        """Answer every batch, and those that follow."""
+        while self.running:
+            await self.ends()
+
+    @property
+    def stream(self):
+        """The one request that runs."""
+        (request,) = self.running
+        return request
+
+    async def goes_on(self, **options):
+        """Give one more part of its answer, and let everything happen that follows at once."""
+        self.part(self.stream, final=False, **options)
+        await self.settled()
+
+    def end(self):
+        self.part(self.stream, outputs=[])
+
     def part(self, request, *, outputs=None, final=True, leases=None, parameters=None):
         """Give one part of an answer."""
         if outputs is None:
@@ -127,7 +151,7 @@ class World:
             raise NotFound(f"Request for unknown model: '{step.model_name}' is not found")
         return model
 
-    def ensemble(self, scheduling, name="whole", **options):
+    async def ensemble(self, scheduling, name="whole", **options):
         options = {
             "platform": "ensemble",
             "backend": "",
@@ -147,6 +171,7 @@ class World:
         self.models[name] = state
         self.actors.append(None)
         self.start_actor(state)
+        await self.settled()
         return state
 
     def start_actor(self, state):
@@ -182,6 +207,13 @@ def ask(value=0.0, *, rows=1, outputs=(), **options):
     )
 
 
+def put(whole, *arguments, **options):
+    """Submit a request to an ensemble."""
+    request = ask(*arguments, **options)
+    whole.submit_nowait(request)
+    return request
+
+
 def answer_of(request):
     """The first element of Y, of a request that was answered once."""
     (part,) = request.reply.parts
@@ -191,10 +223,8 @@ def answer_of(request):
 
 async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b", "a"))
-    await world.settled()
-    request = ask(5, id="r", priority=3, timeout=7.5, parameters={"k": 1}, correlation_id=9, flags=1)
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "b", "a"))
+    request = put(whole, 5, id="r", priority=3, timeout=7.5, parameters={"k": 1}, correlation_id=9, flags=1)
     (step,) = a.running  # all of it happens where it is put
     assert (step.id, step.priority, step.timeout, step.parameters) == ("r", 3, 7.5, {"k": 1})
     assert (step.correlation_id, step.flags, step.deadline) == (9, 1, math.inf)
@@ -207,9 +237,8 @@ async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(worl
 
 async def test_statistics_are_those_of_the_steps_and_one_execution(world, autojump_clock):
     a = world.model("a")
-    whole = world.ensemble(chain("a", "a"))
-    await world.settled()
-    whole.submit_nowait(ask(rows=3))
+    whole = await world.ensemble(chain("a", "a"))
+    put(whole, rows=3)
     await trio.sleep(1)
     a.finish()
     a.finish()
@@ -223,15 +252,12 @@ async def test_statistics_are_those_of_the_steps_and_one_execution(world, autoju
 
 async def test_an_error_of_a_step_is_told_with_the_names_of_all_ensembles(world, autojump_clock):
     a = world.model("a")
-    world.ensemble(chain("a"), name="inner", inputs=a.state.spec.inputs, outputs=a.state.spec.outputs)
     inner = Ensemble(
         steps=(EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"}),)
     )
-    world.ensemble(inner, name="inner", inputs=a.state.spec.inputs, outputs=a.state.spec.outputs)
-    outer = world.ensemble(chain("inner"), name="outer")
-    await world.settled()
-    request = ask()
-    outer.submit_nowait(request)
+    await world.ensemble(inner, name="inner", inputs=a.state.spec.inputs, outputs=a.state.spec.outputs)
+    outer = await world.ensemble(chain("inner"), name="outer")
+    request = put(outer)
     a.finish(error=InvalidArgument("no good"))
     assert request.reply.error.code is ErrorCode.INVALID_ARG
     assert request.reply.error.message == "in ensemble 'outer', in ensemble 'inner', no good"
@@ -247,10 +273,8 @@ async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(
             EnsembleStep(model_name="b", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Z"}),
         )
     )
-    whole = world.ensemble(both, outputs=tensors(OutputSpec, "Y", "Z"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(both, outputs=tensors(OutputSpec, "Y", "Z"))
+    request = put(whole)
     a.finish(error=Unavailable("later", retry_after=3.0))
     assert request.reply.parts == []
     assert b.worker.cancelled == b.running
@@ -262,20 +286,16 @@ async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(
 async def test_a_step_that_contradicts_its_model_fails_the_request(world, autojump_clock):
     a = world.model("a")
     world.model("wide", inputs=(InputSpec(name="INPUT", datatype=DataType.FP32, dims=(3,)),))
-    whole = world.ensemble(chain("a", "wide"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "wide"))
+    request = put(whole)
     a.finish()
     assert "in ensemble 'whole', [request id: <id_unknown>] unexpected shape" in request.reply.error.message
 
 
 async def test_a_model_that_is_not_there_fails_the_request_and_no_other(world, autojump_clock):
     a = world.model("a")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "b"))
+    request = put(whole)
     assert request.reply.error.message.startswith("in ensemble 'whole', Request for unknown model: 'b'")
     assert a.running == []
 
@@ -285,25 +305,21 @@ async def test_what_finds_a_full_queue_waits_in_order_and_new_requests_wait_in_t
 ):
     a = world.model("a", capacity=1)
     b = world.model("b", queue_bounds=QueueBounds(requests=1))
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
+    whole = await world.ensemble(chain("a", "b"))
     requests = [ask(number) for number in range(4)]
     for request in requests:
         whole.submit_nowait(request)
         await world.settled()
         if a.running:
-            a.finish()
-            await world.settled()
+            await a.ends()
     assert len(b.running) + len(b.state.queue) == 2
-    late = ask(99)
-    whole.submit_nowait(late)
+    late = put(whole, 99)
     await world.settled()
     assert late in whole.queue  # it has not been begun
     while b.running or a.running:
         for each in (b, a):
             if each.running:
-                each.finish()
-                await world.settled()
+                await each.ends()
     assert [answer_of(request) for request in [*requests, late]] == [2, 3, 4, 5, 101]
     assert b.state.statistics.reply_violations == 0
 
@@ -311,8 +327,7 @@ async def test_what_finds_a_full_queue_waits_in_order_and_new_requests_wait_in_t
 async def test_a_queue_that_refuses_fails_the_request(world, autojump_clock):
     policy = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))
     b = world.model("b", scheduling=policy, max_batch_size=1)
-    whole = world.ensemble(chain("b"))
-    await world.settled()
+    whole = await world.ensemble(chain("b"))
     requests = [ask() for _ in range(3)]
     for request in requests:
         whole.submit_nowait(request)
@@ -325,10 +340,8 @@ async def test_a_queue_that_refuses_fails_the_request(world, autojump_clock):
 
 async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "b"))
+    request = put(whole)
     whole.cancel(request)
     assert a.worker.cancelled == a.running
     a.finish()
@@ -337,13 +350,18 @@ async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(wo
     assert not whole.in_flight
 
 
-async def test_a_client_that_leaves_takes_its_step_out_of_a_full_models_line(world, autojump_clock):
+async def over_a_full_model(world):
+    """An ensemble of one model, in whose queue there is no room."""
     b = world.model("b", queue_bounds=QueueBounds(requests=1))
-    whole = world.ensemble(chain("b"))
-    await world.settled()
+    whole = await world.ensemble(chain("b"))
     for _ in range(2):
         await b.send()
     await world.settled()
+    return b, whole
+
+
+async def test_a_client_that_leaves_takes_its_step_out_of_a_full_models_line(world, autojump_clock):
+    b, whole = await over_a_full_model(world)
     first, second = ask(), ask()
     for request in (first, second):
         whole.submit_nowait(request)
@@ -353,22 +371,17 @@ async def test_a_client_that_leaves_takes_its_step_out_of_a_full_models_line(wor
     await world.settled()
     assert isinstance(first.reply.error, Cancelled)
     assert isinstance(second.reply.error, Cancelled)
-    while b.running:
-        b.finish()
-        await world.settled()
-    third = ask(1)
-    whole.submit_nowait(third)
+    await b.finish_all()
+    third = put(whole, 1)
     b.finish()
     assert answer_of(third) == 2
 
 
 async def test_a_steps_deadline_is_the_requests(world, autojump_clock):
     b = world.model("b")
-    whole = world.ensemble(chain("b"))
-    await world.settled()
+    whole = await world.ensemble(chain("b"))
     await b.send()
-    request = ask(deadline=trio.current_time() + 2)
-    whole.submit_nowait(request)
+    request = put(whole, deadline=trio.current_time() + 2)
     error = await request.reply.wait()
     assert isinstance(error, DeadlineExceeded)
     assert error.message.startswith(
@@ -378,49 +391,34 @@ async def test_a_steps_deadline_is_the_requests(world, autojump_clock):
 
 
 async def test_a_deadline_holds_also_in_the_ensembles_own_queue(world, autojump_clock):
-    b = world.model("b", queue_bounds=QueueBounds(requests=1))
-    whole = world.ensemble(chain("b"))
+    b, whole = await over_a_full_model(world)
+    put(whole)
     await world.settled()
-    for _ in range(2):
-        await b.send()
-    whole.submit_nowait(ask())
-    await world.settled()
-    request = ask(deadline=trio.current_time() + 2)
-    whole.submit_nowait(request)
+    request = put(whole, deadline=trio.current_time() + 2)
     await world.settled()
     assert len(whole.queue) == 1
     assert isinstance(await request.reply.wait(), DeadlineExceeded)
-    while b.running:
-        b.finish()
-        await world.settled()
+    await b.finish_all()
 
 
 async def test_a_failure_in_the_ensembles_own_queue_has_no_reason_either(world, autojump_clock):
-    b = world.model("b", queue_bounds=QueueBounds(requests=1))
-    whole = world.ensemble(chain("b"))
+    b, whole = await over_a_full_model(world)
+    put(whole)
     await world.settled()
-    for _ in range(2):
-        await b.send()
-    whole.submit_nowait(ask())
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    request = put(whole)
     await world.settled()
     assert request in whole.queue
     whole.cancel(request)
     assert isinstance(request.reply.error, Cancelled)
     assert whole.statistics.failures[FailureReason.OTHER] == 1
     assert whole.statistics.failure_count == 1
-    while b.running:
-        b.finish()
-        await world.settled()
+    await b.finish_all()
 
 
 async def test_a_crash_of_the_actor_under_load_loses_nothing(world, autojump_clock):
     a = world.model("a", capacity=2)
     b = world.model("b", queue_bounds=QueueBounds(requests=2))
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
+    whole = await world.ensemble(chain("a", "b"))
     requests = [ask(number) for number in range(20)]
     for number, request in enumerate(requests):
         whole.submit_nowait(request)
@@ -447,8 +445,7 @@ async def test_a_crash_of_the_actor_under_load_loses_nothing(world, autojump_clo
 
 async def test_a_bug_in_the_data_flow_costs_one_request_and_is_the_actors_crash(world, autojump_clock):
     a = world.model("a")
-    whole = world.ensemble(chain("a", "a"))
-    await world.settled()
+    whole = await world.ensemble(chain("a", "a"))
     one, other = ask(1), ask(2)
     whole.submit_nowait(one)
     (step,) = a.running
@@ -479,14 +476,11 @@ async def test_a_bug_in_the_data_flow_costs_one_request_and_is_the_actors_crash(
 
 async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(world, autojump_clock):
     old = world.model("a")
-    whole = world.ensemble(chain("a", "a"))
-    await world.settled()
-    first = ask()
-    whole.submit_nowait(first)
+    whole = await world.ensemble(chain("a", "a"))
+    first = put(whole)
     new = world.model("a")  # takes its place
     old.state.standing.become(Status.UNLOADING)
-    second = ask()
-    whole.submit_nowait(second)
+    second = put(whole)
     await world.settled()
     assert len(new.running) == 1
     drained = trio.Event()
@@ -496,8 +490,7 @@ async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(
         drained.set()
 
     world.nursery.start_soon(drain)
-    old.finish()
-    await world.settled()
+    await old.ends()
     assert len(old.running) == 1  # its second step, though the version retires
     assert not drained.is_set()
     with pytest.raises(Unavailable):
@@ -512,8 +505,7 @@ async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(
 
 async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, autojump_clock):
     b = world.model("b", queue_bounds=QueueBounds(requests=1))
-    whole = world.ensemble(chain("b"))
-    await world.settled()
+    whole = await world.ensemble(chain("b"))
     requests = [ask(number) for number in range(6)]
     for request in requests:
         whole.submit_nowait(request)
@@ -521,9 +513,7 @@ async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, a
     assert len(whole.queue)
     whole.standing.become(Status.UNLOADING)
     b.state.standing.become(Status.UNLOADING)
-    while b.running:
-        b.finish()
-        await world.settled()
+    await b.finish_all()
     assert [answer_of(request) for request in requests] == [number + 1 for number in range(6)]
     with trio.fail_after(1):
         await b.state.wait_drained()
@@ -531,10 +521,8 @@ async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, a
 
 async def test_giving_up_answers_at_once_and_cancels_the_steps(world, autojump_clock):
     a = world.model("a")
-    whole = world.ensemble(chain("a"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a"))
+    request = put(whole)
     whole.give_up("too long")
     assert "too long" in request.reply.error.message
     assert a.worker.cancelled == a.running
@@ -550,13 +538,11 @@ async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_
     world, autojump_clock
 ):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
-    whole.submit_nowait(ask())
+    whole = await world.ensemble(chain("a", "b"))
+    put(whole)
     leases: list[Any] = []
     memory = bytearray(8)
-    a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
-    await world.settled()
+    await a.ends(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
     (consumer,) = b.running
     assert consumer.inputs[0].data.obj is memory
     assert leases == ["taken"]
@@ -566,18 +552,15 @@ async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_
 
 async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
+    whole = await world.ensemble(chain("a", "b"))
     await b.send()
-    whole.submit_nowait(ask())
+    put(whole)
     leases: list[Any] = []
     memory = bytearray(np.full((1, 2), 5, np.float32).tobytes())
-    a.finish(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
-    await world.settled()
+    await a.ends(outputs=[Tensor("OUTPUT", DataType.FP32, (1, 2), memoryview(memory))], leases=leases)
     assert leases == ["taken", "released"]
     memory[:] = bytes(8)
-    b.finish()
-    await world.settled()
+    await b.ends()
     (consumer,) = b.running
     assert consumer.inputs[0].as_numpy().tolist() == [[5, 5]]
     b.finish()
@@ -585,10 +568,8 @@ async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world
 
 async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_waits(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b"))
-    await world.settled()
-    request = ask(3)
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "b"))
+    request = put(whole, 3)
     leases: list[Any] = []
     a.finish(leases=leases)
     await trio.sleep(5)
@@ -607,13 +588,10 @@ async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_
 
 async def test_the_answers_memory_is_given_back_when_the_answer_is_released(world, autojump_clock):
     a = world.model("a")
-    whole = world.ensemble(chain("a"))
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a"))
+    request = put(whole)
     leases: list[Any] = []
-    a.finish(leases=leases)
-    await world.settled()
+    await a.ends(leases=leases)
     (response,) = request.reply.parts
     assert response.leased
     assert leases == ["taken"]
@@ -624,67 +602,50 @@ async def test_the_answers_memory_is_given_back_when_the_answer_is_released(worl
 # -- decoupled steps
 
 
-def decoupled_world(world, *, max_inflight=0, **options):
+async def decoupled_world(world, *, max_inflight=0, **options):
     many = world.model("many", decoupled=True, capacity=4)
     b = world.model("b", **options)
-    whole = world.ensemble(chain("many", "b", max_inflight=max_inflight), decoupled=True)
+    whole = await world.ensemble(chain("many", "b", max_inflight=max_inflight), decoupled=True)
     return many, b, whole
 
 
 async def test_every_response_of_a_decoupled_step_becomes_a_part_of_the_answer(world, autojump_clock):
-    many, b, whole = decoupled_world(world)
-    await world.settled()
-    request = ask(10)
-    whole.submit_nowait(request)
-    (stream,) = many.running
+    many, b, whole = await decoupled_world(world)
+    request = put(whole, 10)
     for _ in range(3):
-        many.part(stream, final=False)
-        await world.settled()
-        b.finish()
-        await world.settled()
+        await many.goes_on()
+        await b.ends()
     assert [part.outputs[0].as_numpy()[0, 0] for part in request.reply.parts] == [12, 12, 12]
-    many.part(stream, outputs=[], final=True)
+    many.end()
     assert request.reply.parts[-1].outputs == []
     assert request.answered
     assert whole.statistics.success_count == 1
 
 
 async def test_a_part_is_credited_when_its_consumers_have_been_accepted(world, autojump_clock):
-    many, b, whole = decoupled_world(world, queue_bounds=QueueBounds(requests=1))
-    await world.settled()
-    whole.submit_nowait(ask())
-    (stream,) = many.running
+    many, b, whole = await decoupled_world(world, queue_bounds=QueueBounds(requests=1))
+    put(whole)
     leases: list[Any] = []
     for _ in range(4):
-        many.part(stream, final=False, leases=leases)
-        await world.settled()
+        await many.goes_on(leases=leases)
     assert leases.count("released") == 2  # one runs, one waits in the queue
-    many.part(stream, outputs=[], final=True)
-    while b.running:
-        b.finish()
-        await world.settled()
+    many.end()
+    await b.finish_all()
     assert leases.count("released") == 4
 
 
 async def test_no_more_than_max_inflight_runs_of_a_step_are_on_their_way(world, autojump_clock):
-    many, b, whole = decoupled_world(world, max_inflight=2, capacity=9, max_batch_size=1)
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
-    (stream,) = many.running
+    many, b, whole = await decoupled_world(world, max_inflight=2, capacity=9, max_batch_size=1)
+    request = put(whole)
     for _ in range(5):
-        many.part(stream, final=False)
-    await world.settled()
+        await many.goes_on()
     assert len(b.running) == 2
-    b.finish()
-    await world.settled()
+    await b.ends()
     assert len(b.running) == 2
     await trio.sleep(GATE_PATIENCE + 1)
     assert len(b.running) == 4  # a call that waited too long goes all the same
-    many.part(stream, outputs=[], final=True)
-    while b.running:
-        b.finish()
-        await world.settled()
+    many.end()
+    await b.finish_all()
     assert request.answered
     assert len(request.reply.parts) == 5  # the last of them says that it is
 
@@ -692,17 +653,12 @@ async def test_no_more_than_max_inflight_runs_of_a_step_are_on_their_way(world, 
 async def test_a_client_that_does_not_read_holds_up_the_decoupled_model_and_not_the_servers_memory(
     world, autojump_clock
 ):
-    many, b, whole = decoupled_world(world)
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
-    (stream,) = many.running
+    many, b, whole = await decoupled_world(world)
+    request = put(whole)
     leases: list[Any] = []
     for _ in range(UNREAD_PARTS + 8):
-        many.part(stream, final=False, leases=leases)
-        await world.settled()
-        b.finish()
-        await world.settled()
+        await many.goes_on(leases=leases)
+        await b.ends()
     assert len(request.reply.parts) == UNREAD_PARTS + 8
     assert leases.count("released") == UNREAD_PARTS  # those after it are the model's to wait for
     for part in request.reply.parts[: UNREAD_PARTS // 2 + 8]:
@@ -710,24 +666,19 @@ async def test_a_client_that_does_not_read_holds_up_the_decoupled_model_and_not_
     assert leases.count("released") == UNREAD_PARTS
     request.reply.parts[-1].release()
     assert leases.count("released") == UNREAD_PARTS + 8
-    many.part(stream, outputs=[], final=True)
+    many.end()
     assert request.answered
 
 
 async def test_nothing_is_held_for_a_client_that_has_gone(world, autojump_clock):
-    many, b, whole = decoupled_world(world)
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
-    (stream,) = many.running
+    many, b, whole = await decoupled_world(world)
+    request = put(whole)
     leases: list[Any] = []
     for _ in range(UNREAD_PARTS + 1):
-        many.part(stream, final=False, leases=leases)
-        await world.settled()
-        b.finish()
-        await world.settled()
+        await many.goes_on(leases=leases)
+        await b.ends()
     whole.cancel(request)
-    many.part(stream, outputs=[], final=True)
+    many.end()
     await world.settled()
     assert request.answered
     assert leases.count("released") == UNREAD_PARTS + 1
@@ -736,24 +687,19 @@ async def test_nothing_is_held_for_a_client_that_has_gone(world, autojump_clock)
 async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_its_error(
     world, autojump_clock
 ):
-    many, b, whole = decoupled_world(world)
-    await world.settled()
-    request = ask()
-    whole.submit_nowait(request)
-    (stream,) = many.running
-    many.part(stream, final=False)
+    many, b, whole = await decoupled_world(world)
+    request = put(whole)
+    many.part(many.stream, final=False)
     b.finish()
-    many.state.outcome.fail(stream, Internal("broke off"), FailureReason.BACKEND)
+    many.state.outcome.fail(many.stream, Internal("broke off"), FailureReason.BACKEND)
     assert len(request.reply.parts) == 2
     assert request.reply.error.message == "in ensemble 'whole', broke off"
 
 
 async def test_a_steps_response_says_what_sequence_comes_after_it_up_to_the_answer(world, autojump_clock):
     a, b = world.model("a"), world.model("b")
-    whole = world.ensemble(chain("a", "b", "b"))
-    await world.settled()
-    request = ask(correlation_id=3, flags=1)
-    whole.submit_nowait(request)
+    whole = await world.ensemble(chain("a", "b", "b"))
+    request = put(whole, correlation_id=3, flags=1)
     a.finish(parameters={"sequence_id": 44, "sequence_end": True})
     for _ in range(2):  # it is carried on by a step that says nothing
         (step,) = b.running
@@ -775,8 +721,8 @@ async def test_a_steps_response_says_what_sequence_comes_after_it_up_to_the_answ
 async def test_every_answer_tells_its_place_in_a_sequence(world, autojump_clock, identity, flags, told):
     many = world.model("many", decoupled=True)
     plain, streamed = (
-        world.ensemble(chain("plain")),
-        world.ensemble(chain("many"), "streamed", decoupled=True),
+        await world.ensemble(chain("plain")),
+        await world.ensemble(chain("many"), "streamed", decoupled=True),
     )
     a = world.model("plain")
     await world.settled()
@@ -784,9 +730,8 @@ async def test_every_answer_tells_its_place_in_a_sequence(world, autojump_clock,
     plain.submit_nowait(requests[0])
     a.finish()
     streamed.submit_nowait(requests[1])
-    (stream,) = many.running
-    many.part(stream, final=False)
-    many.part(stream, outputs=[], final=True)
+    many.part(many.stream, final=False)
+    many.end()
     keys = ("sequence_id", "sequence_start", "sequence_end")
     assert [part.parameters for part in requests[0].reply.parts] == [dict(zip(keys, told, strict=True))]
     first, end = requests[1].reply.parts
@@ -798,11 +743,9 @@ async def test_a_nested_ensembles_place_in_a_sequence_is_the_outer_ones(world, a
     a = world.model("a")
     ports = {"inputs": a.state.spec.inputs, "outputs": a.state.spec.outputs}
     only = EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"})
-    world.ensemble(Ensemble(steps=(only,)), name="inner", **ports)
-    outer = world.ensemble(chain("inner", "a"), name="outer")
-    await world.settled()
-    request = ask(correlation_id=2**64 - 1, flags=2)
-    outer.submit_nowait(request)
+    await world.ensemble(Ensemble(steps=(only,)), name="inner", **ports)
+    outer = await world.ensemble(chain("inner", "a"), name="outer")
+    request = put(outer, correlation_id=2**64 - 1, flags=2)
     a.finish()
     (step,) = a.running
     assert (step.correlation_id, step.flags) == (2**64 - 1, 2)
@@ -814,30 +757,30 @@ async def test_a_nested_ensembles_place_in_a_sequence_is_the_outer_ones(world, a
 
 
 @pytest.mark.parametrize(
-    ("dims", "inside", "batch", "shape", "seen"),
+    ("dims", "inside", "batch", "of_steps", "shape", "seen"),
     [
-        ((8,), (2, 4), 8, (3, 8), (3, 2, 4)),
-        ((8,), (2, 4), 0, (8,), (2, 4)),
-        ((4, 2), (2, 4), 8, (3, 4, 2), (3, 2, 4)),
-        ((-1, 2), (2, -1), 8, (1, 5, 2), (1, 2, 5)),
-        ((1,), (), 8, (3, 1), (3,)),
+        ((8,), (2, 4), 8, 8, (3, 8), (3, 2, 4)),
+        ((8,), (2, 4), 0, 0, (8,), (2, 4)),
+        ((8,), (2, 4), 8, 0, (1, 8), (2, 4)),
+        ((4, 2), (2, 4), 8, 8, (3, 4, 2), (3, 2, 4)),
+        ((-1, 2), (2, -1), 8, 8, (1, 5, 2), (1, 2, 5)),
+        ((1,), (), 8, 8, (3, 1), (3,)),
     ],
 )
 async def test_an_ensembles_own_reshape_is_the_shape_inside_it(
-    world, autojump_clock, dims, inside, batch, shape, seen
+    world, autojump_clock, dims, inside, batch, of_steps, shape, seen
 ):
     ports = {
         "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=inside),),
         "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=inside),),
     }
-    a = world.model("a", max_batch_size=batch, **ports)
-    whole = world.ensemble(
+    a = world.model("a", max_batch_size=of_steps, **ports)
+    whole = await world.ensemble(
         chain("a", "a"),
         max_batch_size=batch,
         inputs=(InputSpec(name="X", datatype=DataType.FP32, dims=dims, reshape=inside),),
         outputs=(OutputSpec(name="Y", datatype=DataType.FP32, dims=dims, reshape=inside),),
     )
-    await world.settled()
     values = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     request = ask()
     request.inputs = [Tensor.from_numpy("X", values)]
@@ -850,30 +793,6 @@ async def test_an_ensembles_own_reshape_is_the_shape_inside_it(
     np.testing.assert_array_equal(output.as_numpy(), values + 2)
 
 
-async def test_a_reshape_is_undone_also_where_the_steps_do_not_batch(world, autojump_clock):
-    ports = {
-        "inputs": (InputSpec(name="INPUT", datatype=DataType.FP32, dims=(2, 4)),),
-        "outputs": (OutputSpec(name="OUTPUT", datatype=DataType.FP32, dims=(2, 4)),),
-    }
-    a = world.model("a", max_batch_size=0, **ports)
-    whole = world.ensemble(
-        chain("a"),
-        inputs=(InputSpec(name="X", datatype=DataType.FP32, dims=(8,), reshape=(2, 4)),),
-        outputs=(OutputSpec(name="Y", datatype=DataType.FP32, dims=(8,), reshape=(2, 4)),),
-    )
-    await world.settled()
-    request = ask()
-    request.inputs = [Tensor.from_numpy("X", np.zeros((1, 8), np.float32))]
-    whole.submit_nowait(request)
-    (step,) = a.running
-    assert tuple(step.inputs[0].shape) == (2, 4)
-    a.finish()
-    assert tuple(request.reply.parts[0].outputs[0].shape) == (1, 8)
-
-
-# -- missing outputs
-
-
 # -- what is counted
 
 
@@ -884,15 +803,13 @@ async def test_a_rejection_by_a_steps_queue_policy_counts_in_the_ensemble_for_th
     rejects = DynamicBatching(default_queue_policy=QueuePolicy(default_timeout=1.0))
     stages = {name: world.model(name) for name in models if name != "a"}
     a = world.model("a", scheduling=rejects, max_batch_size=1)
-    whole = world.ensemble(chain(*models))
-    await world.settled()
+    whole = await world.ensemble(chain(*models))
     requests = [ask() for _ in range(3)]
     for request in requests:
         whole.submit_nowait(request)
         await world.settled()
         if "first" in stages:
-            stages["first"].finish()
-            await world.settled()
+            await stages["first"].ends()
     await trio.sleep(5)
     assert requests[0].reply.parts == []
     assert [request.reply.error.message for request in requests[1:]] == [

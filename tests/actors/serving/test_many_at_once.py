@@ -158,7 +158,7 @@ async def test_steps_that_stand_in_line_for_a_full_model_leave_it_for_the_same_e
                 EnsembleStep(model_name=model, input_map={"INPUT": one}, output_map={"OUTPUT": other})
                 for model, one, other in (("a", "X", "t"), ("b", "t", "Y"))
             ]
-            whole = world.ensemble(Ensemble(steps=tuple(steps)), queue_bounds=ROOMY)
+            whole = await world.ensemble(Ensemble(steps=tuple(steps)), queue_bounds=ROOMY)
             requests = [ask() for _ in range(count)]
             for request in requests:
                 whole.submit_nowait(request)
