@@ -28,6 +28,7 @@ from actors.values.specs import (
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Context, Stage, TimedPort, make_spec
+from tests.support.tasks import outcome_of
 
 SIZE = 1_000_000
 FAILED = Answer(code=ErrorCode.INTERNAL, message="no")
@@ -385,17 +386,11 @@ async def test_draining_waits_for_followers(near, nursery, autojump_clock):
     at = near()
     await at.send(1.0)
     follower = await at.send(1.0)
-    drained = trio.Event()
-
-    async def drain():
-        await at.state.wait_drained()
-        drained.set()
-
-    nursery.start_soon(drain)
+    drained = outcome_of(nursery, at.state.wait_drained)
     await at.model.settled()
-    assert not drained.is_set()
+    assert not drained
     await at.finish()
-    assert drained.is_set()
+    assert drained
     assert value_of(follower) == 1.0
 
 

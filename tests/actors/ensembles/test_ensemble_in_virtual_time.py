@@ -40,6 +40,7 @@ from actors.values.specs import (
 from actors.values.tensors import Tensor
 from tests.support.model_doubles import Context, Stage, make_spec
 from tests.support.ports import Port
+from tests.support.tasks import outcome_of
 
 
 def tensors(kind, *names):
@@ -483,20 +484,14 @@ async def test_new_requests_follow_a_swap_and_one_on_its_way_keeps_its_versions(
     second = put(whole)
     await world.settled()
     assert len(new.running) == 1
-    drained = trio.Event()
-
-    async def drain():
-        await old.state.wait_drained()
-        drained.set()
-
-    world.nursery.start_soon(drain)
+    drained = outcome_of(world.nursery, old.state.wait_drained)
     await old.ends()
     assert len(old.running) == 1  # its second step, though the version retires
-    assert not drained.is_set()
+    assert not drained
     with pytest.raises(Unavailable):
         old.state.submit_nowait(old.request())
-    old.finish()
-    await drained.wait()
+    await old.ends()
+    assert drained
     assert answer_of(first) == 2
     new.finish()
     new.finish()

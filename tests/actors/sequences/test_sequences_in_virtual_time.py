@@ -34,6 +34,7 @@ from actors.values.specs import (
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer
 from tests.support.model_doubles import Stage
+from tests.support.tasks import outcome_of
 
 START, END = FLAG_SEQUENCE_START, FLAG_SEQUENCE_END
 OLDEST = SequenceBatching(strategy=OldestStrategy(), max_idle=1.0)
@@ -45,6 +46,7 @@ STATE = StateSpec(
     dims=(1,),
     initial=Tensor("S", DataType.FP32, (1,), bytes(4)),
 )
+PAIR = tuple(InstanceSpec(name=f"m_{n}") for n in range(2))
 KEPT = SequenceBatching(strategy=OldestStrategy(), states=(STATE,), checkpoint=True)
 
 
@@ -58,6 +60,13 @@ async def stage(nursery):
 
 def step(model, sequence=1, flags=0, **options):
     return model.send(correlation_id=sequence, flags=flags, **options)
+
+
+async def stepped(model, *place, **options):
+    """Send one step, and let everything happen that follows at once."""
+    request = await step(model, *place, **options)
+    await model.settled()
+    return request
 
 
 def real(worker):
@@ -88,11 +97,9 @@ async def test_steps_of_a_sequence_are_answered_in_order(stage, autojump_clock, 
 async def test_padding_is_nobody_s_answer_and_no_statistic(stage, autojump_clock):
     model = stage(DIRECT)
     await step(model, 1, START)
-    await step(model, 2, START)
-    await model.settled()
+    await stepped(model, 2, START)
     model.worker.finish()
-    request = await step(model, 2)
-    await model.settled()
+    request = await stepped(model, 2)
     assert [each.padding for each in model.worker.sent[-1][1]] == [True, False]
     model.worker.finish()
     assert request.reply.answered
@@ -102,11 +109,9 @@ async def test_padding_is_nobody_s_answer_and_no_statistic(stage, autojump_clock
 
 async def test_an_idle_sequence_is_over_on_time(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    await step(model, 1, START)
-    await model.settled()
+    await stepped(model, 1, START)
     model.worker.finish()
-    waiting = await step(model, 2, START)
-    await model.settled()
+    waiting = await stepped(model, 2, START)
     assert len(model.worker.sent) == 1
     await trio.sleep(1.0)
     await model.settled()
@@ -129,8 +134,7 @@ async def test_a_wait_in_the_backlog_ends_on_time(stage, autojump_clock):
 
 async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    running = await step(model, 1, START)
-    await model.settled()
+    running = await stepped(model, 1, START)
     line = [await step(model), await step(model)]
     other = await step(model, 2, START)
     model.state.cancel(line[0])
@@ -142,8 +146,7 @@ async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, 
 
 async def test_a_running_request_that_is_cancelled_is_only_flagged(stage, autojump_clock):
     model = stage()
-    running = await step(model, 1, START)
-    await model.settled()
+    running = await stepped(model, 1, START)
     model.state.cancel(running)
     assert model.worker.cancelled == [running]
     model.worker.finish()
@@ -156,8 +159,7 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
 ):
     model = stage(scheduling)
     model.worker.stopped = True
-    left, mate = await step(model, sequence=2, flags=START), await step(model, sequence=3, flags=START)
-    await model.settled()
+    left, mate = await step(model, sequence=2, flags=START), await stepped(model, sequence=3, flags=START)
     follows = await step(model, sequence=2)
     sent = real(model.worker)
     assert left in sent[0]
@@ -170,8 +172,7 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
     await model.finish()
     assert mate.reply.answered
     last = await step(model, sequence=3, flags=END)
-    again = await step(model, sequence=2, flags=START | END)
-    await model.settled()
+    again = await stepped(model, sequence=2, flags=START | END)
     while model.worker.outstanding:
         await model.finish()
     assert last.reply.answered
@@ -180,8 +181,7 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
 
 async def test_a_deadline_in_the_queue_ends_the_sequence(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    await step(model, 1, START)
-    await model.settled()
+    await stepped(model, 1, START)
     late = await step(model, deadline=trio.current_time() + 0.3)
     behind = await step(model)
     assert isinstance(await late.reply.wait(), DeadlineExceeded)
@@ -194,8 +194,7 @@ async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(stage
     model.worker.fail_next = OSError("no memory")
     lost = await step(model, 1, START)
     assert isinstance(await lost.reply.wait(), Unavailable)
-    again = await step(model)
-    await model.settled()
+    again = await stepped(model)
     assert real(model.worker) == [[again]]
 
 
@@ -207,19 +206,13 @@ async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(stage, 
     with pytest.raises(Unavailable) as caught:
         await step(model, 2, START)
     assert caught.value.message == STOPPING
-    drained = trio.Event()
-
-    async def drain():
-        await model.state.wait_drained()
-        drained.set()
-
-    model.nursery.start_soon(drain)
+    drained = outcome_of(model.nursery, model.state.wait_drained)
     for _ in range(2):
         await model.settled()
-        assert not drained.is_set()
+        assert not drained
         model.worker.finish()
     await model.settled()
-    assert drained.is_set()
+    assert drained
     assert last.reply.answered
 
 
@@ -227,8 +220,7 @@ async def test_a_start_on_a_live_sequence_is_logged(stage, autojump_clock):
     model = stage()
     await model.settled()
     await step(model, 1, START)
-    await step(model, 1, START)
-    await model.settled()
+    await stepped(model, 1, START)
     [(event, level, keys)] = model.logged
     assert (event, level, keys["correlation_id"]) == (Event.SEQUENCE_STARTED, "warning", 1)
 
@@ -241,15 +233,15 @@ def die(model, at=0, **aftermath):
     settle(model.state, worker.instance, Aftermath(**aftermath))
 
 
-def come_back(model, at=0):
+async def come_back(model, at=0):
     worker = model.workers[at]
     model.state.instance_ready(worker.instance, worker)
+    await model.settled()
 
 
 async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, autojump_clock):
     model = stage()
-    running = await step(model, 1, START)
-    await model.settled()
+    running = await stepped(model, 1, START)
     line = [await step(model), await step(model)]
     die(model, suspects=((running,),))
     for request in (running, *line):
@@ -261,8 +253,7 @@ async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, aut
     with pytest.raises(InvalidArgument, match="START flag"):
         await step(model)
     fresh = await step(model, 1, START)
-    come_back(model)
-    await model.settled()
+    await come_back(model)
     assert real(model.worker)[-1] == [fresh]
     assert list(model.state.in_flight) == [fresh]
 
@@ -275,9 +266,8 @@ def not_begun(requests):
 
 
 async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    first = await step(model, 1, START)
-    await model.settled()
+    model = stage(max_batch_size=1, instances=PAIR)
+    first = await stepped(model, 1, START)
     line = [first, await step(model, 1), await step(model, 1, END)]
     die(model, 0, requeue=not_begun([first]))
     for request in line:
@@ -291,13 +281,12 @@ async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(s
 
 async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    first = await step(model, 1, START)
-    await model.settled()
+    first = await stepped(model, 1, START)
     behind, stranger = await step(model), await step(model, 2, START)
     die(model, requeue=not_begun([first]))
     newcomer = await step(model, 3, START)
     assert not any(each.reply.parts for each in (first, behind, stranger, newcomer))
-    come_back(model)
+    await come_back(model)
     for expected in (first, behind):
         await model.settled()
         assert real(model.worker)[-1] == [expected]
@@ -307,11 +296,9 @@ async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(s
 
 async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    begun = await step(model, 1, START)
-    await model.settled()
+    begun = await stepped(model, 1, START)
     model.worker.finish()
-    running = await step(model, 1)
-    await model.settled()
+    running = await stepped(model, 1)
     again, behind = await step(model, 1, START), await step(model, 1)
     await model.finish()
     assert begun.reply.answered
@@ -319,8 +306,7 @@ async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage
     assert real(model.worker)[-1] == [again]
     die(model, requeue=not_begun([again]))
     assert again.reply.parts == behind.reply.parts == []
-    come_back(model)
-    await model.settled()
+    await come_back(model)
     assert real(model.worker)[-1] == [again]
 
 
@@ -328,28 +314,24 @@ async def test_a_request_that_goes_on_with_a_sequence_is_not_moved_though_it_has
     stage, autojump_clock
 ):
     model = stage(max_batch_size=1)
-    await step(model, 1, START)
-    await model.settled()
+    await stepped(model, 1, START)
     model.worker.finish()
-    going_on = await step(model)
-    await model.settled()
+    going_on = await stepped(model)
     die(model, requeue=not_begun([going_on]))
     assert "sequence 1 of model 'model' has ended" in going_on.reply.error.message
 
 
 async def test_a_start_that_has_run_is_not_run_again(stage, autojump_clock):
     model = stage(max_batch_size=1)
-    started = await step(model, 1, START)
-    await model.settled()
+    started = await stepped(model, 1, START)
     # No request is at fault, but the worker had begun this one.
     die(model, requeue=(started,))
     assert "sequence 1 of model 'model' has ended" in started.reply.error.message
 
 
 async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    first, second = await step(model, 1, START), await step(model, 2, START)
-    await model.settled()
+    model = stage(max_batch_size=1, instances=PAIR)
+    first, second = await step(model, 1, START), await stepped(model, 2, START)
     die(model, 0, requeue=(first,))
     behind = await step(model, 2)
     await model.finish(model.workers[1])
@@ -359,12 +341,10 @@ async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump
 
 async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
     model = stage(KEPT)
-    running = await step(model, 1, START)
-    await model.settled()
+    running = await stepped(model, 1, START)
     behind = await step(model)
     die(model, requeue=(running,))
-    come_back(model)
-    await model.settled()
+    await come_back(model)
     assert real(model.worker)[-1] == [running]
     await model.finish()
     assert real(model.worker)[-1] == [behind]
@@ -375,12 +355,11 @@ async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
 
 async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_clock):
     model = stage(KEPT)
-    await step(model, 9, START)
-    await model.settled()
+    await stepped(model, 9, START)
     running = [await step(model, n, START) for n in (1, 2)]
     await model.finish()
     die(model, suspects=((running[0],), (running[1],)))
-    come_back(model)
+    await come_back(model)
     for request in running:
         await model.settled()
         assert model.worker.sent[-1][1:] == ([request], True)
@@ -391,17 +370,14 @@ async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_c
 async def test_a_suspect_runs_when_no_other_lane_of_its_worker_does(stage, autojump_clock):
     lanes = (InstanceSpec(name="m", lanes=2),)
     model = stage(KEPT, max_batch_size=1, capacity=2, instances=lanes)
-    first, second = await step(model, 1, START), await step(model, 2, START)
-    await model.settled()
+    first, second = await step(model, 1, START), await stepped(model, 2, START)
     assert len(model.worker.outstanding) == 2
     die(model, suspects=((first,), (second,)))
-    come_back(model)
-    await model.settled()
+    await come_back(model)
     assert real(model.worker)[2:] == [[first]]
     await model.finish()
     assert real(model.worker)[2:] == [[first], [second]]
-    behind = await step(model, 1)
-    await model.settled()
+    behind = await stepped(model, 1)
     assert len(model.worker.outstanding) == 1
     await model.finish()
     assert real(model.worker)[4:] == [[behind]]
@@ -409,12 +385,10 @@ async def test_a_suspect_runs_when_no_other_lane_of_its_worker_does(stage, autoj
 
 async def test_what_may_not_run_twice_is_refused_and_its_sequence_goes_on(stage, autojump_clock):
     model = stage(KEPT)
-    running = await step(model, 1, START)
-    await model.settled()
+    running = await stepped(model, 1, START)
     behind = await step(model)
     die(model, refuse=((running, Unavailable("not twice")),))
-    come_back(model)
-    await model.settled()
+    await come_back(model)
     assert real(model.worker)[-1] == [behind]
 
 
@@ -445,8 +419,7 @@ async def test_an_iterative_request_whose_client_left_is_not_run_again(stage, au
 async def test_reschedule_is_refused_where_the_model_is_not_iterative(nursery, autojump_clock, scheduling):
     changes = {} if scheduling is None else {"scheduling": scheduling}
     model = Stage(nursery, **changes)
-    request = await step(model, 1, START)
-    await model.settled()
+    request = await stepped(model, 1, START)
     model.worker.finish(answers=[Answer(rescheduled=True)])
     assert request.reply.error.code is ErrorCode.INVALID_ARG
     assert request.reply.error.message == (
@@ -457,8 +430,7 @@ async def test_reschedule_is_refused_where_the_model_is_not_iterative(nursery, a
 
 async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, autojump_clock):
     model = stage(max_batch_size=1, queue_bounds=QueueBounds(requests=1))
-    await step(model, 1, START)
-    await model.settled()
+    await stepped(model, 1, START)
     await step(model, 2, START)
     stuck = model.sending(correlation_id=3, flags=START)
     await model.settled()
@@ -471,7 +443,7 @@ async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, 
 
 async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(stage, autojump_clock):
     again = SequenceBatching(strategy=OldestStrategy(), iterative=True)
-    model = stage(again, max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
+    model = stage(again, max_batch_size=1, instances=PAIR)
     request = await model.sent()
     model.state.remove_instance(model.worker.instance)
     await model.finish(answers=[Answer(rescheduled=True)])
@@ -482,9 +454,8 @@ async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(sta
 
 
 async def test_an_instance_that_leaves_ends_its_sequences(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    running = await step(model, 1, START)
-    await model.settled()
+    model = stage(max_batch_size=1, instances=PAIR)
+    running = await stepped(model, 1, START)
     behind = await step(model)
     worker = model.workers[0]
     model.state.remove_instance(worker.instance)
@@ -513,10 +484,9 @@ async def test_rate_limited_instances_take_turns(stage, autojump_clock):
         "m", [(each, each.spec) for each in model.state.instances], model.state.doorbell.ring
     )
     for at in range(2):
-        come_back(model, at)
+        await come_back(model, at)
     await step(model, 1, START)
-    await step(model, 2, START)
-    await model.settled()
+    await stepped(model, 2, START)
     assert [len(worker.sent) for worker in model.workers] == [1, 0]
     model.workers[0].finish()
     model.state.dispatcher.ended(model.workers[0].instance)
@@ -534,9 +504,8 @@ def crash(model):
 
 
 async def test_a_crash_ends_the_sequences_of_its_instance(stage, autojump_clock):
-    model = stage(max_batch_size=2, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    running = await step(model, 1, START)
-    await model.settled()
+    model = stage(max_batch_size=2, instances=PAIR)
+    running = await stepped(model, 1, START)
     next(iter(model.worker.outstanding.values())).become(BatchState.SENT)
     behind = await step(model)
     crash(model)
@@ -549,9 +518,8 @@ async def test_a_crash_ends_the_sequences_of_its_instance(stage, autojump_clock)
 
 
 async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    first = await step(model, 1, START)
-    await model.settled()
+    model = stage(max_batch_size=1, instances=PAIR)
+    first = await stepped(model, 1, START)
     crash(model)
     await model.settled()
     assert real(model.workers[1]) == [[first]]
@@ -561,12 +529,10 @@ async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(sta
 async def test_after_a_crash_a_request_that_did_not_run_is_answered_if_its_sequence_had_begun(
     stage, autojump_clock
 ):
-    model = stage(max_batch_size=1, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    await step(model, 1, START)
-    await model.settled()
+    model = stage(max_batch_size=1, instances=PAIR)
+    await stepped(model, 1, START)
     model.worker.finish()
-    second = await step(model)
-    await model.settled()
+    second = await stepped(model)
     crash(model)
     await model.settled()
     assert "has ended: its instance 'm_0' has crashed" in second.reply.error.message
@@ -574,9 +540,8 @@ async def test_after_a_crash_a_request_that_did_not_run_is_answered_if_its_seque
 
 
 async def test_after_a_crash_a_sequence_whose_state_is_kept_goes_on_without_what_ran(stage, autojump_clock):
-    model = stage(KEPT, instances=tuple(InstanceSpec(name=f"m_{n}") for n in range(2)))
-    running = await step(model, 1, START)
-    await model.settled()
+    model = stage(KEPT, instances=PAIR)
+    running = await stepped(model, 1, START)
     next(iter(model.worker.outstanding.values())).become(BatchState.SENT)
     behind = await step(model)
     crash(model)

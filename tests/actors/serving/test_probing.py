@@ -35,6 +35,7 @@ from actors.values.tensors import Tensor
 from tests.support.doubles import Double
 from tests.support.model_doubles import Stage, make_spec
 from tests.support.ports import NoPort, Port
+from tests.support.tasks import outcome_of
 
 GOOD = ProbeOutcome(answered=True, seconds=0.1)
 BAD = ProbeOutcome(answered=True, error="no zeros, please", seconds=0.1)
@@ -161,12 +162,7 @@ def response(released):
 
 async def test_an_answer_is_timed_and_let_go_of(nursery, autojump_clock):
     stage = Stage(nursery)
-    outcomes = []
-
-    async def ask():
-        outcomes.append(await probe(stage.state, within=2.0))
-
-    nursery.start_soon(ask)
+    outcomes = outcome_of(nursery, probe, stage.state, within=2.0)
     await trio.sleep(0.5)
     await stage.finish(borrowed=True)
     assert [(each.answered, each.error) for each in outcomes] == [(True, "")]
