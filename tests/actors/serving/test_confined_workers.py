@@ -9,7 +9,7 @@ from actors.serving.policy.retries import Oom, TooManyProcesses
 from actors.values.specs import Confinement, Retry
 from actors.wire import frames
 from actors.wire.frames import FrameError
-from tests.actors.serving.test_instance_in_virtual_time import Life, PlayedWorker
+from tests.actors.serving.test_instance_in_virtual_time import Life, PlayedWorker, serving
 from tests.actors.serving.test_live_worker import Connection
 
 
@@ -35,8 +35,7 @@ class Taking(PlayedWorker):
 
 
 async def test_a_worker_over_its_memory_is_killed_and_what_it_ran_is_told_why(nursery, autojump_clock):
-    life = Life(nursery, worker=Taking(), confinement=Confinement(memory=5000), retry=Retry.NEVER)
-    await life.serving()
+    life = await serving(nursery, worker=Taking(), confinement=Confinement(memory=5000), retry=Retry.NEVER)
     (request,) = life.queue()
     await life.worker.batch()
     life.worker.takes = Usage(6000, 1)
@@ -49,8 +48,7 @@ async def test_a_worker_over_its_memory_is_killed_and_what_it_ran_is_told_why(nu
 
 
 async def test_a_worker_with_too_many_processes_is_killed(nursery, autojump_clock):
-    life = Life(nursery, worker=Taking(), confinement=Confinement(processes=3))
-    await life.serving()
+    life = await serving(nursery, worker=Taking(), confinement=Confinement(processes=3))
     life.worker.takes = Usage(0, 4)
     await life.ended()
     assert life.error.reason == TooManyProcesses(4, 3)
@@ -59,8 +57,7 @@ async def test_a_worker_with_too_many_processes_is_killed(nursery, autojump_cloc
 async def test_memory_of_several_processes_is_measured_exactly_before_anybody_dies_of_it(nursery):
     worker = Taking()
     worker.takes, worker.exactly = Usage(6000, 2), Usage(4000, 2)
-    life = Life(nursery, worker=worker, confinement=Confinement(memory=5000))
-    await life.serving()
+    life = await serving(nursery, worker=worker, confinement=Confinement(memory=5000))
     await worker.looked_at.wait()
     assert not worker.signals
     worker.exactly = Usage(5001, 2)
@@ -71,8 +68,7 @@ async def test_memory_of_several_processes_is_measured_exactly_before_anybody_di
 async def test_one_that_can_t_be_taken_in_at_a_glance_is_measured_all_the_same(nursery):
     worker = Taking()
     worker.large = True
-    life = Life(nursery, worker=worker, confinement=Confinement(memory=5000))
-    await life.serving()
+    life = await serving(nursery, worker=worker, confinement=Confinement(memory=5000))
     await worker.looked_at.wait()
     assert not worker.signals
     worker.takes = Usage(5001, 1)
@@ -81,12 +77,10 @@ async def test_one_that_can_t_be_taken_in_at_a_glance_is_measured_all_the_same(n
 
 
 async def test_a_worker_without_limits_is_not_looked_at(nursery, autojump_clock):
-    life = Life(nursery, worker=Taking())
-    await life.serving()
+    life = await serving(nursery, worker=Taking())
     await trio.sleep(60)
     assert life.worker.looks == 0
-    life.ctx.stopping.set()
-    await life.ended()
+    await life.stop()
 
 
 async def test_what_could_not_be_applied_is_logged_and_shown(nursery, autojump_clock):
@@ -97,8 +91,7 @@ async def test_what_could_not_be_applied_is_logged_and_shown(nursery, autojump_c
     assert life.ctx.info["unconfined"] == ["the filter: no such kernel"]
     told = [keys for event, keys in life.logged if event == "worker_unconfined"]
     assert [keys["missing"] for keys in told] == [["the filter: no such kernel"]]
-    life.ctx.stopping.set()
-    await life.ended()
+    await life.stop()
 
 
 @pytest.mark.parametrize("said", ["all", {"a": 1}, [1], ["x"] * 17, [["x"]]])

@@ -15,7 +15,7 @@ from actors.serving.policy.retries import Signal
 from actors.values.specs import InstanceSpec, RateLimit, Resource
 from actors.wire.arena import INPUT
 from actors.wire.slots import Slot
-from tests.actors.serving.test_instance_in_virtual_time import Life
+from tests.actors.serving.test_instance_in_virtual_time import serving
 from tests.support.model_doubles import FakeSlot, make_request
 
 HANDED, SENT, BEGUN, DONE, REVOKED = BatchState
@@ -96,15 +96,20 @@ async def test_nothing_is_left_in_the_channel_of_an_instance_that_holds_nothing(
     assert held.next_handed_nowait() is None
 
 
-async def test_a_dead_instance_s_channel_goes_back_to_the_head_of_the_queue(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+@pytest.fixture
+async def life(nursery):
+    """Yield an instance that serves; the test ends it."""
+    begun = await serving(nursery)
+    yield begun
+    await begun.die(Signal(9))
+
+
+async def test_a_dead_instance_s_channel_goes_back_to_the_head_of_the_queue(life, autojump_clock):
     life.queue()
     await life.worker.batch()
     (handed,) = life.queue(rows=LONG)  # and the instance has not come to it
     assert life.instance.held.unsent == 1
-    life.worker.exit(Signal(15))
-    await life.ended()
+    await life.die(Signal(15))
     assert not handed.reply.answered
     assert handed.attempts == 0
     assert handed in life.state.queue or handed in life.instance.suspects
@@ -112,9 +117,7 @@ async def test_a_dead_instance_s_channel_goes_back_to_the_head_of_the_queue(nurs
     assert life.instance.held.unsent == 0
 
 
-async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_answered_if_it_was(nursery):
-    life = Life(nursery)
-    await life.serving()
+async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_answered_if_it_was(life):
     (sent,) = life.queue()
     (handed,) = life.queue(rows=LONG)
     life.state.dispatcher.reclaim(life.instance)
@@ -123,24 +126,16 @@ async def test_what_a_crashed_actor_left_goes_back_if_it_was_not_sent_and_is_ans
     assert handed.attempts == 0
     assert life.state.queue.take(1) == [handed]
     assert life.instance.held.idle
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_a_short_batch_that_waits_behind_an_execution_is_sent_in_the_turn_that_forms_it(nursery):
-    life = Life(nursery)
-    await life.serving()
+async def test_a_short_batch_that_waits_behind_an_execution_is_sent_in_the_turn_that_forms_it(life):
     life.queue()
     life.queue()
     assert [batch.state for batch in life.instance.held.outstanding.values()] == [SENT, SENT]
     assert life.instance.held.unsent == 0
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_taken_back(nursery):
-    life = Life(nursery)
-    await life.serving()
+async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_taken_back(life):
     worker: Any = life.instance.worker
     worker.stop_prefetching()
     (cancelled,) = life.queue(rows=LONG)
@@ -153,13 +148,9 @@ async def test_the_scheduler_hears_of_the_room_that_a_batch_leaves_which_was_tak
     assert worker.has_room
     with trio.fail_after(1):
         await life.state.doorbell.wait()
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nursery, monkeypatch):
-    life = Life(nursery)
-    await life.serving()
+async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(life, monkeypatch):
     (cancelled,) = life.queue(rows=LONG)
     life.state.cancel(cancelled)
     (waiting,) = life.queue()  # handed over, behind the one that was taken back
@@ -173,13 +164,9 @@ async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(nurse
     assert not life.instance.held.outstanding
     assert life.instance.held.withdrawn == 0
     assert waiting.attempts == 0
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_suspects_that_a_crashed_actor_left_do_not_wait_for_an_instance_that_was_removed(nursery):
-    life = Life(nursery)
-    await life.serving()
+async def test_suspects_that_a_crashed_actor_left_do_not_wait_for_an_instance_that_was_removed(life):
     (suspect,) = requests = [make_request(LONG)]
     life.state.in_flight[suspect] = None
     life.state.dispatcher.dispatch(life.instance, requests, alone=True)
@@ -188,13 +175,9 @@ async def test_suspects_that_a_crashed_actor_left_do_not_wait_for_an_instance_th
     life.state.dispatcher.reclaim(life.instance)
     assert life.state.queue.take(1) == [suspect]
     assert not life.instance.hunting
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_what_a_crashed_actor_executed_holds_no_resources(nursery):
-    life = Life(nursery)
-    await life.serving()
+async def test_what_a_crashed_actor_executed_holds_no_resources(life):
     limiter = life.state.dispatcher.limiter = RateLimiter({})
     needs = RateLimit(resources=(Resource(name="R", count=1),))
     limiter.enter("model", [(life.instance, replace(life.instance.spec, rate_limit=needs))], lambda: None)
@@ -203,13 +186,9 @@ async def test_what_a_crashed_actor_executed_holds_no_resources(nursery):
     limiter.began(life.instance)
     life.state.dispatcher.reclaim(life.instance)
     assert [pool.used for pool in limiter.statistics().pools.values()] == [0]
-    life.worker.exit(Signal(9))
-    await life.ended()
 
 
-async def test_a_long_batch_is_prepared_once(nursery, monkeypatch):
-    life = Life(nursery)
-    await life.serving()
+async def test_a_long_batch_is_prepared_once(life, monkeypatch):
     made, make_room = [], Slot.make_room
 
     def noted(slot, side, nbytes):
@@ -220,5 +199,3 @@ async def test_a_long_batch_is_prepared_once(nursery, monkeypatch):
     life.queue(rows=LONG)
     await life.worker.batch()
     assert made == [(INPUT, 8 * LONG)]
-    life.worker.exit(Signal(9))
-    await life.ended()

@@ -181,6 +181,16 @@ class Life:
     def limits(self):
         return {"open_files": 100}
 
+    async def die(self, reason):
+        """Have the worker exit, and wait for the end."""
+        self.worker.exit(reason)
+        await self.ended()
+
+    async def stop(self):
+        """Ask the instance to stop, and wait until it has."""
+        self.ctx.stopping.set()
+        await self.ended()
+
     async def serving(self):
         await self.worker.load()
         await trio.testing.wait_all_tasks_blocked()
@@ -196,14 +206,20 @@ class Life:
         return requests
 
 
+async def serving(nursery, **options):
+    """Return an instance whose worker has loaded the model."""
+    life = Life(nursery, **options)
+    await life.serving()
+    return life
+
+
 def warmup():
     tensors = (Tensor.from_numpy("INPUT", np.zeros((1, 2), np.float32)),)
     return (WarmupSample(name="sample", requests=(tensors, tensors)),)
 
 
 async def test_a_batch_is_answered_and_that_is_progress(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     (request,) = life.queue()
     assert not life.ctx.progress
     life.worker.answer(await life.worker.batch())
@@ -220,15 +236,12 @@ async def test_a_worker_that_cannot_be_started_fails_the_load(nursery, autojump_
     assert life.state.status is Status.UNAVAILABLE
     assert "no worker could be started" in life.state.reason
     assert "Resource temporarily unavailable" in life.state.reason
-    life.ctx.stopping.set()
-    await life.ended()
+    await life.stop()
 
 
 async def test_a_worker_that_cannot_be_started_again_is_a_death_like_others(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    life = await serving(nursery)
+    await life.die(SEGFAULT)
     again = Life(nursery, state=life.state, refuse=OSError(11, "Resource temporarily unavailable"))
     await again.ended()
     assert isinstance(again.error, WorkerDied)
@@ -244,18 +257,15 @@ async def test_no_memory_for_a_connection_ends_the_worker_and_leaks_nothing(nurs
     assert worker.signals == ["KILL"]
     assert worker.socket.fileno() == -1
     assert SAID in life.state.reason
-    life.ctx.stopping.set()
-    await life.ended()
+    await life.stop()
 
 
 async def test_what_died_with_the_worker_is_settled_before_the_death_is_told(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     requests = life.queue(2)
     await life.worker.batch()
     waiting = life.queue()
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    await life.die(SEGFAULT)
     assert str(life.error).endswith("died of signal 11 (SIGSEGV)")
     assert list(life.instance.suspects) == requests
     assert life.state.queue.take(9) == waiting
@@ -264,16 +274,13 @@ async def test_what_died_with_the_worker_is_settled_before_the_death_is_told(nur
 
 
 async def test_a_failed_start_is_no_progress_though_suspects_wait(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     life.queue(2)
     await life.worker.batch()
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    await life.die(SEGFAULT)
     again = Life(nursery, state=life.state)
     await again.worker.receive()
-    again.worker.exit(Exit(1))
-    await again.ended()
+    await again.die(Exit(1))
     # Otherwise an instance that can no longer load would be restarted for ever, without a pause.
     assert not again.ctx.progress
     assert len(life.instance.suspects) == 2
@@ -284,13 +291,11 @@ async def test_a_death_during_warmup_is_no_progress_and_leaves_nothing_behind(nu
     await life.worker.load()
     life.worker.answer(await life.worker.batch())
     await trio.testing.wait_all_tasks_blocked()
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    await life.die(SEGFAULT)
     again = Life(nursery, state=life.state)
     await again.worker.load()
     await again.worker.batch()
-    again.worker.exit(SEGFAULT)
-    await again.ended()
+    await again.die(SEGFAULT)
     assert not again.ctx.progress
     assert not life.instance.hunting
     assert not len(life.state.queue)
@@ -317,14 +322,12 @@ async def test_a_failed_load_is_told_with_its_reason_and_only_the_first(nursery,
     await life.state.standing.load_finished.wait()
     assert life.state.reason == "Internal: no 0"
     assert sum(event == "worker_output" for event, _ in life.logged) == 1
-    life.ctx.stopping.set()
-    await life.ended()
+    await life.stop()
     assert life.error is None
 
 
 async def test_a_hang_is_ended_on_time_and_the_wait_behind_it_does_not_count(nursery, autojump_clock):
-    life = Life(nursery, execution_timeout=10.0)
-    await life.serving()
+    life = await serving(nursery, execution_timeout=10.0)
     await trio.sleep(3)
     life.queue()
     second = life.queue()
@@ -348,16 +351,13 @@ class Bereaved(PlayedWorker):
 
 
 async def test_a_worker_that_has_exited_is_not_taken_for_one_that_stays_alive(nursery, autojump_clock):
-    life = Life(nursery, worker=Bereaved())
-    await life.serving()
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    life = await serving(nursery, worker=Bereaved())
+    await life.die(SEGFAULT)
     assert life.error.reason == SEGFAULT
 
 
 async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     life.worker.far.shutdown(socket.SHUT_RDWR)
     await life.ended()
     assert life.worker.signals[0] == "KILL"
@@ -372,16 +372,14 @@ class Slain(PlayedWorker):
 
 
 async def test_a_worker_that_is_dying_is_not_taken_for_one_that_stays_alive(nursery, autojump_clock):
-    life = Life(nursery, worker=Slain())
-    await life.serving()
+    life = await serving(nursery, worker=Slain())
     life.worker.far.shutdown(socket.SHUT_RDWR)
     await life.ended()
     assert life.state.statistics.deaths == {"signal_9": 1}
 
 
 async def test_a_frame_that_makes_no_sense_is_the_workers_end(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     (request,) = life.queue()
     await life.worker.batch()
     life.worker.far.send(bytes((frames.LOG,)) + b"[" * 60_000)
@@ -391,23 +389,20 @@ async def test_a_frame_that_makes_no_sense_is_the_workers_end(nursery, autojump_
 
 
 async def test_the_last_results_are_delivered_before_the_rest_is_settled(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     (done,) = life.queue()
     (begun,) = life.queue()
     job = await life.worker.batch()
     second = Execute.decode(await life.worker.receive())
     life.worker.answer(job)
     assert life.worker.control.begin(0, second.batch_id, second.slot)
-    life.worker.exit(SEGFAULT)
-    await life.ended()
+    await life.die(SEGFAULT)
     assert done.reply.answered
     assert list(life.instance.suspects) == [begun]
 
 
 async def test_stopping_waits_for_what_runs_and_then_asks_nicely(nursery, autojump_clock):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     (request,) = life.queue()
     job = await life.worker.batch()
     life.ctx.stopping.set()
@@ -416,18 +411,15 @@ async def test_stopping_waits_for_what_runs_and_then_asks_nicely(nursery, autoju
     assert not life.worker.signals
     life.worker.answer(job)
     assert await life.worker.receive() == bytes((frames.STOP,))
-    life.worker.exit(Exit(0))
-    await life.ended()
+    await life.die(Exit(0))
     assert request.reply.answered
     assert life.error is None
     assert life.state.statistics.deaths == {}
 
 
 async def test_a_worker_that_ignores_everything_is_killed_in_the_end(nursery, autojump_clock):
-    life = Life(nursery, worker=PlayedWorker(obedient=False))
-    await life.serving()
-    life.ctx.stopping.set()
-    await life.ended()
+    life = await serving(nursery, worker=PlayedWorker(obedient=False))
+    await life.stop()
     assert life.worker.signals == ["TERM", "KILL"]
     assert life.ended_at == pytest.approx(5 + 2)
 
@@ -441,13 +433,11 @@ async def test_an_instance_that_is_asked_to_stop_while_it_warms_up_does_not_join
     life.worker.answer(job)
     assert await life.worker.receive() == bytes((frames.STOP,))
     assert life.state.status is Status.LOADING
-    life.worker.exit(Exit(0))
-    await life.ended()
+    await life.die(Exit(0))
 
 
 async def test_a_flood_of_log_lines_is_cut(nursery, autojump_clock):
-    life = Life(nursery, instances=(InstanceSpec(name="model_0_0"),))
-    await life.serving()
+    life = await serving(nursery, instances=(InstanceSpec(name="model_0_0"),))
     for _ in range(2000):
         life.worker.far.send(frames.encode_json(frames.LOG, {"level": "verbose", "message": "x"}))
         await trio.lowlevel.checkpoint()
@@ -461,8 +451,7 @@ async def test_a_flood_of_log_lines_is_cut(nursery, autojump_clock):
 async def test_a_version_that_is_given_up_waits_for_no_worker_of_an_instance_that_leaves(
     nursery, autojump_clock, removed
 ):
-    life = Life(nursery)
-    await life.serving()
+    life = await serving(nursery)
     (request,) = life.queue()
     await life.worker.batch()
     if removed:

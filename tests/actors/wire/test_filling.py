@@ -19,7 +19,7 @@ from actors.wire import frames
 from actors.wire.arena import INPUT
 from actors.wire.batch_frames import Execute, Placed, Result
 from actors.wire.frames import FrameError
-from tests.actors.serving.test_instance_in_virtual_time import Life
+from tests.actors.serving.test_instance_in_virtual_time import serving
 from tests.actors.serving.test_live_worker import Connection
 from tests.support.model_doubles import make_request
 
@@ -153,14 +153,12 @@ def dispatched(life, request):
 async def test_a_request_that_was_being_copied_as_its_worker_died_waits_at_the_head_as_not_begun(
     nursery, autojump_clock
 ):
-    life = Life(nursery, inputs=ANY_WIDTH)
-    await life.serving()
+    life = await serving(nursery, inputs=ANY_WIDTH)
     request = dispatched(life, long_request())
     await some_turns()
     assert life.instance.worker is not None
     assert not life.instance.worker.has_room
-    life.worker.exit(Signal(11))
-    await life.ended()
+    await life.die(Signal(11))
     assert not request.reply.answered
     assert request.attempts == 0
     assert cast("Any", life.state.queue).take(1) == [request]
@@ -169,8 +167,7 @@ async def test_a_request_that_was_being_copied_as_its_worker_died_waits_at_the_h
 async def test_a_client_that_leaves_while_its_inputs_are_copied_is_answered_and_never_executed(
     nursery, autojump_clock
 ):
-    life = Life(nursery, inputs=ANY_WIDTH)
-    await life.serving()
+    life = await serving(nursery, inputs=ANY_WIDTH)
     request = dispatched(life, long_request())
     await some_turns()
     life.state.cancel(request)
@@ -185,8 +182,7 @@ async def test_a_client_that_leaves_while_its_inputs_are_copied_is_answered_and_
 
 async def test_a_worker_that_is_to_stop_answers_what_is_being_copied(nursery, autojump_clock):
     slices.give(slices.Pace(slice=0.0))
-    life = Life(nursery, inputs=ANY_WIDTH)
-    await life.serving()
+    life = await serving(nursery, inputs=ANY_WIDTH)
     request = dispatched(life, long_request())
     await some_turns()
     life.ctx.stopping.set()

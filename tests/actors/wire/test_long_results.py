@@ -11,7 +11,7 @@ from actors.values.specs import OutputSpec
 from actors.wire.arena import OUTPUT
 from actors.wire.batch_frames import Answer, Part, Placed, Result
 from actors.wire.frames import FrameError
-from tests.actors.serving.test_instance_in_virtual_time import Life
+from tests.actors.serving.test_instance_in_virtual_time import serving
 from tests.actors.serving.test_live_worker import Connection
 
 TEXTS = (OutputSpec(name="OUTPUT", datatype=DataType.BYTES, dims=(-1,)),)
@@ -121,8 +121,7 @@ async def test_a_part_with_many_strings_is_checked_in_slices():
 
 async def test_a_worker_that_dies_while_its_result_is_checked_has_answered(nursery, autojump_clock):
     slices.give(slices.Pace(slice=0.0))
-    life = Life(nursery, outputs=TEXTS)
-    await life.serving()
+    life = await serving(nursery, outputs=TEXTS)
     (request,) = life.queue()
     await life.worker.batch()
     assert life.instance.worker is not None
@@ -134,7 +133,6 @@ async def test_a_worker_that_dies_while_its_result_is_checked_has_answered(nurse
     for _ in range(10):
         await trio.lowlevel.checkpoint()
     assert not request.reply.answered
-    life.worker.exit(Signal(11))
-    await life.ended()
+    await life.die(Signal(11))
     assert request.reply.answered
     assert bytes(request.reply.parts[0].outputs[0].data) == packed(count)
