@@ -1,7 +1,10 @@
 """What tests of several actors begin with."""
 
+from contextlib import ExitStack
+
 import pytest
 
+from tests.actors.serving.test_live_worker import Connection
 from tests.support.catalog_doubles import EXPLICIT, World
 
 
@@ -29,3 +32,16 @@ async def loaded(begin):
         return world, max(world.serving(name).items())[1]
 
     return loaded
+
+
+@pytest.fixture
+async def connect():
+    """Make live workers whose far ends the test plays."""
+    with ExitStack() as made:
+
+        def connected(**changes):
+            connection = Connection(**changes)
+            made.callback(connection.close)
+            return connection
+
+        yield connected

@@ -10,7 +10,6 @@ from actors.values.specs import Confinement, Retry
 from actors.wire import frames
 from actors.wire.frames import FrameError
 from tests.actors.serving.test_instance_in_virtual_time import Life, PlayedWorker, serving
-from tests.actors.serving.test_live_worker import Connection
 
 
 class Taking(PlayedWorker):
@@ -95,9 +94,7 @@ async def test_what_could_not_be_applied_is_logged_and_shown(nursery, autojump_c
 
 
 @pytest.mark.parametrize("said", ["all", {"a": 1}, [1], ["x"] * 17, [["x"]]])
-async def test_what_a_worker_says_of_its_limits_is_checked(said):
-    connection = Connection()
+async def test_what_a_worker_says_of_its_limits_is_checked(said, connect):
+    connection = connect()
     with pytest.raises(FrameError, match="unapplied"):
         connection.worker.on_packet(frames.encode_json(frames.READY, {"unapplied": said}))
-    connection.packets()
-    connection.close()

@@ -1,6 +1,7 @@
 """The server's side of a decoupled worker: streams balance; each message is a part or a FrameError."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from actors.values.datatypes import DataType
 from actors.wire import frames
 from actors.wire.batch_frames import Answer, Part, Placed, Result
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
-from tests.actors.serving.test_live_worker import Connection
+from tests.actors.serving.test_live_worker import executing
 
 
 def part(batch, index=0, *, values=(1.0, 2.0), final=False):
@@ -31,17 +32,8 @@ def result(batch, *open_):
 
 
 @pytest.fixture
-async def connect():
-    made = []
-
-    def connected(**changes):
-        made.append(Connection(decoupled=True, **changes))
-        made[-1].packets()
-        return made[-1]
-
-    yield connected
-    for connection in made:
-        connection.close()
+async def connect(connect):
+    return partial(connect, decoupled=True)
 
 
 def say(connection, *parts):
@@ -120,8 +112,7 @@ async def test_a_cancel_is_told_once_for_each_open_request(connect):
 
 
 async def test_credit_is_given_when_half_a_window_has_been_taken(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     connection.packets()
     say(connection, *(part(batch) for _ in range(WINDOW_PARTS)))
     for arrived in connection.events.arrived[: WINDOW_PARTS // 2 - 1]:
@@ -133,8 +124,7 @@ async def test_credit_is_given_when_half_a_window_has_been_taken(connect):
 
 
 async def test_a_worker_that_never_reads_its_credit_is_found_out(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
 
     def send_for_ever():
         while True:
@@ -169,8 +159,7 @@ async def test_silence_counts_from_the_last_part_and_not_while_a_client_is_waite
 
 
 async def test_what_comes_after_the_worker_was_disowned_is_dropped(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     connection.worker.disown()
     say(connection, part(batch), end(batch))
     connection.worker.on_packet(result(batch))
@@ -179,13 +168,8 @@ async def test_what_comes_after_the_worker_was_disowned_is_dropped(connect):
 
 
 async def test_a_part_of_what_is_not_open_is_a_frame_error(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
-    wrong = [
-        part(batch, 1),
-        Part(99, 0, None, b"", 0, final=True),
-    ]
-    for each in wrong:
+    connection, batch = executing(connect)
+    for each in (part(batch, 1), Part(99, 0, None, b"", 0, final=True)):
         with pytest.raises(FrameError, match="not open"):
             say(connection, each)
     say(connection, end(batch))
@@ -195,16 +179,14 @@ async def test_a_part_of_what_is_not_open_is_a_frame_error(connect):
 
 
 async def test_a_second_answer_to_what_has_ended_is_a_frame_error(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     say(connection, end(batch))
     with pytest.raises(FrameError, match="a second answer"):
         connection.worker.on_packet(connection.result(batch))
 
 
 async def test_parts_without_credit_or_without_end_are_frame_errors(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     large = part(batch, values=range(WINDOW_BYTES // 4))
     first, *more = large.packets()
     connection.worker.on_packet(first)
@@ -216,21 +198,16 @@ async def test_parts_without_credit_or_without_end_are_frame_errors(connect):
         say(connection, part(batch))
 
 
-async def test_a_worker_of_another_model_has_no_parts_to_send():
-    connection = Connection()
-    try:
-        batch = connection.dispatch(connection.request())
-        with pytest.raises(FrameError, match="which is none of its own"):
-            say(connection, part(batch))
-        with pytest.raises(FrameError, match="unknown status"):
-            connection.worker.on_packet(result(batch))
-    finally:
-        connection.close()
+async def test_a_worker_of_another_model_has_no_parts_to_send(connect):
+    connection, batch = executing(connect, decoupled=False)
+    with pytest.raises(FrameError, match="which is none of its own"):
+        say(connection, part(batch))
+    with pytest.raises(FrameError, match="unknown status"):
+        connection.worker.on_packet(result(batch))
 
 
 async def test_malformed_strings_in_a_part_are_a_frame_error(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     answer = Answer([Placed("OUTPUT", DataType.BYTES, (1, 1), 0, 4)])
     with pytest.raises(FrameError, match="malformed output"):
         say(connection, Part(batch.id, 0, answer, b"\xff\xff\xff\xff", 4, final=False))

@@ -85,6 +85,7 @@ class Connection:
         self.letter: Any = None
         self.control: Any = None
         self._page: ControlPage | None = None
+        self.opening = self.packets()
 
     def request(self, columns=2, rows=1, **options):
         made = make_request(**options)
@@ -151,23 +152,15 @@ class Connection:
         self.segments.clear()
 
 
-@pytest.fixture
-async def connect():
-    made = []
-
-    def connected(**changes):
-        made.append(Connection(**changes))
-        return made[-1]
-
-    yield connected
-    for connection in made:
-        connection.close()
+def executing(connect, **changes):
+    """Connect, and dispatch a request; return both."""
+    connection = connect(**changes)
+    return connection, connection.dispatch(connection.request())
 
 
 async def test_loading_hands_over_the_letter_and_a_pair_of_segments_for_each_slot(connect):
     connection = connect()
-    (load,) = connection.packets()
-    assert load == bytes((frames.LOAD,))
+    assert connection.opening == [bytes((frames.LOAD,))]
     assert connection.letter["backend"] == "module:Class"
     assert connection.letter["slots"] == 2 + SPARE_SLOTS
     assert sorted(connection.segments) == [(slot, side) for slot in range(4) for side in (INPUT, OUTPUT)]
@@ -175,7 +168,6 @@ async def test_loading_hands_over_the_letter_and_a_pair_of_segments_for_each_slo
 
 async def test_a_batch_reaches_the_worker_in_its_slot(connect):
     connection = connect()
-    connection.packets()
     batch = connection.dispatch(connection.request(id="a"), connection.request(rows=2))
     (packet,) = connection.packets()
     job = Execute.decode(packet)
@@ -196,8 +188,7 @@ async def test_room_is_for_as_many_batches_as_may_execute_and_one_behind_each(co
 
 
 async def test_a_copied_result_frees_its_slot_at_once(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     connection.worker.on_packet(connection.result(batch))
     assert connection.worker.idle
     assert connection.events.freed == 1
@@ -205,9 +196,7 @@ async def test_a_copied_result_frees_its_slot_at_once(connect):
 
 
 async def test_a_borrowed_result_keeps_its_slot_until_it_is_released(connect):
-    connection = connect()
-    connection.packets()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     connection.events.on_finished = lambda batch, borrowed: batch.slot.lease()
     connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, 2 * COPY_LIMIT))
     connection.packets()
@@ -243,7 +232,6 @@ async def test_a_lease_that_ends_after_the_worker_disturbs_nobody(connect):
 
 async def test_inputs_that_outgrow_a_segment_get_a_new_one(connect):
     connection = connect()
-    connection.packets()
     batch = connection.dispatch(connection.request(columns=300_000))
     connection.packets()
     view = connection.segments[batch.slot.index, INPUT].view
@@ -253,7 +241,6 @@ async def test_inputs_that_outgrow_a_segment_get_a_new_one(connect):
 
 async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connect):
     connection = connect()
-    connection.packets()
     connection.dispatch(connection.request(parameters={"story": "x" * 200_000}))
     (packet,) = connection.packets()
     job = Execute.decode(packet)
@@ -263,9 +250,7 @@ async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connect):
 
 
 async def test_a_result_too_large_for_a_frame_comes_through_the_segment(connect):
-    connection = connect()
-    connection.packets()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     answer = Answer(code=ErrorCode.INTERNAL, message="why " * 50_000)
     packet = Result(batch.id, batch.slot.index, 1, (0, 0, 0), answers=[answer]).encode()
     connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, len(packet)))
@@ -317,9 +302,7 @@ async def test_a_batch_that_has_not_begun_is_taken_back_as_if_it_had_never_been_
 
 
 async def test_what_has_begun_is_not_taken_back(connect):
-    connection = connect()
-    connection.packets()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     page = connection.page()
     assert connection.worker.not_begun() == [batch]
     assert page.begin(0, batch.id, batch.slot.index)
@@ -332,7 +315,6 @@ async def test_what_has_begun_is_not_taken_back(connect):
 
 async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_another_user(connect):
     connection = connect()
-    connection.packets()
     page = connection.page()
     connection.dispatch(connection.request())
     batch = connection.dispatch(connection.request())
@@ -369,8 +351,7 @@ async def test_a_worker_is_busy_since_the_last_of_its_lanes_is(connect):
 
 
 async def test_the_result_of_a_batch_that_was_taken_back_is_a_broken_worker_s(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     assert connection.worker.take_back(batch, 1.0)
     with pytest.raises(FrameError, match="which was not asked for"):
         connection.worker.on_packet(connection.result(batch))
@@ -419,8 +400,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_a_hostile_frame_is_a_frame_error_and_nothing_else_happens(connect, what):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     with pytest.raises(FrameError):
         connection.worker.on_packet(HOSTILE[what](batch))
     assert list(connection.worker.outstanding.values()) == [batch]
@@ -429,8 +409,7 @@ async def test_a_hostile_frame_is_a_frame_error_and_nothing_else_happens(connect
 
 
 async def test_a_result_is_taken_once(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     packet = connection.result(batch)
     connection.worker.on_packet(packet)
     with pytest.raises(FrameError, match="which was not asked for"):
@@ -439,8 +418,7 @@ async def test_a_result_is_taken_once(connect):
 
 
 async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     before = open_descriptors()
 
     def ask():
@@ -453,8 +431,7 @@ async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connect):
 
 
 async def test_room_that_the_system_does_not_have_is_the_workers_fault(connect):
-    connection = connect()
-    batch = connection.dispatch(connection.request())
+    connection, batch = executing(connect)
     with no_memory(), pytest.raises(FrameError, match=SAID):
         connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, 2**30))
 
@@ -470,12 +447,10 @@ async def test_texts_of_a_worker_hold_characters_that_can_be_written(connect):
 async def test_spoilt_packets_are_answers_or_frame_errors(connect):
     rng = random.Random(20260102)
     connection = connect()
-    connection.packets()
     for turn in range(MUTATIONS):
         if not connection.worker.has_room or turn % 50 == 0:
             connection.close()
             connection = connect()
-            connection.packets()
         if connection.worker.idle:
             batch = connection.dispatch(connection.request(), connection.request(rows=2))
         kind = rng.randrange(4)

@@ -5,21 +5,6 @@ import trio
 import trio.testing
 
 from tests.actors.serving.test_decoupled_live_worker import end, result, say
-from tests.actors.serving.test_live_worker import Connection
-
-
-@pytest.fixture
-async def connect():
-    made = []
-
-    def connected(**changes):
-        made.append(Connection(**changes))
-        made[-1].packets()
-        return made[-1]
-
-    yield connected
-    for connection in made:
-        connection.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from actors.wire.arena import OUTPUT
 from actors.wire.batch_frames import Answer, Part, Placed, Result
 from actors.wire.frames import FrameError
 from tests.actors.serving.test_instance_in_virtual_time import serving
-from tests.actors.serving.test_live_worker import Connection
+from tests.actors.serving.test_live_worker import executing
 
 TEXTS = (OutputSpec(name="OUTPUT", datatype=DataType.BYTES, dims=(-1,)),)
 
@@ -23,12 +23,10 @@ def packed(count):
 
 
 @pytest.fixture
-async def connection():
+async def connection(connect):
     # Each piece takes a turn of its own, on any machine.
     slices.give(slices.Pace(slice=0.0))
-    made = Connection(outputs=TEXTS)
-    yield made
-    made.close()
+    return connect(outputs=TEXTS)
 
 
 def answered_with(connection, data, count):
@@ -100,23 +98,19 @@ async def test_nobody_is_answered_whom_the_worker_was_relieved_of_meanwhile(conn
     assert connection.events.batches == []
 
 
-async def test_a_part_with_many_strings_is_checked_in_slices():
+async def test_a_part_with_many_strings_is_checked_in_slices(connect):
     slices.give(slices.Pace(slice=0.0))
-    made = Connection(outputs=TEXTS, decoupled=True)
-    try:
-        batch = made.dispatch(made.request())
-        data = packed(200_000)
-        placed = Placed("OUTPUT", DataType.BYTES, (1, 200_000), 0, len(data))
-        part = Part(batch.id, 0, Answer(outputs=[placed]), data, len(data), final=False)
-        *others, slow = [made.worker.on_packet(packet) for packet in part.packets()]
-        assert not any(others)
-        assert made.events.arrived == []
-        assert slow is not None
-        at_once(slow())
-        (arrived,) = made.events.arrived
-        assert bytes(arrived.outputs[0].data) == data
-    finally:
-        made.close()
+    connection, batch = executing(connect, outputs=TEXTS, decoupled=True)
+    data = packed(200_000)
+    placed = Placed("OUTPUT", DataType.BYTES, (1, 200_000), 0, len(data))
+    part = Part(batch.id, 0, Answer(outputs=[placed]), data, len(data), final=False)
+    *others, slow = [connection.worker.on_packet(packet) for packet in part.packets()]
+    assert not any(others)
+    assert connection.events.arrived == []
+    assert slow is not None
+    at_once(slow())
+    (arrived,) = connection.events.arrived
+    assert bytes(arrived.outputs[0].data) == data
 
 
 async def test_a_worker_that_dies_while_its_result_is_checked_has_answered(nursery, autojump_clock):
