@@ -262,7 +262,7 @@ class Stage:
         await self.settled()
         return request
 
-    async def finish(self, worker=None, **options):
+    async def finished(self, worker=None, **options):
         """Have a worker, or the first one, end its oldest batch; let everything happen that follows at once."""
         batch = (worker or self.worker).finish(**options)
         await self.settled()

@@ -71,9 +71,7 @@ class Near:
         return request
 
     async def finish(self, **options):
-        batch = self.worker.finish(**options)
-        await self.model.settled()
-        return batch
+        return await self.model.finished(**options)
 
     def counts(self):
         stats = self.state.statistics.as_model_stats("model", 1)

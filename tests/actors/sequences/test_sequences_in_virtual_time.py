@@ -139,7 +139,7 @@ async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, 
     other = await step(model, 2, START)
     model.state.cancel(line[0])
     assert all(isinstance(each.reply.error, Cancelled) and not each.reply.error.message for each in line)
-    await model.finish()
+    await model.finished()
     assert running.reply.answered
     assert real(model.worker)[-1] == [other]
 
@@ -169,12 +169,12 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
     await model.settled()
     assert real(model.worker)[-1] == [mate]
     model.worker.stopped = False
-    await model.finish()
+    await model.finished()
     assert mate.reply.answered
     last = await step(model, sequence=3, flags=END)
     again = await stepped(model, sequence=2, flags=START | END)
     while model.worker.outstanding:
-        await model.finish()
+        await model.finished()
     assert last.reply.answered
     assert again.reply.answered
 
@@ -300,7 +300,7 @@ async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage
     model.worker.finish()
     running = await stepped(model, 1)
     again, behind = await step(model, 1, START), await step(model, 1)
-    await model.finish()
+    await model.finished()
     assert begun.reply.answered
     assert running.reply.answered
     assert real(model.worker)[-1] == [again]
@@ -334,7 +334,7 @@ async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump
     first, second = await step(model, 1, START), await stepped(model, 2, START)
     die(model, 0, requeue=(first,))
     behind = await step(model, 2)
-    await model.finish(model.workers[1])
+    await model.finished(model.workers[1])
     assert second.reply.answered
     assert real(model.workers[1])[-1] == [behind]
 
@@ -346,7 +346,7 @@ async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
     die(model, requeue=(running,))
     await come_back(model)
     assert real(model.worker)[-1] == [running]
-    await model.finish()
+    await model.finished()
     assert real(model.worker)[-1] == [behind]
     model.worker.finish()
     assert running.reply.answered
@@ -357,7 +357,7 @@ async def test_with_a_checkpoint_suspects_run_again_one_by_one(stage, autojump_c
     model = stage(KEPT)
     await stepped(model, 9, START)
     running = [await step(model, n, START) for n in (1, 2)]
-    await model.finish()
+    await model.finished()
     die(model, suspects=((running[0],), (running[1],)))
     await come_back(model)
     for request in running:
@@ -375,11 +375,11 @@ async def test_a_suspect_runs_when_no_other_lane_of_its_worker_does(stage, autoj
     die(model, suspects=((first,), (second,)))
     await come_back(model)
     assert real(model.worker)[2:] == [[first]]
-    await model.finish()
+    await model.finished()
     assert real(model.worker)[2:] == [[first], [second]]
     behind = await stepped(model, 1)
     assert len(model.worker.outstanding) == 1
-    await model.finish()
+    await model.finished()
     assert real(model.worker)[4:] == [[behind]]
 
 
@@ -437,7 +437,7 @@ async def test_a_full_backlog_does_not_keep_those_with_slots_from_ending(stage, 
     assert not stuck.reply.admitted
     await step(model, 1, END)
     for _ in range(2):
-        await model.finish()
+        await model.finished()
     assert stuck.reply.admitted
 
 
@@ -446,7 +446,7 @@ async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(sta
     model = stage(again, max_batch_size=1, instances=PAIR)
     request = await model.sent()
     model.state.remove_instance(model.worker.instance)
-    await model.finish(answers=[Answer(rescheduled=True)])
+    await model.finished(answers=[Answer(rescheduled=True)])
     assert "has ended with its instance" in request.reply.error.message
     assert real(model.workers[1]) == []
     assert not model.state.in_flight

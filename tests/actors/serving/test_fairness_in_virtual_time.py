@@ -105,7 +105,7 @@ async def test_a_caller_that_waits_for_room_waits_behind_its_own_tenant_only(aut
     await stage.settled()
     assert other.reply.admitted
     for _ in range(8):
-        await stage.finish()
+        await stage.finished()
     arrived = [port for port in stage.arrivals if port is not running.reply]
     assert arrived.index(other.reply) <= 1
     assert [port for port in arrived if port is not other.reply] == [request.reply for request in flood]
@@ -121,7 +121,7 @@ async def test_a_tenant_at_its_bound_is_let_in_as_its_own_requests_leave(autojum
         requests.append(request)
         await stage.settled()
     assert [request.reply.admitted for request in requests] == [True, True, False]
-    await stage.finish()
+    await stage.finished()
     assert requests[2].reply.admitted
 
 
@@ -137,7 +137,7 @@ async def test_a_caller_that_leaves_or_runs_out_of_time_makes_way(autojump_clock
     assert isinstance(requests[2].reply.refused, Cancelled)
     await trio.sleep(6.0)
     assert isinstance(requests[3].reply.refused, DeadlineExceeded)
-    await stage.finish()
+    await stage.finished()
     assert requests[4].reply.admitted
 
 

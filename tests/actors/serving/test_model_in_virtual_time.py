@@ -76,9 +76,9 @@ async def test_what_queued_while_the_instance_was_busy_goes_as_one_batch(stage, 
     await busy(model)
     for _ in range(10):
         await model.send()
-    await model.finish()
+    await model.finished()
     assert model.worker.sizes == [1, 8]
-    await model.finish()
+    await model.finished()
     assert model.worker.sizes == [1, 8, 2]
 
 
@@ -104,7 +104,7 @@ async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autoju
         await model.settled()
     assert [request.reply.admitted for request in waiting] == [False] * 3
     for admitted in range(1, 4):
-        await model.finish()
+        await model.finished()
         assert [request.reply.admitted for request in waiting] == [n < admitted for n in range(3)]
     assert len(model.state.queue) == 2
 
@@ -118,7 +118,7 @@ async def test_who_can_not_wait_is_told_that_it_would_have_to_and_may_come_again
         model.state.submit_nowait(second)
     assert len(model.state.queue) == 1
     assert second not in model.state.in_flight
-    await model.finish()
+    await model.finished()
     model.state.submit_nowait(second)
     assert second in model.state.queue
 
@@ -143,7 +143,7 @@ async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage, autojum
     small = model.sending(rows=1)
     await model.settled()
     assert (large.reply.admitted, small.reply.admitted) == (False, False)
-    await model.finish()
+    await model.finished()
     assert (large.reply.admitted, small.reply.admitted) == (True, True)
 
 
@@ -166,7 +166,7 @@ async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autoju
         answered = model.state.statistics.success_count - before
         expected.append(3 * 4.0 * turn / answered if answered else 0.0)
         await trio.sleep(4)
-        await model.finish()
+        await model.finished()
     assert told == pytest.approx(expected)
     # Nothing was answered yet, so the time is unknown; clients are told one second.
     assert told[0] == 0.0
@@ -277,7 +277,7 @@ async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage,
     request = model.request()
     model.state.cancel(request)
     await model.state.submit(request)
-    await model.finish()
+    await model.finished()
     assert request.reply.error.code is ErrorCode.CANCELLED
     assert model.worker.sizes == [1]
 
@@ -334,7 +334,7 @@ async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(s
     await trio.sleep(2)
     assert expired.reply.at - model.start == pytest.approx(1.0)
     fresh = await model.send()
-    await model.finish()
+    await model.finished()
     model.worker.finish()
     assert model.arrivals == [cancelled.reply, expired.reply, running.reply, fresh.reply]
 
@@ -369,7 +369,7 @@ async def test_borrowed_outputs_hold_the_slot_until_each_response_is_released(st
     model = stage(scheduling=DynamicBatching())
     await busy(model)
     requests = [await model.send() for _ in range(3)]
-    await model.finish()
+    await model.finished()
     batch = model.worker.finish(borrowed=True)
     assert batch.slot.leases == 3
     for request in requests:
@@ -381,7 +381,7 @@ async def test_one_requests_error_does_not_reach_its_batchmates(stage, autojump_
     model = stage(scheduling=DynamicBatching())
     await busy(model)
     requests = [await model.send() for _ in range(3)]
-    await model.finish()
+    await model.finished()
     model.worker.finish(answers=[None, Answer(code=ErrorCode.INVALID_ARG, message="odd"), Answer()])
     assert [request.reply.answered for request in requests] == [True, False, True]
     statistics = model.state.statistics
@@ -496,7 +496,7 @@ async def test_hunted_suspects_run_alone_while_siblings_take_fresh_traffic(stage
     await model.settled()
     assert [(requests, alone) for _, requests, alone in hunter.sent] == [([suspects[0]], True)]
     assert sibling.sizes == [1, 1]
-    await model.finish(hunter)
+    await model.finished(hunter)
     assert hunter.sent[1][1:] == ([suspects[1]], True)
     hunter.finish()
     await model.sent()
@@ -682,7 +682,7 @@ async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_cloc
     for _ in range(5):
         await model.send(rows=5)  # 40 bytes each
     for _ in range(4):
-        await model.finish()
+        await model.finished()
     assert model.worker.sizes == [1, 2, 2, 1]
 
 
@@ -712,7 +712,7 @@ async def test_an_idle_instance_takes_what_another_was_only_sent_ahead(stage, au
     ahead = stuck.not_begun()[0].requests[0]
     await trio.sleep(0.2)
     healthy.finish()
-    await model.finish(healthy)
+    await model.finished(healthy)
     assert [batch.requests for batch in stuck.taken_back] == [[ahead]]
     assert [batch.requests for batch in healthy.outstanding.values()] == [[ahead]]
     assert ahead.attempts == 1
@@ -723,7 +723,7 @@ async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, 
     model, _ = await two_with_room_behind(stage)
     healthy, busy = model.workers
     healthy.finish()
-    await model.finish(healthy)
+    await model.finished(healthy)
     assert not busy.taken_back
     await trio.sleep(0.05)  # no bell rings
     assert len(busy.taken_back) == 1
@@ -757,7 +757,7 @@ async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idl
         await model.send()
     for _ in range(6):
         await trio.sleep(0.2)
-        await model.finish(healthy)
+        await model.finished(healthy)
     assert ahead.reply.at is not None, "it still waits"
     assert len(stuck.outstanding) == 1  # and nothing else is sent there
 
@@ -769,7 +769,7 @@ async def test_nothing_is_sent_ahead_behind_an_execution_that_lasts(stage, autoj
     await trio.sleep(1)
     waits = await model.sent()
     assert waits in model.state.queue
-    await model.finish(model.workers[1])
+    await model.finished(model.workers[1])
     assert [worker.sizes for worker in model.workers] == [[1], [1, 1]]
 
 
@@ -798,7 +798,7 @@ async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(stage, autojump
         await model.send()
     for turn in range(40):
         await trio.sleep(0.01)
-        await model.finish(model.workers[turn % 2])
+        await model.finished(model.workers[turn % 2])
     assert not any(worker.taken_back for worker in model.workers)
 
 
@@ -813,7 +813,7 @@ async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_cli
     model.state.cancel(left)
     assert left.reply.error.code is ErrorCode.CANCELLED
     assert not model.worker.cancelled
-    await model.finish()
+    await model.finished()
     assert model.worker.sent[-1][1] == [stays]
     assert (left.attempts, stays.attempts) == (0, 1)
 
@@ -825,7 +825,7 @@ async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, a
     model.state.remove_instance(leaving.instance)
     assert len(leaving.outstanding) == 1
     staying.finish()
-    await model.finish(staying)
+    await model.finished(staying)
     assert staying.sent[-1][1] == [ahead]
 
 

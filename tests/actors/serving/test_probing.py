@@ -164,7 +164,7 @@ async def test_an_answer_is_timed_and_let_go_of(nursery, autojump_clock):
     stage = Stage(nursery)
     outcomes = outcome_of(nursery, probe, stage.state, within=2.0)
     await trio.sleep(0.5)
-    await stage.finish(borrowed=True)
+    await stage.finished(borrowed=True)
     assert [(each.answered, each.error) for each in outcomes] == [(True, "")]
     assert outcomes[0].seconds == pytest.approx(0.5)
     assert stage.state.statistics.success_count == 0  # it was no client's
@@ -240,7 +240,7 @@ async def test_a_probe_shares_no_batch_with_a_client(nursery, autojump_clock):
     await stage.settled()
     await stage.send()
     while stage.state.in_flight:
-        await stage.finish()
+        await stage.finished()
     assert stage.worker.sizes == [1, 1, 1, 1]
 
 

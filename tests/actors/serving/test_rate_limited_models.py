@@ -72,7 +72,7 @@ async def test_a_limited_instance_is_given_no_batch_ahead(house, autojump_clock)
     await model.send()
     await model.sent()
     assert model.worker.sizes == [1]
-    await model.finish()
+    await model.finished()
     assert model.worker.sizes == [1, 1]
 
 
@@ -91,7 +91,7 @@ async def test_what_waits_for_a_resource_grows_into_a_batch(house, autojump_cloc
         await other.send()
     await other.settled()
     assert other.worker.sizes == []
-    await one.finish()
+    await one.finished()
     assert other.worker.sizes == [5]
 
 
@@ -138,7 +138,7 @@ async def test_a_queue_timeout_holds_nobody_up(house, autojump_clock):
     await three.send()
     await trio.sleep(2)
     assert expiring.reply.error is not None
-    await one.finish()
+    await one.finished()
     assert three.worker.sizes == [1]
 
 
@@ -150,7 +150,7 @@ async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(hou
     settle(other.state, other.worker.instance, Aftermath(suspects=tuple((each,) for each in suspects)))
     await other.settled()
     assert other.worker.sent == []
-    await one.finish()
+    await one.finished()
     assert [(requests, alone) for _, requests, alone in other.worker.sent] == [([suspects[0]], True)]
     await one.sent()
     assert one.worker.sizes == [1]
@@ -170,7 +170,7 @@ async def test_a_scheduler_that_ends_leaves_the_line(house, autojump_clock):
         assert house.limiter.statistics().line[0] is each
         brief.cancel_scope.cancel()
     assert each not in house.limiter.statistics().line
-    await one.finish()
+    await one.finished()
     assert other.worker.sizes == [1]
 
 

@@ -142,7 +142,7 @@ async def test_a_model_that_was_slow_once_is_asked_again(autojump_clock, nursery
     stage = Stage(nursery, slo=Slo(), scheduling=DynamicBatching())
     await stage.send()
     await trio.sleep(10.0)
-    await stage.finish()
+    await stage.finished()
     nursery.start_soon(serve, stage.worker, lambda rows: 0.01)
     outcomes = []
     for _ in range(40):
