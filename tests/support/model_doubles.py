@@ -263,7 +263,7 @@ class Stage:
         return request
 
     async def finished(self, worker=None, **options):
-        """Have a worker, or the first one, end its oldest batch; let everything happen that follows at once."""
+        """Have a worker, or the first, end its oldest batch; let everything happen that follows at once."""
         batch = (worker or self.worker).finish(**options)
         await self.settled()
         return batch
