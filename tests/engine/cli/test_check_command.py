@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 from google.protobuf import text_format
-from onnx import TensorProto, helper
 
 from engine.__main__ import main
 from engine.repository.advice import is_model
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
+from tests.engine.cli.conftest import onnx_model
 
 CONFIG = """\
 max_batch_size: 8
@@ -45,14 +44,6 @@ def repository(tmp_path):
         return str(tmp_path)
 
     return write
-
-
-def onnx_model(*shape):
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ports[:1], ports[1:])
-    return helper.make_model(
-        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)]
-    ).SerializeToString()
 
 
 @pytest.fixture
@@ -93,12 +84,6 @@ def test_every_value_has_its_origin_beside_it(repository, checked):
     assert len({line.index("#") for line in lines if "#" in line}) == 1  # aligned
 
 
-def test_what_was_written_is_told_with_line_and_column(repository, checked):
-    _, out = checked(repository(m=PYTHON))
-    assert re.search(r"^ +max_batch_size: 8 +# config\.pbtxt:1:1$", out, re.MULTILINE)
-    assert re.search(r"^ +dims: \[ 4 \] +# config\.pbtxt:2:42$", out, re.MULTILINE)
-
-
 def test_what_is_printed_is_a_configuration_that_means_the_same(repository, checked, tmp_path):
     root = repository(m=PYTHON)
     _, out = checked(root)
@@ -107,11 +92,6 @@ def test_what_is_printed_is_a_configuration_that_means_the_same(repository, chec
     (tmp_path / "m/config.pbtxt").write_text("\n".join(block(out)))
     _, again = checked(root)
     assert text_format.Parse("\n".join(block(again)), ModelConfig()) == config
-
-
-def test_no_batching_is_shown_though_text_format_leaves_it_out(repository, checked):
-    _, out = checked(repository(m={"1/model.onnx": onnx_model(3, 4)}))
-    assert re.match(r"max_batch_size: 0 +# default$", block(out)[4])
 
 
 @pytest.mark.system
@@ -134,16 +114,41 @@ def test_versions_that_differ_are_shown_apart(repository, checked):
     assert shapes == {(3,): [1], (2,): [2], (1,): [1]}
 
 
-def test_a_chosen_configuration_is_named(repository, checked):
-    root = repository(m={**PYTHON, "configs/small.pbtxt": CONFIG.replace("8", "2")})
-    _, out = checked(root, "--model-config-name=small")
-    assert re.search(r"max_batch_size: 2 +# configs/small\.pbtxt:1:1", out)
-
-
-def test_a_setting_of_the_command_line_is_named(repository, checked):
-    root = repository(m={"1/model.onnx": onnx_model("N", 4)})
-    _, out = checked(root, "--backend-config=onnxruntime,default-max-batch-size=16")
-    assert re.search(r"max_batch_size: 16 +# --backend-config default-max-batch-size", out)
+@pytest.mark.parametrize(
+    ("files", "flags", "line"),
+    [
+        pytest.param(PYTHON, [], r"max_batch_size: 8 +# config\.pbtxt:1:1", id="written"),
+        pytest.param(PYTHON, [], r"dims: \[ 4 \] +# config\.pbtxt:2:42", id="written within a line"),
+        pytest.param(
+            {**PYTHON, "configs/small.pbtxt": CONFIG.replace("8", "2")},
+            ["--model-config-name=small"],
+            r"max_batch_size: 2 +# configs/small\.pbtxt:1:1",
+            id="in the configuration that was chosen",
+        ),
+        pytest.param(
+            {"1/model.onnx": onnx_model("N", 4)},
+            ["--backend-config=onnxruntime,default-max-batch-size=16"],
+            r"max_batch_size: 16 +# --backend-config default-max-batch-size",
+            id="on the command line",
+        ),
+        pytest.param(
+            {"1/model.onnx": onnx_model(3, 4)},
+            [],
+            r"max_batch_size: 0 +# default",
+            id="no batching, though text format leaves it out",
+        ),
+        pytest.param(
+            {"1/model.py": COMPLETING},
+            [],
+            r"max_batch_size: 5 +# model\.py auto_complete_config",
+            id="by the model's code",
+            marks=[pytest.mark.system, pytest.mark.slow],
+        ),
+    ],
+)
+def test_a_value_has_beside_it_where_it_was_set(repository, checked, files, flags, line):
+    _, out = checked(repository(m=files), *flags)
+    assert re.search(f"^ +{line}$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("flag", ["--disable-auto-complete-config", "--strict-model-config=true"])
@@ -192,13 +197,6 @@ def test_what_a_terminal_might_obey_is_spelt_out(repository, checked):
 
 
 # -- model code
-
-
-@pytest.mark.system
-@pytest.mark.slow
-def test_python_models_are_run_for_their_completion(repository, checked):
-    _, out = checked(repository(m={"1/model.py": COMPLETING}))
-    assert re.search(r"max_batch_size: 5 +# model\.py auto_complete_config", out)
 
 
 def test_what_is_not_to_be_run_is_told_to_be_skipped(repository, checked):
@@ -296,11 +294,6 @@ def test_only_the_models_that_are_named_are_checked(repository, checked):
     assert (status, out.count("✓"), out.count("✗")) == (0, 2, 0)
 
 
-def test_a_model_that_is_not_there_is_told_with_what_was_meant(repository, capsys):
-    assert main(["check", repository(resnet=PYTHON), "--model=resnt"]) == 1
-    assert capsys.readouterr().err == "there is no model 'resnt': did you mean 'resnet'?\n"
-
-
 @pytest.mark.parametrize(
     ("files", "one"),
     [
@@ -324,30 +317,17 @@ def test_a_model_is_told_from_a_repository(tmp_path, files, one):
 # -- the command line
 
 
-def test_a_setting_without_a_value_is_refused_as_serve_refuses_it(repository, capsys):
-    assert main(["check", repository(m=PYTHON), "--backend-config=x"]) == 1
-    assert capsys.readouterr().err.startswith("--backend-config option format is ")
-
-
-def test_a_strictness_that_is_neither_true_nor_false_is_refused(repository, capsys):
-    assert main(["check", repository(m=PYTHON), "--strict-model-config=maybe"]) == 1
-    assert "invalid value for bool option: maybe" in capsys.readouterr().err
-
-
-def test_the_help_explains_what_is_printed(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["check", "--help"])
-    assert ended.value.code == 0
-    out = capsys.readouterr().out
-    for words in (
-        "model file (onnx)",
-        "--no-model-code",
-        "exit status:",
-        "tritium check ./models\n",
-        "--model MODEL",
-    ):
-        assert words in out
-    assert max(map(len, out.splitlines())) <= 100
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--backend-config=x", "--backend-config option format is "),  # as `serve` refuses it
+        ("--strict-model-config=maybe", "invalid value for bool option: maybe"),
+        ("--model=resnt", "there is no model 'resnt': did you mean 'resnet'?\n"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(repository, capsys, flag, told):
+    assert main(["check", repository(resnet=PYTHON), flag]) == 1
+    assert capsys.readouterr().err.startswith(told)
 
 
 @pytest.mark.system
@@ -357,7 +337,3 @@ def test_nothing_is_written_into_the_repository(repository, checked):
     before = sorted(os.walk(root))
     checked(root)
     assert sorted(os.walk(root)) == before
-
-
-def test_onnx_models_of_this_file_are_models():
-    onnx.checker.check_model(onnx.load_from_string(onnx_model("N", 4)))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from actors.values.datatypes import BY_NUMBER
 from engine.__main__ import main
@@ -22,6 +22,7 @@ from engine.settings.settings import Settings
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
 from engine.worker.backends.testing import model_info
+from tests.engine.cli.conftest import onnx_model
 
 PYTHON = """\
 input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
@@ -30,14 +31,6 @@ output [ { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
 INPUT = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 BOTH = f'backend: "onnxruntime"\nmax_batch_size: 8\n{INPUT}{OUTPUT}'
-
-
-def onnx_model(shape=("N", 4), kind=TensorProto.FLOAT):
-    x, y = (helper.make_tensor_value_info(name, kind, shape) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
-    return helper.make_model(
-        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)]
-    ).SerializeToString()
 
 
 def archive(**members):
@@ -76,22 +69,22 @@ def verified():
 @pytest.mark.parametrize(
     ("config", "content"),
     [
-        pytest.param(BOTH, onnx_model(), id="agrees"),
-        pytest.param(BOTH.replace("4", "-1"), onnx_model(("N", "M")), id="variable in both"),
-        pytest.param(BOTH, onnx_model(("N", "M")), id="fixed by the configuration"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 2, 2 ] reshape { shape: [ 4 ] }"), onnx_model(), id="reshaped"),
-        pytest.param(BOTH.replace("size: 8", "size: 0"), onnx_model((4,)), id="without batching"),
-        pytest.param(BOTH.replace("size: 8", "size: 0").replace("4", "1"), onnx_model(()), id="scalar"),
-        pytest.param(BOTH + INPUT.replace('"x"', '"z"'), onnx_model(), id="one input too many"),
-        pytest.param(BOTH.replace('"x"', '"z"'), onnx_model(), id="unknown input"),
-        pytest.param(BOTH.replace('"y"', '"z"'), onnx_model(), id="unknown output"),
-        pytest.param(BOTH.replace(INPUT, INPUT.replace("FP32", "INT64")), onnx_model(), id="datatype"),
-        pytest.param(BOTH, onnx_model(kind=TensorProto.INT8), id="both datatypes"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 5 ]"), onnx_model(), id="size"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]"), onnx_model(), id="variable in the configuration only"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), onnx_model(), id="rank"),
-        pytest.param(BOTH, onnx_model((1, 4)), id="fixed batch"),
-        pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), onnx_model(), id="optional"),
+        pytest.param(BOTH, onnx_model("N", 4), id="agrees"),
+        pytest.param(BOTH.replace("4", "-1"), onnx_model("N", "M"), id="variable in both"),
+        pytest.param(BOTH, onnx_model("N", "M"), id="fixed by the configuration"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 2, 2 ] reshape { shape: [ 4 ] }"), onnx_model("N", 4), id="reshaped"),
+        pytest.param(BOTH.replace("size: 8", "size: 0"), onnx_model(4), id="without batching"),
+        pytest.param(BOTH.replace("size: 8", "size: 0").replace("4", "1"), onnx_model("N", 4), id="scalar"),
+        pytest.param(BOTH + INPUT.replace('"x"', '"z"'), onnx_model("N", 4), id="one input too many"),
+        pytest.param(BOTH.replace('"x"', '"z"'), onnx_model("N", 4), id="unknown input"),
+        pytest.param(BOTH.replace('"y"', '"z"'), onnx_model("N", 4), id="unknown output"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("FP32", "INT64")), onnx_model("N", 4), id="datatype"),
+        pytest.param(BOTH, onnx_model("N", 4, kind=TensorProto.INT8), id="both datatypes"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 5 ]"), onnx_model("N", 4), id="size"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]"), onnx_model("N", 4), id="variable in the configuration only"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), onnx_model("N", 4), id="rank"),
+        pytest.param(BOTH, onnx_model(1, 4), id="fixed batch"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), onnx_model("N", 4), id="optional"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified, config, content):
@@ -125,7 +118,9 @@ def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified,
 
 
 def test_a_disagreement_is_told_at_the_field_with_the_file(model, capsys):
-    directory = model(BOTH.replace(OUTPUT, OUTPUT.replace("FP32", "INT64")), **{"1/model.onnx": onnx_model()})
+    directory = model(
+        BOTH.replace(OUTPUT, OUTPUT.replace("FP32", "INT64")), **{"1/model.onnx": onnx_model("N", 4)}
+    )
     assert main(["check", str(directory)]) == 1
     assert (
         f"{directory}/config.pbtxt:4:20: error: unable to load model 'm', configuration expects datatype TYPE_INT64"
@@ -133,7 +128,7 @@ def test_a_disagreement_is_told_at_the_field_with_the_file(model, capsys):
     ) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"", b"not a model", onnx_model()[:-5]])
+@pytest.mark.parametrize("content", [b"", b"not a model", onnx_model("N", 4)[:-5]])
 def test_an_onnx_file_must_parse(model, verified, content):
     loaded = verified(model(BOTH, **{"1/model.onnx": content}))
     assert "the file 'model.onnx' can't be read: " in loaded.reason
@@ -141,7 +136,7 @@ def test_an_onnx_file_must_parse(model, verified, content):
 
 
 def test_a_directory_may_stand_for_an_onnx_file(model, verified):
-    assert verified(model(BOTH, **{"1/model.onnx/model.onnx": onnx_model()})).ok
+    assert verified(model(BOTH, **{"1/model.onnx/model.onnx": onnx_model("N", 4)})).ok
 
 
 def test_what_only_onnx_runtime_can_read_is_not_refused(model, verified):
@@ -152,7 +147,7 @@ def test_what_only_onnx_runtime_can_read_is_not_refused(model, verified):
 
 
 def test_a_truncated_file_is_to_be_exported_or_copied_again(model, verified):
-    loaded = verified(model('backend: "onnxruntime"', **{"1/model.onnx": onnx_model()[:-5]}))
+    loaded = verified(model('backend: "onnxruntime"', **{"1/model.onnx": onnx_model("N", 4)[:-5]}))
     (error,) = loaded.errors
     assert "it is damaged, cut short, or no ONNX model" in error.hint
 
@@ -213,13 +208,12 @@ def test_what_python_only_warns_of_is_no_mistake(model, verified):
 def test_the_version_that_is_wrong_is_blamed(model, capsys):
     directory = model(
         "max_batch_size: 8\nversion_policy { all { } }",
-        **{"1/model.onnx": onnx_model(), "2/model.onnx": onnx_model((3, 4))},
+        **{"1/model.onnx": onnx_model("N", 4), "2/model.onnx": onnx_model(3, 4)},
     )
     loaded = load_model_config(directory, backends=discover())
     (error,) = loaded.errors
     assert error.versions == (2,)
-    assert loaded.reasons == {2: loaded.reason}
-    assert loaded.specs == ()
+    assert (loaded.reasons, loaded.specs) == ({2: loaded.reason}, ())
     assert main(["check", str(directory)]) == 1
     out = capsys.readouterr().out
     assert "config.pbtxt:1:1: error: version 2: autofill failed for model 'm'" in out
@@ -232,7 +226,7 @@ def test_the_version_that_is_wrong_is_blamed(model, capsys):
 
 def test_what_all_versions_have_is_blamed_on_none(model, verified):
     config = BOTH.replace("size: 8", "size: -8") + "version_policy { all { } }"
-    loaded = verified(model(config, **{f"{number}/model.onnx": onnx_model() for number in (1, 2)}))
+    loaded = verified(model(config, **{f"{number}/model.onnx": onnx_model("N", 4) for number in (1, 2)}))
     assert all(not problem.versions for problem in loaded.problems)
     assert loaded.reasons == {1: loaded.reason, 2: loaded.reason}
 
@@ -254,7 +248,7 @@ WARMUP = 'model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "{}" value {{ d
     ],
 )
 def test_a_sample_that_the_model_does_not_take_is_told(model, verified, sample, said):
-    loaded = verified(model(BOTH + WARMUP.format(*sample), **{"1/model.onnx": onnx_model()}))
+    loaded = verified(model(BOTH + WARMUP.format(*sample), **{"1/model.onnx": onnx_model("N", 4)}))
     assert [error.message for error in loaded.errors] == ([f"warmup sample 'w' for m {said}"] if said else [])
 
 
@@ -270,7 +264,7 @@ def test_controls_of_sequences_may_be_sampled(model, verified):
     loaded = verified(
         model(
             BOTH + "sequence_batching { }" + WARMUP.format("START", "TYPE_FP32", 1),
-            **{"1/model.onnx": onnx_model()},
+            **{"1/model.onnx": onnx_model("N", 4)},
         )
     )
     assert loaded.errors == loaded.unserved
@@ -299,7 +293,7 @@ def repository():
     for name in ("closed", "good"):
         version = path / name / "1"
         version.mkdir(parents=True)
-        (version / "model.onnx").write_bytes(onnx_model())
+        (version / "model.onnx").write_bytes(onnx_model("N", 4))
         (path / name / "config.pbtxt").write_text(BOTH)
     path.chmod(0o755)
     yield path

@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS
+from tests.engine.cli.conftest import answering
 
 
 def run(*words, **environ):
@@ -44,8 +43,7 @@ def test_help_is_quick_and_complete():
     started = time.perf_counter()
     process = run("--help")
     assert time.perf_counter() - started < 5  # generous: a loaded machine; typically 0.03 s
-    assert process.returncode == 0
-    assert process.stderr == ""
+    assert (process.returncode, process.stderr) == (0, "")
     for command in ("serve", "check", "tree", "traffic"):
         assert f"  {command} " in process.stdout
 
@@ -80,8 +78,7 @@ def test_defaults_stand_in_the_help(capsys):
 @pytest.mark.system
 def test_an_unknown_flag_ends_with_status_one_and_the_usage_on_stderr():
     process = run("serve", "--model-repositry=/models")
-    assert process.returncode == 1
-    assert process.stdout == ""
+    assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr.splitlines()[:2] == [
         "unrecognized option '--model-repositry'",
         "did you mean --model-repository?",
@@ -101,9 +98,13 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
         (["srve"], "did you mean 'serve'?"),
         (["--model-repository=x"], "tritium serve --model-repository=x"),
         (["launch"], "commands are serve, run, check, tree, traffic and logs"),
+        (["check", "/nowhere/models"], "not a directory"),
+        (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
+        (["tree", "--url", "file:///etc/passwd"], "takes an http:// address"),
+        (["traffic", "m", "--url", "ftp://x"], "--url takes an http:// address. Got ftp://x\n"),
     ],
 )
-def test_an_unknown_command_says_what_would_work(words, hint, capsys):
+def test_what_cannot_be_done_ends_with_status_one_and_says_what_would_work(words, hint, capsys):
     assert main(words) == 1
     assert hint in capsys.readouterr().err
 
@@ -111,6 +112,32 @@ def test_an_unknown_command_says_what_would_work(words, hint, capsys):
 def test_version_is_one_line(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("tritium")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "check",
+            (
+                "model file (onnx)",
+                "--no-model-code",
+                "exit status:",
+                "tritium check ./models\n",
+                "--model MODEL",
+            ),
+        ),
+        ("traffic", ("--rollback-error-rate",)),
+        ("logs", ("--trace r7", "--log-requests=true")),
+    ],
+)
+def test_the_help_of_a_command_explains_it_and_fits_the_terminal(command, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert [each for each in words if each not in out] == []
+    assert max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.system
@@ -199,11 +226,6 @@ def test_check_sees_the_gpus_that_a_server_here_would_see(
     assert ("has kind KIND_GPU but no GPUs are available" in capsys.readouterr().out) is not ok
 
 
-def test_check_refuses_a_repository_that_is_not_there(tmp_path, capsys):
-    assert main(["check", str(tmp_path / "nowhere")]) == 1
-    assert "not a directory" in capsys.readouterr().err
-
-
 def test_check_finds_a_model_that_two_repositories_hold(tmp_path, capsys):
     for repository in ("a", "b"):
         (tmp_path / repository / "add" / "1").mkdir(parents=True)
@@ -247,27 +269,13 @@ def server():
     """An HTTP server that answers what `answers` says, by path."""
     answers: dict[str, Any] = {"/v2/tritium/tree": (200, json.dumps(NODE).encode())}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, body = answers.get(self.path, (404, b""))
-            if any(self.headers.get(name) != value for name, value in answers.get("opened by", {}).items()):
-                status, body = 403, b""
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request):
+        if any(request.headers.get(name) != value for name, value in answers.get("opened by", {}).items()):
+            return 403, b""
+        return answers.get(request.path, (404, b""))
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}", answers
-        finally:
-            http.shutdown()
-            thread.join()
+    with answering(answer) as url:
+        yield url, answers
 
 
 def test_tree_draws_the_supervision_tree_plainly_into_a_pipe(server, capsys):
@@ -303,11 +311,6 @@ def test_tree_draws_in_colour_on_a_terminal():
     assert "\x1b[31m'" not in out.getvalue()  # what a model says is never obeyed
 
 
-def test_tree_says_so_where_no_server_answers(server, capsys):
-    assert main(["tree", "--url", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err.startswith("no server answers at http://127.0.0.1:1: ")
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -340,11 +343,6 @@ def test_tree_refuses_what_is_no_header(header, capsys):
     assert "expected 'NAME: VALUE'" in capsys.readouterr().err
 
 
-def test_tree_reads_no_files(capsys):
-    assert main(["tree", "--url", "file:///etc/passwd"]) == 1
-    assert "takes an http:// address" in capsys.readouterr().err
-
-
 # -- tables and words
 
 MODELS = [
@@ -353,33 +351,31 @@ MODELS = [
 ]
 
 
-def test_the_startup_table_is_plain_and_aligned_in_a_pipe():
-    assert startup_text(MODELS, [("http", "0.0.0.0:8000")], terminal=False) == (
-        "Model   Version  Status\n"
-        "add     1        READY\n"
-        "broken  -        UNAVAILABLE: Invalid argument: no\n"
-        "\n"
-        "Option  Value\n"
-        "http    0.0.0.0:8000\n"
-    )
-
-
-def test_models_that_nobody_asked_for_are_counted_in_the_startup_table():
-    text = startup_text(
-        [MODELS[0], IndexEntry(name="b"), IndexEntry(name="c")], [("id", "x")], terminal=False
-    )
-    assert text.splitlines()[:3] == [
-        "Model  Version  Status",
-        "add    1        READY",
-        "2 more models are in the repositories, not loaded",
-    ]
-
-
-def test_the_startup_table_of_a_server_without_models_is_a_heading():
-    assert (
-        startup_text([], [("id", "x")], terminal=False)
-        == "Model  Version  Status\n\nOption  Value\nid      x\n"
-    )
+@pytest.mark.parametrize(
+    ("models", "text"),
+    [
+        pytest.param(
+            MODELS,
+            "Model   Version  Status\n"
+            "add     1        READY\n"
+            "broken  -        UNAVAILABLE: Invalid argument: no\n"
+            "\n",
+            id="aligned",
+        ),
+        pytest.param(
+            [MODELS[0], IndexEntry(name="b"), IndexEntry(name="c")],
+            "Model  Version  Status\n"
+            "add    1        READY\n"
+            "2 more models are in the repositories, not loaded\n"
+            "\n",
+            id="models that nobody asked for are counted",
+        ),
+        pytest.param([], "Model  Version  Status\n\n", id="without models it is a heading"),
+    ],
+)
+def test_the_startup_table_is_plain_in_a_pipe(models, text):
+    shown = startup_text(models, [("http", "0.0.0.0:8000")], terminal=False)
+    assert shown == f"{text}Option  Value\nhttp    0.0.0.0:8000\n"
 
 
 def test_the_startup_table_is_drawn_on_a_terminal():

@@ -116,8 +116,9 @@ def test_a_request_is_traced(logs, log):
     assert "~ has no line" in out
 
 
-def test_a_request_that_nobody_names_is_told_what_may_be_missing(logs, log):
-    status, out, _ = logs(log, "--trace", "r9")
+@pytest.mark.parametrize("words", [["--trace", "r9"], ["--slowest", "--model", "other"]])
+def test_a_report_without_requests_says_how_to_have_them(logs, log, words):
+    status, out, _ = logs(log, *words)
     assert status == 0
     assert "--log-requests=true" in out
 
@@ -159,11 +160,6 @@ def test_a_summary_is_one_page(logs, log):
     assert "8 lines over 6.0s" in out
     assert "deaths of workers" in out
     assert json.loads(logs(log, "--summary", "--json")[1])["models"]["m"]["requests"] == 2
-
-
-def test_a_report_without_requests_says_how_to_have_them(logs, log):
-    _, out, _ = logs(log, "--slowest", "--model", "other")
-    assert "--log-requests=true" in out
 
 
 def test_archives_and_files_are_read_together(logs, log, tmp_path):
@@ -254,31 +250,18 @@ def test_a_time_that_is_none_is_told_what_would_be_one(logs, log):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--interval", "10s"], "--interval belongs to --rates"),
-        (["--top", "3"], "--top belongs to --slowest"),
-        (["--follow", "--summary"], "a report needs a log that ends"),
-        (["--rates", "--interval", "0"], "longer than 0 s"),
-        (["--slowest", "--top", "0"], "at least 1"),
-        (["--grep", "("], "is no regular expression"),
-        (["--rates", "--summary"], "not allowed with"),
+        (["log", "--interval", "10s"], "--interval belongs to --rates"),
+        (["log", "--top", "3"], "--top belongs to --slowest"),
+        (["log", "--follow", "--summary"], "a report needs a log that ends"),
+        (["log", "--rates", "--interval", "0"], "longer than 0 s"),
+        (["log", "--slowest", "--top", "0"], "at least 1"),
+        (["log", "--grep", "("], "is no regular expression"),
+        (["log", "--rates", "--summary"], "not allowed with"),
+        (["-", "--follow"], "'-' is none"),
+        (["server.log.1.gz", "--follow"], "'server.log.1.gz' is none"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(log, capsys, words, complaint):
+def test_flags_that_do_not_go_together_are_refused(capsys, words, complaint):
     with pytest.raises(SystemExit):
-        main(["logs", str(log), *words])
+        main(["logs", *words])
     assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["-", "server.log.1.gz"])
-def test_what_does_not_grow_is_not_followed(capsys, name):
-    with pytest.raises(SystemExit):
-        main(["logs", name, "--follow"])
-    assert f"'{name}' is none" in capsys.readouterr().err
-
-
-def test_the_help_teaches_by_examples(capsys):
-    with pytest.raises(SystemExit):
-        main(["logs", "--help"])
-    said = capsys.readouterr().out
-    assert "--trace r7" in said
-    assert "--log-requests=true" in said

@@ -3,13 +3,12 @@
 import io
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from engine.__main__ import main
+from tests.engine.cli.conftest import answering
 
 PLAN: dict[str, Any] = {
     "model": "resnet",
@@ -103,30 +102,13 @@ class Answers:
 def server():
     answers = Answers()
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answers.asked.append((self.path, json.loads(posted) if posted else None, self.headers["key"]))
-            body = json.dumps(answers.document).encode()
-            self.send_response(answers.status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request):
+        posted = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        answers.asked.append((request.path, json.loads(posted) if posted else None, request.headers["key"]))
+        return answers.status, json.dumps(answers.document).encode()
 
-        do_GET = do_POST = answer
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            answers.url = f"http://127.0.0.1:{http.server_port}"
-            yield answers
-        finally:
-            http.shutdown()
-            thread.join()
+    with answering(answer) as answers.url:
+        yield answers
 
 
 def traffic(server, *words):
@@ -211,13 +193,23 @@ def test_differences_that_read_alike_are_told_once_with_their_number(server, cap
     ]
 
 
-def test_a_restricted_api_says_how_its_header_is_given(server, capsys):
-    server.status = 403
-    server.document = {"error": "This API is restricted, expecting header 'admin-key'"}
-    assert traffic(server, "m") == 1
+@pytest.mark.parametrize(
+    ("status", "error", "cure", "words"),
+    [
+        (
+            403,
+            "This API is restricted, expecting header 'admin-key'",
+            "; give it with --header 'NAME: VALUE'",
+            [],
+        ),
+        (400, "invalid traffic plan: 'weights.1' is -1", "", ["--weights", "1=-1"]),
+    ],
+)
+def test_what_the_server_refuses_is_told_in_its_words(server, capsys, status, error, cure, words):
+    server.status, server.document = status, {"error": error}
+    assert traffic(server, "m", *words) == 1
     assert capsys.readouterr().err == (
-        f"the server at {server.url} answered 403 to /v2/tritium/models/m/traffic: This API is restricted, "
-        "expecting header 'admin-key'; give it with --header 'NAME: VALUE'\n"
+        f"the server at {server.url} answered {status} to /v2/tritium/models/m/traffic: {error}{cure}\n"
     )
 
 
@@ -278,15 +270,6 @@ def test_flags_that_make_no_plan_are_refused_before_anything_is_sent(server, cap
     assert server.asked == []
 
 
-def test_what_the_server_refuses_is_told_in_its_words(server, capsys):
-    server.status, server.document = 400, {"error": "invalid traffic plan: 'weights.1' is -1"}
-    assert traffic(server, "m", "--weights", "1=-1") == 1
-    assert capsys.readouterr().err == (
-        f"the server at {server.url} answered 400 to /v2/tritium/models/m/traffic: "
-        "invalid traffic plan: 'weights.1' is -1\n"
-    )
-
-
 def test_a_server_that_knows_nothing_of_traffic_is_told_apart(server, capsys):
     server.document = {"name": "triton"}
     assert traffic(server, "m") == 1
@@ -294,13 +277,3 @@ def test_a_server_that_knows_nothing_of_traffic_is_told_apart(server, capsys):
     server.status, server.document = 404, []
     assert traffic(server, "m") == 1
     assert "is it Tritium" in capsys.readouterr().err
-    assert main(["traffic", "m", "--url", "ftp://x"]) == 1
-    assert capsys.readouterr().err == "--url takes an http:// address. Got ftp://x\n"
-
-
-def test_help_fits_the_terminal(capsys):
-    with pytest.raises(SystemExit):
-        main(["traffic", "--help"])
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100
-    assert "--rollback-error-rate" in out

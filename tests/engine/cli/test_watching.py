@@ -8,10 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TextIO, cast
 
 import pytest
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
 from engine.cli.tree import Fitted
+from tests.engine.cli.conftest import answering
 
 NOW = 5000.0
 
@@ -185,26 +184,8 @@ def unwell(tree):
 @pytest.fixture
 def address():
     """The address of a server with a small tree."""
-    body = json.dumps(server_tree(model("a"))).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            thread.join()
+    with answering(lambda request: (200, json.dumps(server_tree(model("a"))).encode())) as url:
+        yield url
 
 
 @pytest.mark.system

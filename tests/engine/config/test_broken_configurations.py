@@ -206,8 +206,7 @@ def test_a_mistake_is_told_with_its_place_its_text_and_a_suggestion(load, errors
     assert not loaded.ok
     assert loaded.specs == ()
     first = loaded.errors[0]
-    assert first.code is ErrorCode.INVALID_ARG
-    assert first.path == loaded.path
+    assert (first.code, first.path) == (ErrorCode.INVALID_ARG, loaded.path)
     assert loaded.reason == f"Invalid argument: {errors[0][2]}"
     assert loaded.versions == (() if "specific" in text else (1,))
 
@@ -234,8 +233,7 @@ def test_what_this_version_does_not_do_is_refused_by_name(load, text, field, pla
     assert first.message == f"'{field}' of model 'm' is not supported by this version"
     assert first.code is ErrorCode.UNSUPPORTED
     assert (first.line, first.column) == place
-    assert loaded.reason == f"Unsupported: {first.message}"
-    assert loaded.specs == ()
+    assert (loaded.reason, loaded.specs) == (f"Unsupported: {first.message}", ())
 
 
 def test_file_names_by_compute_capability_are_refused_where_there_is_a_gpu(load):

@@ -76,26 +76,19 @@ def test_a_model_without_any_configuration_is_complete(completed):
     assert list(config.dynamic_batching.preferred_batch_size) == [4]
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", ""])
-def test_the_batch_size_is_the_backend_s_setting(completed, backend):
-    config = completed(None, BATCHING, backend_settings={backend: {"default-max-batch-size": "16"}})
-    assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (16, "dynamic_batching")
-
-
-def test_a_batch_of_one_needs_no_scheduler(completed):
-    config = completed(None, BATCHING, backend_settings={"onnxruntime": {"default-max-batch-size": "1"}})
-    assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (1, None)
-
-
-def test_a_default_of_nothing_leaves_batching_off(completed):
-    config = completed(None, BATCHING, backend_settings={"onnxruntime": {"default-max-batch-size": "0"}})
-    assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 4])
-
-
-def test_a_setting_that_is_no_number_is_told(reason):
-    assert "default-max-batch-size is 'many'" in reason(
-        None, BATCHING, backend_settings={"onnxruntime": {"default-max-batch-size": "many"}}
-    )
+@pytest.mark.parametrize(
+    ("backend", "size", "scheduler", "dims"),
+    [
+        ("onnxruntime", 16, "dynamic_batching", [4]),
+        ("", 16, "dynamic_batching", [4]),
+        ("onnxruntime", 1, None, [4]),  # a batch of one needs no scheduler
+        ("onnxruntime", 0, None, [-1, 4]),  # batching is off
+    ],
+)
+def test_the_batch_size_is_the_backend_s_setting(completed, backend, size, scheduler, dims):
+    config = completed(None, BATCHING, backend_settings={backend: {"default-max-batch-size": str(size)}})
+    assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (size, scheduler)
+    assert list(config.input[0].dims) == dims
 
 
 def test_a_configured_batch_size_is_kept(completed):
@@ -112,7 +105,6 @@ def test_a_configured_scheduler_is_kept(load):
 def test_a_model_of_fixed_size_does_not_batch(completed):
     config = completed(None, PLAIN)
     assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (0, None)
-    assert sides(config) == [[("x", 11, [3, 4], None)], [("y", 11, [3, -1], None)]]
 
 
 def test_one_fixed_output_is_enough_not_to_batch(completed):
@@ -144,22 +136,50 @@ def test_one_side_given_only_the_other_is_filled_in(completed):
     assert config.max_batch_size == 4
 
 
-def test_a_scalar_is_one_element(completed):
-    assert sides(completed(None, content([port("x", ())], [port("y", (3,))]))) == [
-        [("x", 11, [1], None)],
-        [("y", 11, [3], None)],
-    ]
+@pytest.mark.parametrize(
+    ("onnx_bytes", "inputs", "outputs"),
+    [
+        pytest.param(PLAIN, [("x", 11, [3, 4], None)], [("y", 11, [3, -1], None)], id="fixed sizes"),
+        pytest.param(
+            content([port("x", ())], [port("y", (3,))]),
+            [("x", 11, [1], None)],
+            [("y", 11, [3], None)],
+            id="a scalar is one element",
+        ),
+        pytest.param(
+            content([port("x", ("N",))], [port("y")]),
+            [("x", 11, [1], [])],
+            [("y", 11, [4], None)],
+            id="one number a row has a dimension here and none in the model",
+        ),
+        pytest.param(content([], [port("y", (2,))]), [], [("y", 11, [2], None)], id="it takes nothing"),
+    ],
+)
+def test_tensors_have_the_file_s_shapes(completed, onnx_bytes, inputs, outputs):
+    assert sides(completed(None, onnx_bytes)) == [inputs, outputs]
 
 
-def test_one_number_a_row_has_a_dimension_here_and_none_in_the_model(completed):
-    config = completed(None, content([port("x", ("N",))], [port("y")]))
-    assert sides(config) == [[("x", 11, [1], [])], [("y", 11, [4], None)]]
-
-
-def test_a_scalar_and_batching_exclude_each_other(reason):
-    assert "model does not support batching" in reason(
-        "max_batch_size: 2", content([port("x", ())], [port("y")])
-    )
+@pytest.mark.parametrize(
+    ("config", "onnx_bytes", "told"),
+    [
+        pytest.param(
+            "max_batch_size: 2",
+            content([port("x", ())], [port("y")]),
+            "model does not support batching",
+            id="a scalar and batching exclude each other",
+        ),
+        pytest.param(
+            None,
+            content([port("x", (0, 4))], [port("y", (1,))]),
+            "model input 'x' dimension must be integer >= 1",
+            id="a dimension of nothing",
+        ),
+        pytest.param(None, BATCHING, "default-max-batch-size is 'many'", id="a setting that is no number"),
+    ],
+)
+def test_what_does_not_go_with_the_file_is_told(load, config, onnx_bytes, told):
+    settings = {"onnxruntime": {"default-max-batch-size": "many"}} if "many" in told else {}
+    assert told in load(config, files={"1/model.onnx": onnx_bytes}, backend_settings=settings).reason
 
 
 def test_what_a_scheduler_supplies_is_no_input_of_clients(load):
@@ -179,11 +199,6 @@ def test_generated_inputs_count_as_given(load):
     loaded = load(config, files={"1/model.onnx": BATCHING})
     assert list(loaded.configs[0].config.input) == []
     assert [tensor.name for tensor in loaded.configs[0].config.output] == ["y"]
-
-
-def test_a_model_that_takes_nothing_is_complete_without_inputs(completed):
-    config = completed(None, content([], [port("y", (2,))]))
-    assert sides(config) == [[], [("y", 11, [2], None)]]
 
 
 @pytest.mark.parametrize(
@@ -208,12 +223,6 @@ def test_an_output_of_unknown_rank_must_be_written_down(load):
         "autofill failed for model 'm': the model file gives no shape for output 'y'"
     )
     assert loaded.errors[0].hint == 'add: output [ { name: "y" data_type: TYPE_INT64 dims: [ -1 ] } ]'
-
-
-def test_a_dimension_of_nothing_is_told_as_the_rule_it_breaks(reason):
-    assert "model input 'x' dimension must be integer >= 1" in reason(
-        None, content([port("x", (0, 4))], [port("y", (1,))])
-    )
 
 
 def test_completion_off_is_an_error_that_says_so(load):

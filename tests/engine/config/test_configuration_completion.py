@@ -1,5 +1,7 @@
 """Backend inference, normalisation and instance groups (contract, model_config.md sections 1, 5 and 7)."""
 
+from operator import attrgetter
+
 import pytest
 from google.protobuf import text_format
 from hypothesis import given
@@ -10,11 +12,15 @@ from engine.config.provenance import Provenance, Source, leaves, text_lines
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
+def written(text):
+    return text_format.Parse(text, ModelConfig())
+
+
 @pytest.fixture
 def completed(write_model, backends):
     def run(text, *, entries=(), name="m", **options):
         directory = write_model(name, files={f"1/{entry}": b"" for entry in entries})
-        return complete(text_format.Parse(text, ModelConfig()), directory, backends=backends, **options)
+        return complete(written(text), directory, backends=backends, **options)
 
     return run
 
@@ -109,46 +115,33 @@ def test_an_empty_name_is_the_directory_s(completed):
 
 
 def test_what_was_written_is_left_alone(write_model, backends):
-    written = text_format.Parse('name: "m" version_policy { all { } }', ModelConfig())
-    before = written.SerializeToString()
-    result = complete(written, write_model(), backends=backends).config
-    assert written.SerializeToString() == before
+    config = written('name: "m" version_policy { all { } }')
+    before = config.SerializeToString()
+    result = complete(config, write_model(), backends=backends).config
+    assert config.SerializeToString() == before
     assert result.version_policy.WhichOneof("policy_choice") == "all"
 
 
-def test_unwritten_values_are_normalised():
-    config = text_format.Parse('name: "m" backend: "x" max_batch_size: 8 dynamic_batching { }', ModelConfig())
+# (configuration, field of the normalised one, its value)
+NORMALISED = [
+    ("max_batch_size: 8 dynamic_batching { }", "dynamic_batching.preferred_batch_size", [8]),
+    ("dynamic_batching { }", "dynamic_batching.preferred_batch_size", []),  # without batching none is made up
+    ("max_batch_size: 8", "optimization.input_pinned_memory.enable", True),
+    ("max_batch_size: 8", "optimization.output_pinned_memory.enable", True),
+    ("optimization { input_pinned_memory { } }", "optimization.input_pinned_memory.enable", False),  # it was off
+    ("optimization { input_pinned_memory { } }", "optimization.output_pinned_memory.enable", True),
+    ("max_batch_size: 4 sequence_batching { oldest { } }", "sequence_batching.oldest.preferred_batch_size", [4]),
+    ("sequence_batching { oldest { } }", "sequence_batching.max_sequence_idle_microseconds", 1_000_000),
+    ('platform: "ensemble"', "instance_group", []),
+    ('platform: "ensemble"', "optimization", ModelConfig().optimization),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "field", "value"), NORMALISED)
+def test_unwritten_values_are_normalised(text, field, value):
+    config = written(text)
     normalise(config)
-    assert list(config.dynamic_batching.preferred_batch_size) == [8]
-    assert config.optimization.input_pinned_memory.enable
-    assert config.optimization.output_pinned_memory.enable
-
-
-def test_pinned_memory_that_was_switched_off_stays_off():
-    config = text_format.Parse("optimization { input_pinned_memory { } }", ModelConfig())
-    normalise(config)
-    assert not config.optimization.input_pinned_memory.enable
-    assert config.optimization.output_pinned_memory.enable
-
-
-def test_no_preferred_size_is_made_up_without_batching():
-    config = text_format.Parse("dynamic_batching { }", ModelConfig())
-    normalise(config)
-    assert list(config.dynamic_batching.preferred_batch_size) == []
-
-
-def test_sequences_are_normalised():
-    config = text_format.Parse("max_batch_size: 4 sequence_batching { oldest { } }", ModelConfig())
-    normalise(config)
-    assert list(config.sequence_batching.oldest.preferred_batch_size) == [4]
-    assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
-
-
-def test_an_ensemble_gets_no_instances():
-    config = text_format.Parse('platform: "ensemble"', ModelConfig())
-    normalise(config)
-    assert not config.instance_group
-    assert not config.HasField("optimization")
+    assert attrgetter(field)(config) == value
 
 
 # (backend, groups, GPUs, (name, kind, count, gpus) of each group)
@@ -173,7 +166,7 @@ GROUPS = [
 
 @pytest.mark.parametrize(("backend", "text", "gpus", "expected"), GROUPS)
 def test_instance_groups_are_resolved(backend, text, gpus, expected):
-    config = text_format.Parse(f'name: "m" backend: "{backend}" {text}', ModelConfig())
+    config = written(f'name: "m" backend: "{backend}" {text}')
     normalise(config, gpus=gpus)
     found = [
         (group.name, ModelInstanceGroup.Kind.Name(group.kind), group.count, list(group.gpus))
@@ -182,13 +175,9 @@ def test_instance_groups_are_resolved(backend, text, gpus, expected):
     assert found == expected
 
 
-def test_groups_without_a_written_count_are_remembered(completed):
-    result = completed("instance_group { } instance_group { count: 2 }", entries=["model.onnx"])
-    assert result.uncounted == {0}
-
-
-def test_without_groups_the_count_is_nobody_s(completed):
-    assert completed("", entries=["model.onnx"]).uncounted == {0}
+@pytest.mark.parametrize("text", ["instance_group { } instance_group { count: 2 }", ""])
+def test_groups_without_a_written_count_are_remembered(completed, text):
+    assert completed(text, entries=["model.onnx"]).uncounted == {0}
 
 
 # -- where each value of a completed configuration came from, and the text format that shows it
@@ -209,10 +198,6 @@ optimization { graph { level: -1 } cuda { graphs: true } }
 model_metrics { metric_control { histogram_options { buckets: 0.1 buckets: inf } } }
 version_policy { all { } }
 """
-
-
-def written(text):
-    return text_format.Parse(text, ModelConfig())
 
 
 def test_the_printed_lines_are_the_configuration():
@@ -318,11 +303,9 @@ def test_the_steps_of_a_loaded_model_are_told_apart(load):
         ('platform: "onnxruntime_onnx"', "backend", "follows from 'platform'"),
         ('default_model_filename: "model.onnx"', "backend", "follows from 'default_model_filename'"),
         ('platform: "my_platform"', "backend", "follows from 'platform'"),
+        (None, "backend", "follows from 'name'"),
     ],
 )
 def test_what_gave_the_backend_away_is_told(load, config, key, origin):
-    assert load(config).origins[key] == origin
-
-
-def test_a_backend_from_the_model_s_name_follows_from_it(load):
-    assert load(None, name="add.mine", files={"1/x": b""}).origins["backend"] == "follows from 'name'"
+    files = {"1/x": b""} if config is None else None
+    assert load(config, name="add.mine", files=files).origins[key] == origin

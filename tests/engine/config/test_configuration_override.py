@@ -151,8 +151,7 @@ READ = [
 @pytest.mark.parametrize(("document", "text"), READ)
 def test_a_document_means_what_the_text_means(document, text):
     parsed = parse_override(document, DIRECTORY)
-    assert parsed.problems == ()
-    assert parsed.config == parse(text, DIRECTORY).config
+    assert (parsed.problems, parsed.config) == ((), parse(text, DIRECTORY).config)
 
 
 def test_what_is_accepted_with_a_warning_in_the_file_is_so_here():

@@ -140,8 +140,7 @@ VALID = [
 @pytest.mark.parametrize(("text", "look", "expected"), [pytest.param(*row[1:], id=row[0]) for row in VALID])
 def test_a_valid_configuration_becomes_a_specification(load, text, look, expected):
     loaded = load(text)
-    assert loaded.problems == ()
-    assert loaded.reason == ""
+    assert (loaded.problems, loaded.reason) == ((), "")
     (spec,) = loaded.specs
     assert look(spec) == expected
 
@@ -203,8 +202,7 @@ def test_directories_are_absolute(write_model, backends, monkeypatch):
     directory = write_model(config=ONNX)
     monkeypatch.chdir(directory.parent)
     (spec,) = load_model_config(Path("m"), backends=backends).specs
-    assert spec.model_directory == directory
-    assert spec.version_directory == directory / "1"
+    assert (spec.model_directory, spec.version_directory) == (directory, directory / "1")
 
 
 class TestLabels:
@@ -230,8 +228,7 @@ class TestLabels:
         assert loaded.reason == (
             f"Unsupported: label file path '{name}' for output 'S' in model 'm' is outside model directory"
         )
-        assert loaded.errors[0].key == "output[0].label_filename"
-        assert loaded.errors[0].line == 1
+        assert (loaded.errors[0].key, loaded.errors[0].line) == ("output[0].label_filename", 1)
         assert loaded.specs == ()
 
     def test_a_missing_file_is_told(self, load):
@@ -369,8 +366,7 @@ def spec_of(load, batching, more="", **files):
 
 def test_nothing_written_is_the_direct_strategy_and_a_second(load):
     spec, _ = spec_of(load, "")
-    assert spec.scheduling.strategy == DirectStrategy()
-    assert spec.scheduling.max_idle == 1.0
+    assert (spec.scheduling.strategy, spec.scheduling.max_idle) == (DirectStrategy(), 1.0)
     assert not spec.scheduling.checkpoint
 
 

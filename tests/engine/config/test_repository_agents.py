@@ -70,8 +70,7 @@ REFUSED = [
 def test_what_the_agent_finds_wrong_keeps_the_model_from_loading(check, parameter, value, message, hint):
     (problem,) = check(config({parameter: value})).errors
     assert (problem.message, problem.hint) == (message, hint)
-    assert problem.key == f'{AGENT}.parameters["{parameter}"]'
-    assert problem.line == 2
+    assert (problem.key, problem.line) == (f'{AGENT}.parameters["{parameter}"]', 2)
     assert problem.code is ErrorCode.INVALID_ARG
 
 

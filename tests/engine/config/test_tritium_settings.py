@@ -38,17 +38,15 @@ PYTHON = BackendTraits(name="python", pure=False, concurrent=False)
 def test_defaults_contain_and_never_time_out():
     settings, problems = read_settings({"other": "x"}, PURE)
     assert problems == ()
-    assert settings.isolation == "process"
-    assert settings.execution_timeout == 0.0
+    assert (settings.isolation, settings.execution_timeout) == ("process", 0.0)
     assert settings.worker is None
-    assert settings.queue_bounds == QueueBounds()
-    assert settings.threads == 0
+    assert (settings.queue_bounds, settings.threads) == (QueueBounds(), 0)
     assert settings.load_timeout == settings.probe_interval == 0.0
     assert settings.drain_timeout == 30.0
     assert settings.probe is Probe.COMPARE
     assert settings.essential
     assert settings.residency is Residency.ALWAYS
-    assert settings.traffic is None
+    assert (settings.traffic, settings.recycle) == (None, None)
 
 
 @pytest.mark.parametrize(("traits", "retry"), [(PURE, Retry.ALWAYS), (PYTHON, Retry.NEVER)])
@@ -93,10 +91,6 @@ ACCEPTED = [
             rollback=Rollback(max_error_rate=0.1),
         ),
     ),
-]
-
-
-ACCEPTED += [
     (
         "tritium.fairness",
         '{"tenant": "address", "weights": {"a": 2}}',
@@ -104,6 +98,12 @@ ACCEPTED += [
         Fairness(tenant_address=True, weights={"a": 2.0}),
     ),
     ("tritium.slo", '{"p99": 0.05}', "slo", Slo(p99=0.05)),
+    (
+        "tritium.recycle",
+        '{"requests": 5, "seconds": 60}',
+        "recycle",
+        Recycle(requests=5, seconds=60.0),
+    ),
 ]
 
 
@@ -112,11 +112,6 @@ def test_a_setting_is_read(key, text, attribute, value):
     settings, problems = read_settings({key: text}, PURE)
     assert problems == ()
     assert getattr(settings, attribute) == value
-
-
-@pytest.mark.parametrize("value", ["bf16", "fp16", "off"])
-def test_mixed_precision_is_left_to_the_pytorch_backend(value):
-    assert read_settings({"tritium.amp": value}, PYTORCH)[1] == ()
 
 
 # Each: a key, its text, the hint.
@@ -153,31 +148,161 @@ REFUSED = [
 def test_a_value_that_makes_no_sense_is_refused(key, text, hint):
     _, (problem,) = read_settings({key: text}, PYTORCH)
     assert problem.message == f"'{key}' is '{text}', which is no valid value"
-    assert problem.key == f'parameters["{key}"]'
-    assert problem.hint == hint
+    assert (problem.key, problem.hint) == (f'parameters["{key}"]', hint)
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest():
-    _, (problem,) = read_settings({"tritium.execution_timout": "1"}, PURE)
-    assert problem.message == "unknown setting 'tritium.execution_timout'"
-    assert problem.hint == "did you mean 'tritium.execution_timeout'?"
+@pytest.mark.parametrize(
+    ("given", "traits", "config", "key", "message", "hint"),
+    [
+        pytest.param(
+            {"execution_timout": "1"},
+            PURE,
+            {},
+            "execution_timout",
+            "unknown setting 'tritium.execution_timout'",
+            "did you mean 'tritium.execution_timeout'?",
+            id="an unknown one has the nearest",
+        ),
+        pytest.param(
+            {"amp": "bf16"},
+            PURE,
+            {},
+            "amp",
+            "'tritium.amp' is a setting of pytorch models, not of 'onnxruntime'",
+            "",
+            id="mixed precision of another backend",
+        ),
+        pytest.param(
+            {"worker": "model"},
+            PYTHON,
+            {},
+            "worker",
+            "'tritium.worker' is 'model', but backend 'python' runs one execution at a time in a worker",
+            "",
+            id="a backend of one execution can't share a worker",
+        ),
+        pytest.param(
+            {"isolation": "thread", "residency": "on_demand"},
+            PURE,
+            {},
+            "residency",
+            "",
+            "use isolation 'process', or residency 'pinned'",
+            id="memory of the server process can't be given back",
+        ),
+        pytest.param(
+            {"fairness": '{"tenant": "header"}'},
+            PURE,
+            {},
+            "fairness",
+            "'tritium.fairness': 'tenant' is \"header\"",
+            "",
+            id="fairness",
+        ),
+        pytest.param(
+            {"slo": "{}"}, PURE, {}, "slo", "'tritium.slo': 'the value' asks for nothing", "", id="a promise"
+        ),
+        pytest.param(
+            {"fairness": '{"age": 2}'},
+            PURE,
+            {},
+            "fairness",
+            "'tritium.fairness': 'age' raises requests by a level, and there is one only",
+            "",
+            id="ageing needs levels",
+        ),
+        pytest.param(
+            {"recycle": "5"}, PURE, {}, "recycle", "'the value' is no JSON object", "", id="a number"
+        ),
+        pytest.param(
+            {"recycle": "{}"}, PURE, {}, "recycle", "'the value' has no ceiling", "", id="no ceiling"
+        ),
+        pytest.param(
+            {"recycle": '{"request": 5}'},
+            PURE,
+            {},
+            "recycle",
+            "'request' is unknown",
+            "",
+            id="unknown ceiling",
+        ),
+        pytest.param(
+            {"recycle": '{"seconds": 0}'},
+            PURE,
+            {},
+            "recycle",
+            "'seconds' is 0",
+            "",
+            id="a ceiling of nothing",
+        ),
+        pytest.param(
+            {"recycle": '{"requests": 5}'},
+            PURE,
+            {"sequence_batching": {}},
+            "recycle",
+            "a model of sequences",
+            "",
+            id="sequences live in their worker",
+        ),
+        pytest.param(
+            {"recycle": '{"requests": 5}'},
+            PURE,
+            {"ensemble_scheduling": {}},
+            "recycle",
+            "an ensemble",
+            "",
+            id="an ensemble has no worker",
+        ),
+        pytest.param(
+            {"recycle": '{"requests": 5}', "isolation": "thread"},
+            PURE,
+            {},
+            "recycle",
+            "on a thread of the server",
+            "",
+            id="threads of the server are not recycled",
+        ),
+        *(
+            pytest.param({"cores": text}, PURE, {}, "cores", "", "'0-1;2-3'", id=f"no cores: {text!r}")
+            for text in ("", "a", "3-1", "0;", "-1", "0-99999")
+        ),
+        *(
+            pytest.param(
+                {**limit, "isolation": "thread"},
+                PYTHON,
+                {},
+                *limit,
+                "",
+                "use isolation 'process'",
+                id=f"the server's process can't be limited: {limit}",
+            )
+            for limit in ({"memory_limit_mb": "5"}, {"max_processes": "5"}, {"sandbox": "basic"})
+        ),
+        *(
+            pytest.param(
+                {"sandbox": level, "sandbox_write": "/tmp/teng"},
+                PYTHON,
+                {},
+                "sandbox_write",
+                "",
+                "set 'tritium.sandbox' to 'strict', or leave it out",
+                id=f"files are for a strict sandbox: {level}",
+            )
+            for level in ("off", "basic")
+        ),
+    ],
+)
+def test_what_a_model_cannot_have_is_refused(given, traits, config, key, message, hint):
+    settings = {f"tritium.{name}": text for name, text in given.items()}
+    _, (problem,) = read_settings(settings, traits, None, ModelConfig(**config))
+    assert problem.key == f'parameters["tritium.{key}"]'
+    assert message in problem.message
+    assert hint in problem.hint
 
 
 def test_every_mistake_is_told():
     _, problems = read_settings({"tritium.retry": "x", "tritium.threads": "y", "tritium.zzz": ""}, PURE)
     assert len(problems) == 3
-
-
-def test_mixed_precision_is_refused_for_other_backends():
-    _, (problem,) = read_settings({"tritium.amp": "bf16"}, PURE)
-    assert problem.message == "'tritium.amp' is a setting of pytorch models, not of 'onnxruntime'"
-
-
-def test_a_backend_of_one_execution_can_t_share_a_worker():
-    _, (problem,) = read_settings({"tritium.worker": "model"}, PYTHON)
-    assert problem.message == (
-        "'tritium.worker' is 'model', but backend 'python' runs one execution at a time in a worker"
-    )
 
 
 def test_every_mistake_in_a_traffic_plan_is_told():
@@ -207,39 +332,28 @@ def test_traffic_goes_to_versions_that_are_served(policy):
     assert settings.traffic is not None
 
 
-def test_traffic_for_versions_that_the_policy_leaves_out_is_refused():
-    policy = ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=[2]))
+@pytest.mark.parametrize(
+    ("policy", "messages", "hint"),
+    [
+        (
+            ModelVersionPolicy(specific=ModelVersionPolicy.Specific(versions=[2])),
+            [
+                "'tritium.traffic' names version 1, which 'version_policy' leaves out",
+                "'tritium.traffic' names version 3, which 'version_policy' leaves out",
+            ],
+            "add them to 'version_policy': specific { versions: [ 1, 2, 3 ] }",
+        ),
+        (
+            ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1)),
+            ["'tritium.traffic' needs 3 versions, but 'version_policy' serves the latest 1 only"],
+            "write version_policy { specific { versions: [ 1, 2, 3 ] } }",
+        ),
+    ],
+)
+def test_traffic_for_versions_that_are_not_served_is_refused(policy, messages, hint):
     _, problems = read_settings({"tritium.traffic": SPLIT}, PURE, policy)
-    assert [problem.message for problem in problems] == [
-        "'tritium.traffic' names version 1, which 'version_policy' leaves out",
-        "'tritium.traffic' names version 3, which 'version_policy' leaves out",
-    ]
-    assert problems[0].hint == "add them to 'version_policy': specific { versions: [ 1, 2, 3 ] }"
-
-
-def test_traffic_for_more_versions_than_are_served_is_refused():
-    policy = ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=1))
-    _, (problem,) = read_settings({"tritium.traffic": SPLIT}, PURE, policy)
-    assert (
-        problem.message == "'tritium.traffic' needs 3 versions, but 'version_policy' serves the latest 1 only"
-    )
-    assert problem.hint == "write version_policy { specific { versions: [ 1, 2, 3 ] } }"
-
-
-def test_memory_of_the_server_process_can_t_be_given_back_on_demand():
-    settings = {"tritium.isolation": "thread", "tritium.residency": "on_demand"}
-    _, (problem,) = read_settings(settings, PURE)
-    assert problem.key == 'parameters["tritium.residency"]'
-    assert problem.hint == "use isolation 'process', or residency 'pinned'"
-    assert read_settings({**settings, "tritium.residency": "pinned"}, PURE)[1] == ()
-
-
-def test_every_mistake_about_fairness_is_told_with_its_place():
-    _, (problem,) = read_settings({"tritium.fairness": '{"tenant": "header"}'}, PURE)
-    assert problem.message == "'tritium.fairness': 'tenant' is \"header\""
-    assert problem.key == 'parameters["tritium.fairness"]'
-    _, (problem,) = read_settings({"tritium.slo": "{}"}, PURE)
-    assert problem.message == "'tritium.slo': 'the value' asks for nothing"
+    assert [problem.message for problem in problems] == messages
+    assert problems[0].hint == hint
 
 
 QUEUES = {"tritium.fairness": '{"tenant": "address"}', "tritium.slo": '{"p99": 0.05}'}
@@ -263,14 +377,6 @@ def test_queues_that_another_scheduler_rules_are_not_shared_out(config, keys, wh
     assert [problem.message for problem in problems] == [f"'{key}' is set for {what}" for key in keys]
 
 
-def test_ageing_needs_levels_to_rise_in():
-    ageing = {"tritium.fairness": '{"age": 2}'}
-    _, (problem,) = read_settings(ageing, PURE, None, ModelConfig())
-    assert problem.message == "'tritium.fairness': 'age' raises requests by a level, and there is one only"
-    levels = ModelConfig(dynamic_batching={"priority_levels": 2, "default_priority_level": 1})
-    assert read_settings(ageing, PURE, None, levels)[1] == ()
-
-
 # -- `tritium.recycle` and `tritium.cores`: what they may say, and which instances get which cores
 
 
@@ -282,50 +388,22 @@ def grouped(*counts):
     return ModelConfig(name="model", instance_group=groups)
 
 
-def cores_of(text, config):
-    settings, problems = read_settings({"tritium.cores": text}, PURE)
-    assert problems == ()
-    return [each.cores for each in instances(config, PURE, settings, frozenset())]
-
-
-def test_ceilings_are_read():
-    settings, problems = read_settings({"tritium.recycle": '{"requests": 5, "seconds": 60}'}, PURE)
-    assert problems == ()
-    assert settings.recycle == Recycle(requests=5, seconds=60.0)
-    assert read_settings({}, PURE)[0].recycle is None
-
-
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("given", "traits", "config"),
     [
-        ("5", "'the value' is no JSON object"),
-        ("{}", "'the value' has no ceiling"),
-        ('{"request": 5}', "'request' is unknown"),
-        ('{"seconds": 0}', "'seconds' is 0"),
+        ({"isolation": "thread", "residency": "pinned"}, PURE, {}),
+        (
+            {"fairness": '{"age": 2}'},
+            PURE,
+            {"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}},
+        ),
+        ({"sandbox": "off", "isolation": "thread"}, PYTHON, {}),
+        *(({"amp": value}, PYTORCH, {}) for value in ("bf16", "fp16", "off")),  # the backend reads it
     ],
 )
-def test_ceilings_that_make_no_sense_are_told_with_their_place(text, told):
-    _, (problem,) = read_settings({"tritium.recycle": text}, PURE)
-    assert problem.key == 'parameters["tritium.recycle"]'
-    assert told in problem.message
-
-
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        ({"sequence_batching": {}}, "a model of sequences"),
-        ({"ensemble_scheduling": {}}, "an ensemble"),
-    ],
-)
-def test_what_lives_in_a_worker_or_has_none_is_not_recycled(config, what):
-    _, (problem,) = read_settings({"tritium.recycle": '{"requests": 5}'}, PURE, None, ModelConfig(**config))
-    assert what in problem.message
-
-
-def test_threads_of_the_server_are_not_recycled():
-    given = {"tritium.recycle": '{"requests": 5}', "tritium.isolation": "thread"}
-    _, (problem,) = read_settings(given, PURE, None, ModelConfig())
-    assert "on a thread of the server" in problem.message
+def test_what_a_model_can_have_is_accepted(given, traits, config):
+    settings = {f"tritium.{name}": text for name, text in given.items()}
+    assert read_settings(settings, traits, None, ModelConfig(**config))[1] == ()
 
 
 @pytest.mark.parametrize(("limit", "refused"), [("100", True), ("101", False)])
@@ -335,22 +413,18 @@ def test_a_ceiling_of_memory_is_below_the_limit_that_kills(limit, refused):
     assert bool(problems) is refused
 
 
-def test_all_instances_of_a_model_are_bound_to_its_cores():
-    assert cores_of("0-2,5", grouped(2)) == [(0, 1, 2, 5)] * 2
-
-
-def test_several_sets_of_cores_go_to_the_instances_of_all_groups_in_turn():
-    assert cores_of("0-1;2-3", grouped(2, 1)) == [(0, 1), (2, 3), (0, 1)]
-
-
-def test_without_the_setting_no_instance_is_bound():
-    assert [each.cores for each in instances(grouped(1), PURE, TritiumSettings(), frozenset())] == [()]
-
-
-@pytest.mark.parametrize("text", ["", "a", "3-1", "0;", "-1", "0-99999"])
-def test_what_are_no_cores_is_refused_with_an_example(text):
-    _, (problem,) = read_settings({"tritium.cores": text}, PURE)
-    assert "'0-1;2-3'" in problem.hint
+@pytest.mark.parametrize(
+    ("text", "counts", "cores"),
+    [
+        pytest.param("0-2,5", [2], [(0, 1, 2, 5)] * 2, id="all instances are bound to its cores"),
+        pytest.param("0-1;2-3", [2, 1], [(0, 1), (2, 3), (0, 1)], id="several sets go round all groups"),
+        pytest.param(None, [1], [()], id="without the setting no instance is bound"),
+    ],
+)
+def test_cores_go_to_the_instances(text, counts, cores):
+    settings, problems = read_settings({} if text is None else {"tritium.cores": text}, PURE)
+    assert problems == ()
+    assert [each.cores for each in instances(grouped(*counts), PURE, settings, frozenset())] == cores
 
 
 def test_a_models_own_cores_go_before_those_of_its_host_policy():
@@ -379,30 +453,35 @@ def concurrency(value):
 
 
 @pytest.mark.parametrize(
-    ("group", "workers"), [("", 1), ("instance_group [ { count: 3 kind: KIND_CPU } ]", 3)]
+    ("config", "lanes"),
+    [
+        ("", [1]),
+        (concurrency(8), [8]),
+        (f"instance_group [ {{ count: 3 kind: KIND_CPU }} ] {concurrency(8)}", [8, 8, 8]),
+    ],
 )
-def test_every_instance_may_have_so_many_batches_under_way(load, group, workers):
-    found = load(f'backend: "python" {group} {concurrency(8)}', files={"1/model.py": MODEL})
-    assert [instance.lanes for instance in found.specs[0].instances] == [8] * workers
+def test_every_instance_may_have_so_many_batches_under_way(load, config, lanes):
+    found = load(f'backend: "python" {config}', files={"1/model.py": MODEL})
+    assert [instance.lanes for instance in found.specs[0].instances] == lanes
 
 
-def test_without_the_setting_it_is_one(load):
-    found = load('backend: "python"', files={"1/model.py": MODEL})
-    assert [instance.lanes for instance in found.specs[0].instances] == [1]
-
-
-@pytest.mark.parametrize("value", ["0", "65", "-1", "many", "1.5", ""])
-def test_a_wrong_number_is_told_what_is_right(load, value):
-    found = load(f'backend: "python" {concurrency(value)}', files={"1/model.py": MODEL})
+@pytest.mark.parametrize(
+    ("backend", "value", "reason", "hint"),
+    [
+        *(
+            ("python", value, f"is '{value}', which is no valid value", "use a whole number from 1 to 64")
+            for value in ("0", "65", "-1", "many", "1.5", "")
+        ),
+        ("mine", "2", "is a setting of Python models, not of 'mine'", ""),
+    ],
+)
+def test_a_wrong_number_is_told_what_is_right(load, backend, value, reason, hint):
+    found = load(
+        f'backend: "{backend}" {concurrency(value)}', files={"1/model.py": MODEL, "1/model.mine": ""}
+    )
     [problem] = [problem for problem in found.problems if problem.is_error]
-    assert problem.message == f"'tritium.concurrency' is '{value}', which is no valid value"
-    assert problem.hint == "use a whole number from 1 to 64"
-
-
-def test_it_is_a_setting_of_python_models(load):
-    found = load(f'backend: "mine" {concurrency(2)}', files={"1/model.mine": ""})
-    [problem] = [problem for problem in found.problems if problem.is_error]
-    assert problem.message == "'tritium.concurrency' is a setting of Python models, not of 'mine'"
+    assert problem.message == f"'tritium.concurrency' {reason}"
+    assert hint in problem.hint
 
 
 @pytest.fixture
@@ -485,23 +564,6 @@ def test_a_limit_that_makes_no_sense_is_refused(key, text, hint):
     assert [problem.hint for problem in problems] == [hint]
 
 
-@pytest.mark.parametrize(
-    "given", [{"memory_limit_mb": "5"}, {"max_processes": "5"}, {"sandbox": "basic"}], ids=str
-)
-def test_a_model_in_the_servers_process_can_t_be_limited(given):
-    settings = {f"tritium.{key}": text for key, text in given.items()}
-    _, (problem,) = read_settings({**settings, "tritium.isolation": "thread"}, TRAITS)
-    assert problem.hint == "use isolation 'process'"
-    assert read_settings({"tritium.sandbox": "off", "tritium.isolation": "thread"}, TRAITS)[1] == ()
-
-
-@pytest.mark.parametrize("level", ["off", "basic"])
-def test_files_are_named_for_a_strict_sandbox_only(level):
-    _, (problem,) = read_settings({"tritium.sandbox": level, "tritium.sandbox_write": "/tmp"}, TRAITS)
-    assert problem.key == 'parameters["tritium.sandbox_write"]'
-    assert problem.hint == "set 'tritium.sandbox' to 'strict', or leave it out"
-
-
 def told(confinement, **options):
     environ = confining_environ(confinement, [Path("/models"), Path("/models/1")], **options)
     return json.loads(environ[VARIABLE]) if environ else None
@@ -526,12 +588,6 @@ def test_a_device_driver_may_ask_for_more_memory_than_anybody_uses():
     assert told(Confinement(memory=100), kind="GPU")["ceiling"] == 0
 
 
-@pytest.fixture
-def load_installed(write_model):
-    """Load a model `m` with the backends that are installed."""
-    return lambda config, files: load_model_config(write_model("m", config, files), backends=discover())
-
-
 COMPLETING = """
 import socket
 import triton_python_backend_utils as pb_utils
@@ -553,19 +609,20 @@ class TritonPythonModel:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "batch"), [("off", 0), ("basic", 3), ("strict", 3)])
-def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(load_installed, level, batch):
+def test_a_model_that_completes_its_configuration_does_so_in_its_sandbox(write_model, level, batch):
     setting = f'parameters {{ key: "tritium.sandbox" value {{ string_value: "{level}" }} }}'
-    loaded = load_installed(f'backend: "python"\n{setting}', {"1/model.py": COMPLETING})
+    directory = write_model("m", f'backend: "python"\n{setting}', {"1/model.py": COMPLETING})
+    loaded = load_model_config(directory, backends=discover())
     assert loaded.ok, loaded.problems
     assert loaded.specs[0].inputs
     assert loaded.specs[0].max_batch_size == batch
 
 
-def test_a_model_whose_sandbox_is_misspelt_is_not_run(load_installed, tmp_path):
+def test_a_model_whose_sandbox_is_misspelt_is_not_run(load, tmp_path):
     seen = tmp_path / "seen"
     setting = 'parameters { key: "tritium.sandbox" value { string_value: "strickt" } }'
     code = f"open({str(seen)!r}, 'w').close()\n{COMPLETING}"
-    loaded = load_installed(f'backend: "python"\n{setting}', {"1/model.py": code})
+    loaded = load(f'backend: "python"\n{setting}', files={"1/model.py": code})
     assert not loaded.ok
     assert any("strickt" in problem.message for problem in loaded.problems)
     assert not seen.exists()

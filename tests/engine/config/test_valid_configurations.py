@@ -80,16 +80,14 @@ def top_level(config):
 def test_text_goes_to_a_message_and_back(path):
     config = read(path)
     again = parse(text_format.MessageToString(config), path)
-    assert again.config == config
-    assert again.problems == ()
+    assert (again.config, again.problems) == (config, ())
 
 
 @each
 def test_json_goes_to_a_message_and_back(path):
     config = read(path)
     again = parse_override(config_json(config).decode(), path.parent)
-    assert again.config == config
-    assert again.problems == ()
+    assert (again.config, again.problems) == (config, ())
 
 
 def test_every_field_of_the_schema_is_set_somewhere():

@@ -39,8 +39,7 @@ def test_every_first_level_directory_is_a_model(repository):
     found = scan([root])
     assert list(found.models) == [".hidden", "a", "b"]
     assert found.problems == ()
-    assert found.models["b"].path == root / "b"
-    assert found.models["b"].repository == root
+    assert (found.models["b"].path, found.models["b"].repository) == (root / "b", root)
 
 
 def test_repositories_are_united(repository):

@@ -320,8 +320,7 @@ class TestFetching:
     def test_the_last_part_of_the_path_is_the_models_name(self, source, path):
         (path / "link").symlink_to("a")
         fetched = fetch(source, "link")
-        assert fetched.path == path / "link"
-        assert fetched.contents == fetch(source, "a").contents
+        assert (fetched.path, fetched.contents) == (path / "link", fetch(source, "a").contents)
 
     def test_nothing_is_read_where_nobody_compares(self, path):
         source = LocalSource(path, compare=False)

@@ -169,8 +169,7 @@ class TestManifest:
         reason = f"'1/model.onnx' does not match SHA256SUMS: expected sha256 {sha256('one')}, found {sha256('eno')}"
         assert model.look() == Incomplete((reason,))
         (problem,) = verify_manifest(model.path)
-        assert problem.message == reason
-        assert problem.path == model.path / "SHA256SUMS"
+        assert (problem.message, problem.path) == (reason, model.path / "SHA256SUMS")
         assert problem.is_error
 
     def test_a_marker_does_not_outdo_it(self, model):
