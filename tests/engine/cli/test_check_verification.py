@@ -30,6 +30,7 @@ output [ { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
 """
 INPUT = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+ONNX = onnx_model("N", 4)
 BOTH = f'backend: "onnxruntime"\nmax_batch_size: 8\n{INPUT}{OUTPUT}'
 
 
@@ -69,22 +70,22 @@ def verified():
 @pytest.mark.parametrize(
     ("config", "content"),
     [
-        pytest.param(BOTH, onnx_model("N", 4), id="agrees"),
+        pytest.param(BOTH, ONNX, id="agrees"),
         pytest.param(BOTH.replace("4", "-1"), onnx_model("N", "M"), id="variable in both"),
         pytest.param(BOTH, onnx_model("N", "M"), id="fixed by the configuration"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 2, 2 ] reshape { shape: [ 4 ] }"), onnx_model("N", 4), id="reshaped"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 2, 2 ] reshape { shape: [ 4 ] }"), ONNX, id="reshaped"),
         pytest.param(BOTH.replace("size: 8", "size: 0"), onnx_model(4), id="without batching"),
-        pytest.param(BOTH.replace("size: 8", "size: 0").replace("4", "1"), onnx_model("N", 4), id="scalar"),
-        pytest.param(BOTH + INPUT.replace('"x"', '"z"'), onnx_model("N", 4), id="one input too many"),
-        pytest.param(BOTH.replace('"x"', '"z"'), onnx_model("N", 4), id="unknown input"),
-        pytest.param(BOTH.replace('"y"', '"z"'), onnx_model("N", 4), id="unknown output"),
-        pytest.param(BOTH.replace(INPUT, INPUT.replace("FP32", "INT64")), onnx_model("N", 4), id="datatype"),
+        pytest.param(BOTH.replace("size: 8", "size: 0").replace("4", "1"), ONNX, id="scalar"),
+        pytest.param(BOTH + INPUT.replace('"x"', '"z"'), ONNX, id="one input too many"),
+        pytest.param(BOTH.replace('"x"', '"z"'), ONNX, id="unknown input"),
+        pytest.param(BOTH.replace('"y"', '"z"'), ONNX, id="unknown output"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("FP32", "INT64")), ONNX, id="datatype"),
         pytest.param(BOTH, onnx_model("N", 4, kind=TensorProto.INT8), id="both datatypes"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 5 ]"), onnx_model("N", 4), id="size"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]"), onnx_model("N", 4), id="variable in the configuration only"),
-        pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), onnx_model("N", 4), id="rank"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 5 ]"), ONNX, id="size"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]"), ONNX, id="variable in the configuration only"),
+        pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), ONNX, id="rank"),
         pytest.param(BOTH, onnx_model(1, 4), id="fixed batch"),
-        pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), onnx_model("N", 4), id="optional"),
+        pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), ONNX, id="optional"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified, config, content):
@@ -118,9 +119,7 @@ def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified,
 
 
 def test_a_disagreement_is_told_at_the_field_with_the_file(model, capsys):
-    directory = model(
-        BOTH.replace(OUTPUT, OUTPUT.replace("FP32", "INT64")), **{"1/model.onnx": onnx_model("N", 4)}
-    )
+    directory = model(BOTH.replace(OUTPUT, OUTPUT.replace("FP32", "INT64")), **{"1/model.onnx": ONNX})
     assert main(["check", str(directory)]) == 1
     assert (
         f"{directory}/config.pbtxt:4:20: error: unable to load model 'm', configuration expects datatype TYPE_INT64"
@@ -128,7 +127,7 @@ def test_a_disagreement_is_told_at_the_field_with_the_file(model, capsys):
     ) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"", b"not a model", onnx_model("N", 4)[:-5]])
+@pytest.mark.parametrize("content", [b"", b"not a model", ONNX[:-5]])
 def test_an_onnx_file_must_parse(model, verified, content):
     loaded = verified(model(BOTH, **{"1/model.onnx": content}))
     assert "the file 'model.onnx' can't be read: " in loaded.reason
@@ -136,7 +135,7 @@ def test_an_onnx_file_must_parse(model, verified, content):
 
 
 def test_a_directory_may_stand_for_an_onnx_file(model, verified):
-    assert verified(model(BOTH, **{"1/model.onnx/model.onnx": onnx_model("N", 4)})).ok
+    assert verified(model(BOTH, **{"1/model.onnx/model.onnx": ONNX})).ok
 
 
 def test_what_only_onnx_runtime_can_read_is_not_refused(model, verified):
@@ -147,7 +146,7 @@ def test_what_only_onnx_runtime_can_read_is_not_refused(model, verified):
 
 
 def test_a_truncated_file_is_to_be_exported_or_copied_again(model, verified):
-    loaded = verified(model('backend: "onnxruntime"', **{"1/model.onnx": onnx_model("N", 4)[:-5]}))
+    loaded = verified(model('backend: "onnxruntime"', **{"1/model.onnx": ONNX[:-5]}))
     (error,) = loaded.errors
     assert "it is damaged, cut short, or no ONNX model" in error.hint
 
@@ -208,7 +207,7 @@ def test_what_python_only_warns_of_is_no_mistake(model, verified):
 def test_the_version_that_is_wrong_is_blamed(model, capsys):
     directory = model(
         "max_batch_size: 8\nversion_policy { all { } }",
-        **{"1/model.onnx": onnx_model("N", 4), "2/model.onnx": onnx_model(3, 4)},
+        **{"1/model.onnx": ONNX, "2/model.onnx": onnx_model(3, 4)},
     )
     loaded = load_model_config(directory, backends=discover())
     (error,) = loaded.errors
@@ -226,7 +225,7 @@ def test_the_version_that_is_wrong_is_blamed(model, capsys):
 
 def test_what_all_versions_have_is_blamed_on_none(model, verified):
     config = BOTH.replace("size: 8", "size: -8") + "version_policy { all { } }"
-    loaded = verified(model(config, **{f"{number}/model.onnx": onnx_model("N", 4) for number in (1, 2)}))
+    loaded = verified(model(config, **{f"{number}/model.onnx": ONNX for number in (1, 2)}))
     assert all(not problem.versions for problem in loaded.problems)
     assert loaded.reasons == {1: loaded.reason, 2: loaded.reason}
 
@@ -248,7 +247,7 @@ WARMUP = 'model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "{}" value {{ d
     ],
 )
 def test_a_sample_that_the_model_does_not_take_is_told(model, verified, sample, said):
-    loaded = verified(model(BOTH + WARMUP.format(*sample), **{"1/model.onnx": onnx_model("N", 4)}))
+    loaded = verified(model(BOTH + WARMUP.format(*sample), **{"1/model.onnx": ONNX}))
     assert [error.message for error in loaded.errors] == ([f"warmup sample 'w' for m {said}"] if said else [])
 
 
@@ -264,7 +263,7 @@ def test_controls_of_sequences_may_be_sampled(model, verified):
     loaded = verified(
         model(
             BOTH + "sequence_batching { }" + WARMUP.format("START", "TYPE_FP32", 1),
-            **{"1/model.onnx": onnx_model("N", 4)},
+            **{"1/model.onnx": ONNX},
         )
     )
     assert loaded.errors == loaded.unserved
@@ -293,7 +292,7 @@ def repository():
     for name in ("closed", "good"):
         version = path / name / "1"
         version.mkdir(parents=True)
-        (version / "model.onnx").write_bytes(onnx_model("N", 4))
+        (version / "model.onnx").write_bytes(ONNX)
         (path / name / "config.pbtxt").write_text(BOTH)
     path.chmod(0o755)
     yield path

@@ -368,7 +368,7 @@ MODELS = [
             "add    1        READY\n"
             "2 more models are in the repositories, not loaded\n"
             "\n",
-            id="models that nobody asked for are counted",
+            id="models that are not loaded are counted",
         ),
         pytest.param([], "Model  Version  Status\n\n", id="without models it is a heading"),
     ],

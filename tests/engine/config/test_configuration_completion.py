@@ -128,9 +128,10 @@ NORMALISED = [
     ("dynamic_batching { }", "dynamic_batching.preferred_batch_size", []),  # without batching none is made up
     ("max_batch_size: 8", "optimization.input_pinned_memory.enable", True),
     ("max_batch_size: 8", "optimization.output_pinned_memory.enable", True),
-    ("optimization { input_pinned_memory { } }", "optimization.input_pinned_memory.enable", False),  # it was off
+    ("optimization { input_pinned_memory { } }", "optimization.input_pinned_memory.enable", False),
     ("optimization { input_pinned_memory { } }", "optimization.output_pinned_memory.enable", True),
-    ("max_batch_size: 4 sequence_batching { oldest { } }", "sequence_batching.oldest.preferred_batch_size", [4]),
+    ("max_batch_size: 4 sequence_batching { oldest { } }",
+     "sequence_batching.oldest.preferred_batch_size", [4]),
     ("sequence_batching { oldest { } }", "sequence_batching.max_sequence_idle_microseconds", 1_000_000),
     ('platform: "ensemble"', "instance_group", []),
     ('platform: "ensemble"', "optimization", ModelConfig().optimization),
