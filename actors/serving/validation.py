@@ -11,10 +11,10 @@ requests. It is refused with the text for unequal batch sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,12 +23,7 @@ from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import Strings, walk, walk_at_once
-from actors.values.tensors import MAX_DIMS, Tensor, element_count
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from actors.values.tensors import Buffer
+from actors.values.tensors import MAX_DIMS, Buffer, Tensor, element_count
 
 _INT64_MAX: Final = 2**63 - 1
 _length_at = Struct("<I").unpack_from

@@ -7,7 +7,7 @@ bytes) and is decoded only when a backend asks for the elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -16,11 +16,10 @@ from actors.values.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Union
 
-    Buffer = Union[bytes, bytearray, memoryview]
     Array = np.ndarray[Any, Any]
 
+Buffer = Union[bytes, bytearray, memoryview]
 
 # Numpy's arrays had no more dimensions before 2.0, and no framework's tensors have more.
 MAX_DIMS = 32

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.requests import InferResponse
+from actors.values.tensors import Buffer
 from protocols.grpc.call import Call, Metadata
 from protocols.grpc.call_states import SEND
 from protocols.grpc.codec import heads, messages
 from protocols.grpc.codec.heads import Refusal
 from protocols.grpc.methods import BUG, CallTasks
-from protocols.grpc.policy import AnswerRoom
+from protocols.grpc.policy import AnswerRoom, GrpcOptions
+from protocols.http2.sending import StreamSender
+from protocols.http2.streams import Stream
 from protocols.kserve.compression import compress, compressing
 from protocols.status import grpc_status, retry_seconds
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.grpc.policy import GrpcOptions
-    from protocols.http2.sending import StreamSender
-    from protocols.http2.streams import Stream
 
 # Bytes of an answer that are copied in one piece. A longer one is copied in slices.
 _OWNED_AT_ONCE: Final = 1024 * 1024

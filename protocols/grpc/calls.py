@@ -11,31 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 from grpclib.exceptions import GRPCError
 
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.values.tensors import Buffer
 from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
 from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.heads import CallHead
-from protocols.grpc.methods import TOO_LATE, CallTasks, cancel_tasks
-from protocols.grpc.policy import AnswerRoom
+from protocols.grpc.methods import TOO_LATE, CallTasks, HeadReader, cancel_tasks
+from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
 from protocols.grpc.reader import RequestReader, more_than_one
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
-from protocols.http2.streams import Handler, PingHandler, Stream
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.grpc.methods import HeadReader
-    from protocols.grpc.policy import GrpcOptions, Keepalive
-    from protocols.http2.frames import ErrorCode
-    from protocols.http2.streams import Http2Limits
-    from protocols.transport.sockets import Transport
+from protocols.http2.frames import ErrorCode
+from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
+from protocols.transport.sockets import Transport
 
 _LEFT: Final = "the client left"
 _ENDING: Final = "Server exiting"

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
 from actors.seams import faults
 from protocols.grpc.calls import Calls, Environment
 from protocols.grpc.policy import Action, Keepalive
+from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
 from protocols.transport.sockets import ConnectionLost, Transport
-
-if TYPE_CHECKING:
-    from protocols.http2.connection import Http2Connection
 
 # Seconds that a client has to answer the ping behind the first GOAWAY.
 _GOODBYE: Final = 1.0

@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 from grpclib.const import Handler, Status
 from grpclib.exceptions import GRPCError
 
 from actors.values.errors import DeadlineExceeded, Internal, TritiumError
+from actors.values.requests import InferResponse
+from actors.values.tensors import Buffer
 from protocols.grpc.call import Call, Method, ServerStream
 from protocols.grpc.call_states import BEGIN, SERVE, CallState
 from protocols.grpc.codec.heads import CallHead, Refusal, read_head
 from protocols.grpc.policy import GrpcOptions
 from protocols.kserve.categories import Category
-
-if TYPE_CHECKING:
-    from actors.values.requests import InferResponse
-    from actors.values.tensors import Buffer
 
 INFERENCE_SERVICE: Final = "/inference.GRPCInferenceService/"
 KEY_PREFIX: Final = "triton-grpc-protocol-"

@@ -10,26 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Internal, TritiumError, Unsupported
+from actors.values.tensors import Buffer
 from protocols.grpc.call import Call, CallReader
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.messages import Message, MessageReader
-from protocols.grpc.policy import Grants
+from protocols.grpc.methods import CallTasks
+from protocols.grpc.policy import Grants, GrpcOptions
+from protocols.grpc.writer import AnswerWriter
+from protocols.http2.connection import Http2Connection
+from protocols.http2.streams import Stream
 from protocols.kserve.compression import most_of
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.grpc.methods import CallTasks
-    from protocols.grpc.policy import GrpcOptions
-    from protocols.grpc.writer import AnswerWriter
-    from protocols.http2.connection import Http2Connection
-    from protocols.http2.streams import Stream
 
 # Bytes of window beyond a message: for frames that its client pads.
 _PADDING: Final = 512

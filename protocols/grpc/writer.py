@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
 from actors.values.requests import InferResponse
+from actors.values.tensors import Buffer
 from protocols.grpc.answers import FOLDED_HERE, Departures, Outcome, UnaryAnswers, too_large
 from protocols.grpc.call import Call, CallWriter, Metadata
 from protocols.grpc.call_states import ANSWER, SPEAK, CallState
 from protocols.grpc.codec import heads, messages
+from protocols.grpc.methods import CallTasks
+from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
+from protocols.http2.connection import Http2Connection
 from protocols.kserve.compression import compress
 from protocols.transport.sockets import ConnectionLost, Transport
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.grpc.methods import CallTasks
-    from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
-    from protocols.http2.connection import Http2Connection
 
 _AT_ONCE: Final = 256 * 1024  # bytes of one write; the rest of a stalled one is copied
 _IN_A_ROW: Final = 1024 * 1024  # bytes written before other tasks get a turn

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from actors.values.errors import TritiumError
+from actors.values.tensors import Buffer
 from protocols.http.fields import JSON, SOON, Header, failure_fields
 from protocols.http.routes import Route
 from protocols.kserve import metadata
 from protocols.status import http_status
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from actors.seams.slices import in_slices
 from actors.values.errors import InvalidArgument, TritiumError, Unsupported
 from actors.values.interfaces import Models
+from actors.values.tensors import Buffer
 from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,
@@ -28,9 +29,6 @@ from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
 from protocols.kserve.sizes import check_json_size
 from protocols.status import http_status
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

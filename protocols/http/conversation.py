@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import trio
 
 from actors.seams.slices import in_slices
+from actors.values.tensors import Buffer
+from protocols.http.admission import HttpRefusal
 from protocols.http.fields import JSON, Header
 from protocols.http.parser import Request
 from protocols.http.patience import Patience
 from protocols.kserve.metadata import error
 from protocols.transport.buffers import copying
 from protocols.transport.sockets import ConnectionLost, Transport
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.http.admission import HttpRefusal
 
 Message = MutableMapping[str, Any]
 Application = Callable[

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
@@ -23,6 +23,7 @@ from actors.seams.slices import in_slices
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
+from actors.values.tensors import Buffer
 from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of, put_marks, server_timing
@@ -39,9 +40,6 @@ from protocols.kserve.generate import (
 )
 from protocols.kserve.long_answers import encode_long_generated, is_long_generated
 from protocols.status import http_status
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

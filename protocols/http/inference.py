@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -15,6 +15,7 @@ from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Cancelled, TritiumError, Unsupported
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ServedModel
+from actors.values.tensors import Buffer
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
 from protocols.http.bodies import NO_DECOUPLED, read_body
 from protocols.http.disconnects import DisconnectHook, watched
@@ -37,9 +38,6 @@ from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
 from protocols.kserve.sizes import parse_json_size
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.

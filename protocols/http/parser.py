@@ -17,15 +17,13 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httptools
 import numpy as np
 
+from actors.values.tensors import Buffer
 from protocols.http.admission import Admit, HttpRefusal, may_skip, refused
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 # Bytes still to come above which a body is read past llhttp.
 _LONG_BODY: Final = 32 * 1024

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from actors.values.tensors import Buffer
 from protocols.http2 import frames
 from protocols.http2.frames import (
     DATA,
@@ -34,9 +35,6 @@ from protocols.http2.frames import (
 )
 from protocols.http2.streams import Backlog, Floods, Stream, StreamTable
 from protocols.transport.buffers import copying
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 # The largest answer, in bytes, that is copied into one piece. It fits a frame, whatever the peer's settings.
 _JOINED: Final = SMALLEST_FRAME_LIMIT

@@ -16,8 +16,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from actors.values.tensors import Buffer
 from protocols.http2.frames import (
     DEFAULT_WINDOW,
     LARGEST_FRAME_LIMIT,
@@ -27,9 +28,6 @@ from protocols.http2.frames import (
     ConnectionViolation,
     ErrorCode,
 )
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from actors.seams.steps import at_once
 from actors.values.errors import InvalidArgument, Unsupported
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
+from actors.values.tensors import Buffer
 
 OFFERED: Final = b"gzip, deflate"
 

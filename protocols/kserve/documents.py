@@ -12,15 +12,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import orjson
 
 from actors.values.errors import Internal, InvalidArgument
+from actors.values.tensors import Buffer
 from protocols.kserve.faults import Fault, locate_fault
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 MAX_DEPTH: Final = 100
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY

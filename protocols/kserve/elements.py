@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from actors.values.datatypes import DataType
-from actors.values.errors import Internal, InvalidArgument
-from actors.values.tensors import element_count, unpack_bytes
+from actors.values.errors import Internal, InvalidArgument, TritiumError
+from actors.values.tensors import Buffer, element_count, unpack_bytes
 from protocols.kserve.documents import MAX_DEPTH, dump, encode_text, not_a
 from protocols.kserve.long_texts import LongArray
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from actors.values.errors import TritiumError
-    from actors.values.tensors import Array, Buffer
+    from actors.values.tensors import Array
 
 INT64_MAX: Final = 2**63 - 1
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from actors.values.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from actors.values.requests import Parameter
+from actors.values.requests import Parameter
 
 _RESERVED_HEADERS: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")

@@ -10,13 +10,14 @@ Contract: http.md section 10; texts and codes are exact. Errors come in the orde
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, Parameter, ReplyPort
 from actors.values.specs import InputSpec, ModelSpec
-from actors.values.tensors import Tensor, element_count
+from actors.values.tensors import Buffer, Tensor, element_count
 from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, read_short, text
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
@@ -24,12 +25,6 @@ from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import custom_parameter
 from protocols.kserve.responses import parameter_values
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from actors.values.requests import Parameter, ReplyPort
-    from actors.values.tensors import Buffer
 
 NOT_ONE_RESPONSE: Final = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "

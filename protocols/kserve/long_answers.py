@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,15 +17,12 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
-from actors.values.tensors import Tensor, element_count, pack_bytes
+from actors.values.tensors import Buffer, Tensor, element_count, pack_bytes
 from protocols.kserve.classification import Ranking, ranking_of
 from protocols.kserve.documents import dump, text
 from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_texts
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.responses import Body, parameter_values
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 Steps = Generator[Callable[[], Any] | None, Any, None]
 

@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from actors.values.errors import InvalidArgument
+from actors.values.tensors import Buffer
 from protocols.kserve.caps import MAX_NAME
 from protocols.kserve.documents import MAX_DEPTH, refuse, too_deep
 from protocols.kserve.faults import SAID_OF_ARRAY, SAID_OF_OBJECT, Fault, locate_fault
 from protocols.kserve.text_pieces import end_of, flat, liberal, resolved, survey, text_of
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 # Values and names of members outside arrays of plain values. A request names each input in some ten of them.
 MAX_VALUES: Final = 16_384

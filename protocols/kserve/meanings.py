@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
-from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, Parameter
 from actors.values.specs import ModelSpec
-from actors.values.tensors import MAX_DIMS
+from actors.values.tensors import MAX_DIMS, Buffer
 from protocols.kserve.caps import MAX_NAME, check_count, check_dims, check_name, check_parameters
 from protocols.kserve.documents import misfit, not_a
 from protocols.kserve.elements import INT64_MAX, pack
 from protocols.kserve.long_texts import CountingTaker, LongArray
-
-if TYPE_CHECKING:
-    from actors.values.requests import Parameter
-    from actors.values.tensors import Buffer
 
 NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
 

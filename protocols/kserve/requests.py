@@ -13,14 +13,14 @@ Contract: http.md sections 6 and 7; texts and codes are exact. Errors come in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import InvalidArgument
-from actors.values.requests import InferRequest
+from actors.values.requests import InferRequest, ReplyPort
 from actors.values.specs import InputSpec, ModelSpec
-from actors.values.tensors import MAX_DIMS, Tensor, element_count
+from actors.values.tensors import MAX_DIMS, Buffer, Tensor, element_count
 from protocols.kserve.documents import read_short
 from protocols.kserve.elements import Packing, can_pack
 from protocols.kserve.forwarding import with_forwarded
@@ -28,12 +28,6 @@ from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import BINARY_OUTPUTS, InputMeaning, Meaning, OutputPlan, read_meaning
 from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from actors.values.requests import ReplyPort
-    from actors.values.tensors import Buffer
 
 
 def raw_tensor(body: Buffer, spec: ModelSpec, prefix: str) -> Tensor:

@@ -7,18 +7,16 @@ http.md section 8.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from actors.values.errors import Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
+from actors.values.tensors import Buffer
 from protocols.kserve.classification import classified
 from protocols.kserve.documents import Verbatim, dump, number, text
 from protocols.kserve.elements import render
 from protocols.kserve.meanings import OutputPlan
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 COPIED: Final = 64 * 1024
 NO_BYTES_PARAMETER: Final = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
+from actors.values.tensors import Buffer
 
 _COPIED_AT_ONCE: Final = 256 * 1024  # bytes, some tenths of a millisecond
 

@@ -14,15 +14,13 @@ import ssl
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
+from actors.values.tensors import Buffer
 from protocols.transport.buffers import behind
 from protocols.transport.lost import LOST
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 # Bytes up to which copying together is cheaper than a scattered write.
 _JOINED: Final = 32 * 1024

@@ -7,15 +7,12 @@ its worker died, and a model that takes its state as an input needs no memory of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from actors.sequences.policy.controls import Extra
 from actors.values.errors import Internal
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec, SequenceBatching, StateSpec
 from actors.values.tensors import Tensor
-
-if TYPE_CHECKING:
-    from actors.sequences.policy.controls import Extra
 
 
 class ImplicitState:

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
-from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, Parameter
 from actors.values.specs import ModelSpec
+from actors.values.tensors import Buffer
 from protocols.grpc.codec.protobuf import Malformed
 from protocols.grpc.codec.typed_contents import Piece, packing, packing_lifted
 from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
 from protocols.kserve.meanings import NO_SHARED_MEMORY, unknown_datatype
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
-
-if TYPE_CHECKING:
-    from actors.values.requests import Parameter
-    from actors.values.tensors import Buffer
 
 Forwarded = Mapping[str, str] | InvalidArgument | None
 """Metadata that becomes parameters, None for none, or the error in it, raised when its turn comes."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from actors.seams.steps import at_once
 from actors.values.errors import Internal
-from actors.values.requests import InferRequest
+from actors.values.requests import InferRequest, ReplyPort
 from actors.values.specs import ModelSpec
-from actors.values.tensors import Tensor
+from actors.values.tensors import Buffer, Tensor
 from protocols.grpc.codec.infer_meaning import (
     AnswerPlan,
     Forwarded,
@@ -43,10 +43,6 @@ from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
-
-if TYPE_CHECKING:
-    from actors.values.requests import ReplyPort
-    from actors.values.tensors import Buffer
 
 READ_AT_ONCE: Final = 64 * 1024
 """The largest request that is decoded in one go, in bytes as `Target.unread_size` counts them."""

@@ -10,21 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from actors.values.datatypes import BY_PROTOCOL_NAME
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
-from actors.values.tensors import Tensor, element_count
+from actors.values.tensors import Buffer, Tensor, element_count
 from protocols.grpc.codec.infer_meaning import AnswerPlan
 from protocols.grpc.codec.protobuf import delimited, varint
 from protocols.kserve.classification import classified
 from protocols.kserve.elements import INT64_MAX
 from protocols.kserve.responses import COPIED, NO_BYTES_PARAMETER
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 Encoded = tuple[Sequence["Buffer"], int, bool]
 """One message: its buffers, their total size, and whether they view the response's memory."""

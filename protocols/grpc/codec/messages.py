@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from actors.seams.steps import at_once
 from actors.values.errors import Internal
+from actors.values.tensors import Buffer
 from protocols.kserve import compression
 from protocols.kserve.compression import BrokenStream, OverLimit, Suspicious
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
 
 PREFIX_SIZE: Final = 5
 

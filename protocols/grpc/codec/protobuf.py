@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
+from actors.values.tensors import Buffer
 
 MAX_FIELDS: Final = 8192
 """Top-level fields that one message may have.

@@ -14,14 +14,14 @@ and 7.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
-from actors.values.tensors import MAX_DIMS, pack_bytes
+from actors.values.tensors import MAX_DIMS, Buffer, pack_bytes
 from protocols.grpc.codec.protobuf import (
     DELIMITED,
     FIELDS_AT_ONCE,
@@ -34,10 +34,7 @@ from protocols.grpc.codec.protobuf import (
     long_size,
     survey,
 )
-
-if TYPE_CHECKING:
-    from actors.values.tensors import Buffer
-    from protocols.kserve.proto.grpc_service_pb2 import InferTensorContents
+from protocols.kserve.proto.grpc_service_pb2 import InferTensorContents
 
 LONG: Final = 1024
 """Bytes from which on an input's contents are lifted."""
