@@ -30,8 +30,6 @@ class Memo(dict[K, V]):
     that clients repeat come back at once; entries that a client made up to fill the memo do not.
     """
 
-    __slots__ = ("_charged", "_most", "_most_bytes")
-
     def __init__(self, most: int, most_bytes: int) -> None:
         super().__init__()
         self._most = most

@@ -99,8 +99,6 @@ class Loan:
 class Loans:
     """The loans of one request. Those that have ended are forgotten now and then."""
 
-    __slots__ = ("_loans", "_sweep_at")
-
     def __init__(self) -> None:
         self._loans: list[Loan] = []
         self._sweep_at = _LOANS_KEPT

@@ -23,8 +23,6 @@ _PLANS_KEPT: Final = 64
 class Fit:
     """The names and shapes that tensors get on their way to the model of a step."""
 
-    __slots__ = ("_batches", "_dims", "_full")
-
     def __init__(self, ranks: Mapping[str, int], *, batches: bool) -> None:
         """`ranks` are the numbers of dimensions by name, without the batch dimension."""
         self._batches = batches
@@ -46,8 +44,6 @@ class OutputShapes(Fit):
     An output's own `reshape` is its shape inside the ensemble.
     """
 
-    __slots__ = ("_reshapes",)
-
     def __init__(self, declared: Iterable[OutputSpec], *, batches: bool) -> None:
         self._reshapes = {each.name: each for each in declared if each.reshape is not None}
         super().__init__(
@@ -66,8 +62,6 @@ class OutputShapes(Fit):
 
 class InputShapes:
     """The shapes of an ensemble's inputs inside it: as their own `reshape` says, if they have one."""
-
-    __slots__ = ("_batches", "_reshapes")
 
     def __init__(self, declared: Iterable[InputSpec], *, batches: bool) -> None:
         self._batches = batches
@@ -88,8 +82,6 @@ class InputShapes:
 class StepPlan:
     """The model that runs a step of a course, and what it is asked for."""
 
-    __slots__ = ("by_reference", "fit", "model", "outputs", "spec", "state", "version")
-
     def __init__(self, step: Consumer, model: ServedModel, version: int) -> None:
         spec = model.spec
         self.model = model
@@ -109,8 +101,6 @@ class StepPlan:
 
 class Plan:
     """The course to some outputs of an ensemble, and the models that run its steps."""
-
-    __slots__ = ("answers", "course", "entry", "pinned", "steps")
 
     def __init__(
         self, spec: ModelSpec, wiring: Wiring, wanted: tuple[str, ...], models: Mapping[int, ServedModel]

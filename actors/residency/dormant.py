@@ -39,8 +39,6 @@ Resolve = Callable[[str, str], ServedModel]
 class _Sleeper:
     """A request that waits for the load."""
 
-    __slots__ = ("called", "refusal")
-
     def __init__(self) -> None:
         self.called = trio.Event()
         self.refusal: TritiumError | None = None

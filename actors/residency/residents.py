@@ -51,23 +51,6 @@ class ResidencySample:
 class OnDemand:
     """What is remembered of a model that is loaded on demand, beside what can be observed."""
 
-    __slots__ = (
-        "evictions",
-        "files",
-        "fresh",
-        "key",
-        "last",
-        "least",
-        "leaving",
-        "loading",
-        "loads",
-        "not_before",
-        "reserved",
-        "room",
-        "sizing",
-        "specs",
-    )
-
     def __init__(self, key: ModelKey, ring: Callable[[], object]) -> None:
         self.key = key
         self.room = WaitingRoom(key, ring)

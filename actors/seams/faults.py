@@ -59,8 +59,6 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
 class Points:
     """What happens at each place."""
 
-    __slots__ = ("_actions",)
-
     def __init__(self) -> None:
         self._actions: dict[str, Action] = {}
 

@@ -52,8 +52,6 @@ _THREADS: Final = 2
 class Passing:
     """Counts the short work that comes while there is long work."""
 
-    __slots__ = ("batches",)
-
     def __init__(self) -> None:
         self.batches = 0  # short batches; the code that dispatches one counts it
 

@@ -13,8 +13,6 @@ class Doorbell:
     While the scheduler runs, `take_turn` is its turn, which a caller may take in its place.
     """
 
-    __slots__ = ("_heard", "_ring", "_rung", "take_turn")
-
     def __init__(self) -> None:
         self.take_turn: Callable[[], None] | None = None
         self._ring, self._heard = trio.open_memory_channel[None](1)

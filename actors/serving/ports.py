@@ -22,7 +22,6 @@ class Stage:
     The methods are in the order in which a request comes to them. Each does nothing unless it is overridden.
     """
 
-    __slots__ = ()
     keeps_requests: ClassVar[bool] = False
     """Whether requests may wait in the stage, which may look at their inputs elsewhere."""
 
@@ -69,8 +68,6 @@ class Stage:
 
 class BatchObserver:
     """A feature that is told of batches. Each method does nothing unless it is overridden."""
-
-    __slots__ = ()
 
     def dispatched(self, batch: InFlight, instance: InstanceState) -> None:
         """`batch` was handed to `instance`."""

@@ -17,8 +17,6 @@ from actors.wire.batch_frames import Result
 class PromiseStage(Stage):
     """Refuses requests that can't be answered in time."""
 
-    __slots__ = ("_admission", "_line", "_queue")
-
     def __init__(self, admission: Admission, queue: WaitingLine, line: WaitingCallers) -> None:
         self._admission = admission
         self._queue = queue
@@ -33,8 +31,6 @@ class PromiseStage(Stage):
 
 class PromiseObserver(BatchObserver):
     """Measures batches, from their hand-over to their answer."""
-
-    __slots__ = ("_admission", "_queue")
 
     def __init__(self, admission: Admission, queue: WaitingLine) -> None:
         self._admission = admission

@@ -138,8 +138,6 @@ def _name(request: InferRequest) -> str:
 class RecordStage(Stage):
     """Gives each request of a version a record. The server's own probes have none."""
 
-    __slots__ = ("_recorder", "_state")
-
     def __init__(self, state: ModelState, recorder: Recorder) -> None:
         self._state = state
         self._recorder = recorder
@@ -182,8 +180,6 @@ class RecordStage(Stage):
 
 class RecordObserver(BatchObserver):
     """Notes in the records of a batch's requests which instance executes them."""
-
-    __slots__ = ("_recorder", "_state")
 
     def __init__(self, state: ModelState, recorder: Recorder) -> None:
         self._state = state

@@ -43,21 +43,6 @@ STATUS_CHANGES: Final[Mapping[Status, frozenset[Status]]] = {
 class InstanceState:
     """The part of an instance that outlives its worker: its status, its suspects, its counts."""
 
-    __slots__ = (
-        "exhausted",
-        "held",
-        "key",
-        "last_reason",
-        "load_error",
-        "pid",
-        "restarts",
-        "settled",
-        "spec",
-        "started_once",
-        "suspects",
-        "worker",
-    )
-
     def __init__(self, spec: InstanceSpec, key: str) -> None:
         self.spec = spec
         # Its name in the supervision tree. No other instance of the version ever has the same one.

@@ -35,8 +35,6 @@ class FailureReason(Enum):
 class Histogram:
     """Counts observations by upper bound; the last count is of all values above the highest bound."""
 
-    __slots__ = ("bounds", "counts", "total")
-
     def __init__(self, bounds: Sequence[float] = DEFAULT_HISTOGRAM_BOUNDS) -> None:
         if not bounds or list(bounds) != sorted(set(bounds)):
             raise ValueError(f"histogram bounds must ascend, got {list(bounds)}")
@@ -52,16 +50,6 @@ class Histogram:
 
 class LatencySummaries:
     """Quantiles of a model's latencies in microseconds, over the last ten minutes."""
-
-    __slots__ = (
-        "cache_hit",
-        "cache_miss",
-        "compute_infer",
-        "compute_input",
-        "compute_output",
-        "queue",
-        "request",
-    )
 
     def __init__(self, quantiles: Mapping[float, float]) -> None:
         self.cache_hit = SlidingQuantiles(quantiles)  # look-ups
@@ -91,37 +79,6 @@ class ModelStatistics:
 
     Counters restart from zero with the object, which lives as long as the loaded model version does.
     """
-
-    __slots__ = (
-        "abandoned_threads",
-        "bisected",
-        "cache_hit_count",
-        "cache_hit_ns",
-        "cache_miss_count",
-        "cache_miss_ns",
-        "compute_infer_ns",
-        "compute_input_ns",
-        "compute_output_ns",
-        "deaths",
-        "execution_count",
-        "fail_ns",
-        "failures",
-        "first_response",
-        "inference_count",
-        "last_hit_ms",
-        "last_inference_ms",
-        "pending",
-        "per_batch_size",
-        "quarantined",
-        "queue_ns",
-        "recycled",
-        "reply_violations",
-        "restarts",
-        "retried",
-        "success_count",
-        "success_ns",
-        "summaries",
-    )
 
     def __init__(
         self, *, summaries: LatencySummaries | None = None, first_response: Histogram | None = None

@@ -37,8 +37,6 @@ _WALKED_AT_ONCE: Final = 16 * 1024
 class _Input:
     """The values for one declared input's checks, worked out beforehand."""
 
-    __slots__ = ("bit", "datatype", "dims", "exact", "key_at", "name", "row_elements", "row_nbytes")
-
     def __init__(self, spec: InputSpec, *, index: int, key_at: int) -> None:
         self.name = spec.name
         self.datatype = spec.datatype
@@ -58,22 +56,6 @@ class Validator:
     named none. A batch key is None where the inputs can never keep two requests apart. Requests with equal
     keys may share a batch (contract, scheduling.md section 3.2).
     """
-
-    __slots__ = (
-        "_batches",
-        "_has_strings",
-        "_inputs",
-        "_keyed_shapes",
-        "_max_batch_size",
-        "_model",
-        "_optional",
-        "_output_names",
-        "_outputs",
-        "_required",
-        "_required_names",
-        "_total",
-        "_usual",
-    )
 
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name

@@ -40,20 +40,6 @@ class Purpose(Enum):
 class Child:
     """A row of a supervisor's table: what is known of a child across its lives."""
 
-    __slots__ = (
-        "due",
-        "dynamic",
-        "kept",
-        "last_exit",
-        "life",
-        "path",
-        "record",
-        "restarts",
-        "since",
-        "spec",
-        "state",
-    )
-
     def __init__(self, spec: ChildSpec, *, path: str, dynamic: bool) -> None:
         self.spec = spec
         self.path = path
@@ -100,22 +86,6 @@ class Child:
 
 class Life(ChildContext):
     """One life of a child: its context, as the child sees it, and what its supervisor needs to end it."""
-
-    __slots__ = (
-        "_child",
-        "_error",
-        "_news",
-        "_on_ready",
-        "_soft",
-        "asked_at",
-        "ended_at",
-        "failure",
-        "for_restart",
-        "killed",
-        "purpose",
-        "ready_at",
-        "scope",
-    )
 
     def __init__(
         self,

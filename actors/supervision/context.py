@@ -25,8 +25,6 @@ class Stopping:
     was asked already.
     """
 
-    __slots__ = ("_asked", "_callbacks")
-
     def __init__(self, *, asked: bool = False) -> None:
         self._asked = Bell()
         self._callbacks: list[Callable[[], object]] = []
@@ -61,8 +59,6 @@ class ChildContext(ABC):
     It serves as the `task_status` of the child as well: hand `ctx` to anything that calls
     `task_status.started()`.
     """
-
-    __slots__ = ("_stopping", "asked", "children", "info", "kill_below", "name", "path", "progress", "tree")
 
     def __init__(self, *, name: str, path: str, tree: Tree) -> None:
         self.name = name

@@ -18,8 +18,6 @@ from actors.supervision.spec import ChildSpec, Restart
 class Reports:
     """Tells one observer, if there is one, about the children of one supervisor."""
 
-    __slots__ = ("_observer", "_supervisor")
-
     def __init__(self, supervisor: str, observer: Observer | None) -> None:
         self._supervisor = supervisor
         self._observer = observer

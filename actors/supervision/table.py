@@ -11,8 +11,6 @@ from actors.supervision.tree import Snapshot
 class Table:
     """Rows by name. `prefix` turns a name into a tree path."""
 
-    __slots__ = ("_prefix", "_rows")
-
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._rows: dict[str, Child] = {}

@@ -27,8 +27,6 @@ class Offenders:
     Times are seconds on the caller's clock.
     """
 
-    __slots__ = ("_known",)
-
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # floods, and when the last one was
 

@@ -12,8 +12,6 @@ class Gates:
     over.
     """
 
-    __slots__ = ("_limit", "_outside", "_waiting")
-
     def __init__(self, limit: int) -> None:
         """`limit` of 0 keeps every gate open."""
         self._limit = limit

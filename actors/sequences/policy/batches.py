@@ -28,18 +28,6 @@ _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 class Batches:
     """The batches of one model's sequences, and their controls and states."""
 
-    __slots__ = (
-        "_alone",
-        "_controls",
-        "_oldest",
-        "_padding_extra",
-        "_spec",
-        "_state",
-        "_strategy",
-        "_tickets",
-        "slots",
-    )
-
     def __init__(
         self,
         spec: ModelSpec,

@@ -35,8 +35,6 @@ class Controls:
     They stand in the order of `SequenceBatching.controls`, in which the worker is told of them.
     """
 
-    __slots__ = ("_controls", "_shape", "padding")
-
     def __init__(self, controls: Sequence[ControlSpec], *, batches: bool) -> None:
         self._controls = tuple(controls)
         self._shape = (1, 1) if batches else (1,)
@@ -126,8 +124,6 @@ class Padding:
 
     `extra` are their controls and states. One object for each place is used again and again.
     """
-
-    __slots__ = ("_extra", "_inputs", "_rows", "_spec")
 
     def __init__(self, spec: ModelSpec, extra: Extra) -> None:
         self._spec = spec

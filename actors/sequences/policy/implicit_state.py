@@ -18,8 +18,6 @@ from actors.values.tensors import Tensor
 class ImplicitState:
     """The states of one model: the initial ones, and how its answers change them."""
 
-    __slots__ = ("_model", "_outputs", "initial", "varies")
-
     def __init__(self, spec: ModelSpec, sequences: SequenceBatching) -> None:
         self._model = spec.name
         states = sequences.states

@@ -35,8 +35,6 @@ It does not matter how long ago its last request came.
 class Lives:
     """The sequences of one model: each step of their lives, carried out on all that knows of them."""
 
-    __slots__ = ("_idle", "batches", "roll", "room", "slots", "tickets", "timers")
-
     def __init__(
         self, idle: float, roll: Roll, slots: Slots, tickets: Tickets, batches: Batches, timers: Timers[Due]
     ) -> None:

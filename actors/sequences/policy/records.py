@@ -87,18 +87,6 @@ Due: TypeAlias = LiveSequence | Impatience | InferRequest
 class SlotGroup:
     """The slots of one lane of an instance."""
 
-    __slots__ = (
-        "fresh",
-        "instance",
-        "leaving",
-        "limit",
-        "number",
-        "padding",
-        "ready",
-        "running",
-        "slots",
-    )
-
     def __init__(self, instance: str, number: int, limit: int, padding: Padding) -> None:
         self.instance = instance
         self.number = number

@@ -16,18 +16,6 @@ _FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 class Roll:
     """The sequences that ids name. An id names a sequence from its START until the sequence closes."""
 
-    __slots__ = (
-        "_controls",
-        "_initial",
-        "_iterative",
-        "_made",
-        "_model",
-        "last_restarted",
-        "live",
-        "restarted",
-        "stopping",
-    )
-
     def __init__(self, model: str, controls: Controls, initial: Extra, *, iterative: bool) -> None:
         """`initial` are the states of a sequence that begins; an `iterative` model makes ids of its own."""
         self._model = model

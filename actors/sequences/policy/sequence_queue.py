@@ -18,8 +18,6 @@ class SequenceQueue(WaitingLine):
     Requests leave it to run by `actors.sequences.policy.sequences.Sequences.form`.
     """
 
-    __slots__ = ("_live", "_lives", "_tickets", "room_order")
-
     def __init__(self, lives: Lives) -> None:
         self._lives = lives
         self._live = lives.roll.live

@@ -22,8 +22,6 @@ class SequenceRoom(RoomOrder):
     Such a request does not wait for room in the backlog. No request passes an earlier one of its sequence.
     """
 
-    __slots__ = ("_by_id", "_first_come", "_going_on", "_live", "_tickets")
-
     def __init__(self, live: Mapping[Key, LiveSequence], tickets: Tickets) -> None:
         self._live = live
         self._tickets = tickets

@@ -38,18 +38,6 @@ class Sequences(Sequencing):
     Its scheduler looks into `roll`, `tickets` and `slots`, and takes batches of `batches`.
     """
 
-    __slots__ = (
-        "_lives",
-        "_queue",
-        "batches",
-        "iterative",
-        "keeps_state",
-        "queue",
-        "roll",
-        "slots",
-        "tickets",
-    )
-
     def __init__(self, spec: ModelSpec, scheduling: SequenceBatching) -> None:
         self.iterative = scheduling.iterative
         self.keeps_state = scheduling.checkpoint

@@ -14,8 +14,6 @@ from actors.sequences.policy.records import LiveSequence, SlotGroup
 class Slots:
     """The slots of all instances, and the backlog: the sequences that wait for one, the first to be next."""
 
-    __slots__ = ("_free", "_groups", "_numbers", "backlog")
-
     def __init__(self) -> None:
         self.backlog: OrderedDict[LiveSequence, None] = OrderedDict()
         self._groups: dict[str, list[SlotGroup]] = {}

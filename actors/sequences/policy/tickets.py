@@ -16,8 +16,6 @@ from actors.values.specs import QueueBounds
 class _Share:
     """What waits either for slots or in the backlog."""
 
-    __slots__ = ("nbytes", "requests")
-
     def __init__(self) -> None:
         self.requests = 0
         self.nbytes = 0
@@ -34,8 +32,6 @@ class Tickets:
     The backlog and the sequences with slots (`seated`) each have the queue's bounds. With one bound for both,
     a full backlog would keep the sequences with slots from ever coming to an end.
     """
-
-    __slots__ = ("_arrivals", "_bounds", "_shares", "_timers", "queued")
 
     def __init__(self, bounds: QueueBounds, timers: Timers[Due]) -> None:
         self._bounds = bounds

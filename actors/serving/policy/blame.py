@@ -43,8 +43,6 @@ class Quarantine:
     fingerprints: a new one then replaces the oldest.
     """
 
-    __slots__ = ("_by_digest", "_capacity", "_quick", "_ttl", "added_at")
-
     def __init__(self, ttl: float, *, capacity: int = 256) -> None:
         self._ttl = ttl
         self._capacity = capacity
@@ -112,8 +110,6 @@ class Quarantine:
 
 class Blame:
     """The memory of one model version."""
-
-    __slots__ = ("_hung", "accused", "clean", "quarantine")
 
     def __init__(self) -> None:
         self.clean = True  # no request is quarantined or accused

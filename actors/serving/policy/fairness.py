@@ -98,8 +98,6 @@ class _Held:
 class Ledger:
     """What each tenant has waiting in a queue and what it has got, over all lanes of the queue."""
 
-    __slots__ = ("_fairness", "_held", "tallies")
-
     def __init__(self, fairness: Fairness) -> None:
         self._fairness = fairness
         self._held: dict[str, _Held] = {}
@@ -207,18 +205,6 @@ class FairLane(Generic[E]):
     line, `popitem` takes the next one in fair order, and `values` are in the order of arrival. A request's
     tenant must not change while it is here.
     """
-
-    __slots__ = (
-        "_arrived",
-        "_heap",
-        "_ledger",
-        "_lines",
-        "_owing",
-        "_returned",
-        "_tickets",
-        "_virtual",
-        "_weight",
-    )
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -22,8 +22,6 @@ class StartAfter:
 class HoldBack:
     """Holds one model version back until its first batch may begin. From then on it stays `open`."""
 
-    __slots__ = ("_after", "open")
-
     def __init__(self, after: StartAfter | None = None) -> None:
         """Without `after`, or if that needs no queued request, nothing is held back."""
         self._after = StartAfter() if after is None else after

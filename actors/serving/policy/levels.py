@@ -66,17 +66,6 @@ class QueueLane(Protocol):
 class Level:
     """One priority level with its policy."""
 
-    __slots__ = (
-        "delayed",
-        "delays",
-        "number",
-        "overrides",
-        "policy",
-        "risen",
-        "timeout",
-        "waiting",
-    )
-
     def __init__(self, number: int, policy: QueuePolicy, ledger: Ledger | None) -> None:
         self.number = number
         self.policy = policy
@@ -117,18 +106,6 @@ class Level:
 
 class Levels:
     """The levels of one queue, by number and in scan order."""
-
-    __slots__ = (
-        "_default",
-        "_default_policy",
-        "_ledger",
-        "_lowest",
-        "_policies",
-        "fixed",
-        "known",
-        "lanes",
-        "present",
-    )
 
     def __init__(self, scheduling: Scheduling, ledger: Ledger | None) -> None:
         self._ledger = ledger

@@ -18,8 +18,6 @@ Answer = TypeVar("Answer")
 class ReorderBuffer(Generic[Answer]):
     """Hold finished answers until their turn comes."""
 
-    __slots__ = ("_answers", "_next", "_tickets", "_waiting")
-
     def __init__(self) -> None:
         self._waiting: deque[InferRequest] = deque()  # ticket `_next` is at the left
         self._tickets: dict[InferRequest, int] = {}

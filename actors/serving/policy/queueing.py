@@ -41,19 +41,6 @@ class RequestQueue(WaitingLine):
     noticed when a scan meets it, and then comes out of the next `expire`, which `next_expiry` makes due.
     """
 
-    __slots__ = (
-        "_ageing",
-        "_bounds",
-        "_cancelled",
-        "_ledger",
-        "_len",
-        "_levels",
-        "_nbytes",
-        "_risen",
-        "_timers",
-        "room_order",
-    )
-
     def __init__(self, scheduling: Scheduling, bounds: QueueBounds, fairness: Fairness | None = None) -> None:
         self._bounds = bounds
         self._ledger = ledger = Ledger(fairness) if fairness is not None and fairness.by_tenant else None

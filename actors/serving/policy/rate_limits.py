@@ -83,8 +83,6 @@ class _Pool:
 class _Member(Generic[Key]):
     """An instance that the limiter knows."""
 
-    __slots__ = ("executing", "key", "needs", "owner", "place", "priority", "reached", "ring")
-
     def __init__(
         self,
         key: Key,

@@ -414,8 +414,6 @@ class SuspectQueue:
     a `RequestQueue`, a request that is cancelled or past its own deadline comes out of `expire`.
     """
 
-    __slots__ = ("groups", "running")
-
     def __init__(self) -> None:
         self.groups: list[Group] = []  # that wait, the next one last; none is empty
         self.running: Group = ()  # the group that runs alone now; empty for none

@@ -16,8 +16,6 @@ _LOOKS: Final = 8
 class RoomOrder(ABC):
     """The order in which callers that wait for room in a line come in."""
 
-    __slots__ = ()
-
     @abstractmethod
     def enter(self, request: InferRequest) -> None:
         """Note that the caller of `request` begins to wait."""
@@ -44,8 +42,6 @@ class RoomOrder(ABC):
 
 class FirstCome(RoomOrder):
     """First come, first served."""
-
-    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[InferRequest, None] = OrderedDict()
@@ -75,8 +71,6 @@ class FirstCome(RoomOrder):
 
 class Turns(RoomOrder):
     """Tenants take turns, so that one without room holds up no other; each has a line of its own."""
-
-    __slots__ = ("_lines",)
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, OrderedDict[InferRequest, None]] = OrderedDict()

@@ -93,8 +93,6 @@ _TOLD: Final = {
 class _Mean:
     """A mean over about the last ten measurements; NaN before the first."""
 
-    __slots__ = ("_amount", "_weight")
-
     def __init__(self) -> None:
         self._amount = 0.0
         self._weight = 0.0

@@ -53,8 +53,6 @@ class Tally:
 class TenantTallies:
     """The counts of a model's tenants. Counting costs a look-up or two."""
 
-    __slots__ = ("_candidates", "_listed", "_named", "_recent", "others")
-
     def __init__(self, listed: Iterable[str]) -> None:
         self._listed = frozenset(listed)
         self._named = {tenant: Tally() for tenant in self._listed}

@@ -20,8 +20,6 @@ _FEW: Final = 64
 class Timers(Generic[Target]):
     """Times on the caller's clock, each with a target. Timers' numbers are positive and never used again."""
 
-    __slots__ = ("_clean_at", "_heap", "_numbers", "running")
-
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
         self._clean_at = _FEW  # how many items it has when it is cleaned next

@@ -27,8 +27,6 @@ ENDED_AT_ONCE: Final = 256
 class WaitingLine(ABC):
     """The requests that wait for one model version. Every request given in comes out exactly once."""
 
-    __slots__ = ()
-
     room_order: RoomOrder
     """The order of the callers that wait for room."""
 
@@ -104,8 +102,6 @@ class Sequencing(ABC):
 
     A request that left the line to run ends by `done`, or comes back by `put_back` or `reschedule`.
     """
-
-    __slots__ = ()
 
     queue: WaitingLine
     """The line of the same requests."""

@@ -38,8 +38,6 @@ class Shares:
     no plan. If no version is available there are no shares, and nothing to choose.
     """
 
-    __slots__ = ("_bounds", "_draws", "by_version", "versions")
-
     def __init__(self, weights: Mapping[int, float], available: Iterable[int]) -> None:
         ready = sorted(available)
         largest = max((weights.get(version, 0.0) for version in ready), default=0.0)
@@ -175,8 +173,6 @@ _GRAINS: Final = 128
 
 class Window:
     """A version's counters over the last `length` seconds, to within a hundredth of that."""
-
-    __slots__ = ("_length", "_samples")
 
     def __init__(self, length: float) -> None:
         self._length = length
