@@ -735,9 +735,6 @@ def test_requests_that_can_not_be_read(stubs, document, text):
     assert answer.error_message == text
 
 
-X16 = [1.0] * 16
-
-
 @pytest.mark.parametrize(
     ("model", "inputs", "outputs"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251  # grpclib's client runs on nothing else
 import errno
 import socket
 import threading
@@ -12,16 +11,12 @@ from typing import Any
 import grpc
 import pytest
 import trio
-from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError
 
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.policy import GrpcOptions
-from protocols.kserve.categories import Category
 from tests.fuzz import h2wire as wire
 from tests.protocols.flaky_sockets import Flaky
-from tests.protocols.grpc_serving import INFER, LIVE, STREAM, Raw, Service, bidi, in_thread, serve, unary
+from tests.protocols.grpc_serving import LIVE, Service, bidi, in_thread, serve, unary
 
 MiB = 1024 * 1024
 
@@ -48,47 +43,6 @@ async def served(request):
 def channel(served):
     with served.channel(max_receive_message_length=-1, max_send_message_length=-1) as channel:
         yield channel
-
-
-async def test_a_unary_call_is_answered(channel):
-    assert await in_thread(unary(channel), b"hello", timeout=5) == b"hello"
-
-
-async def test_an_empty_message_is_a_message(channel):
-    assert await in_thread(unary(channel), b"", timeout=5) == b""
-
-
-async def test_many_calls_at_once_are_each_answered_with_their_own(served):
-    with served.channel() as channel:
-        echo = unary(channel)
-
-        def ask():
-            messages = [b"%d" % number * (number % 700) for number in range(2000)]
-            futures = [echo.future(message, timeout=20) for message in messages]
-            return [future.result() for future in futures] == messages
-
-        assert await in_thread(ask)
-    assert served.service.echo.released == served.service.echo.leases == 2000
-    assert len(served.service.echo.finished_with) == 2000
-
-
-@pytest.mark.parametrize("size", [65_530, 65_531, 70_000, 16 * MiB])
-async def test_large_messages_pass_both_ways(size, served):
-    with served.channel(max_receive_message_length=-1, max_send_message_length=-1) as channel:
-        message = bytes(range(251)) * (size // 251) + b"x" * (size % 251)
-        assert await in_thread(unary(channel), message, timeout=20) == message
-    assert served.service.echo.released == 1
-
-
-@serving(options=GrpcOptions(connection_bytes=256 * 1024))
-async def test_a_message_larger_than_all_that_a_connection_may_hold_passes_alone(channel):
-    echo = unary(channel)
-
-    def ask():
-        futures = [echo.future(bytes([number]) * 4 * MiB, timeout=30) for number in range(8)]
-        return [future.result()[:1] for future in futures]
-
-    assert await in_thread(ask) == [bytes([number]) for number in range(8)]
 
 
 async def test_errors_reach_the_client_with_status_and_text(served):
@@ -126,33 +80,6 @@ async def test_a_bug_in_a_method_costs_one_call_and_is_reported(served):
     assert served.listener.statistics().accepted == 1
 
 
-async def test_an_unknown_method_is_unimplemented(channel):
-    code, _ = await failure_of(unary(channel, "/toy.Toy/Absent"), b"")
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_unary_method_takes_exactly_one_message(served):
-    with served.channel() as channel:
-        for messages in ([], [b"a", b"b"]):
-            call = channel.stream_unary(
-                "/inference.GRPCInferenceService/ModelInfer", lambda data: data, lambda data: data
-            )
-            code, _ = await failure_of(call, iter(messages))
-            assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert served.service.echo.begun == 0
-
-
-@serving(options=GrpcOptions(restricted={Category.HEALTH: ("secret", "v1")}))
-async def test_a_restricted_method_wants_its_key(channel):
-    assert await failure_of(unary(channel, LIVE), b"") == (
-        grpc.StatusCode.UNAVAILABLE,
-        "This protocol is restricted, expecting header 'triton-grpc-protocol-secret'",
-    )
-    opened = (("triton-grpc-protocol-secret", "v1"),)
-    assert await in_thread(unary(channel, LIVE), b"on", metadata=opened, timeout=5) == b"ON"
-    assert await in_thread(unary(channel), b"open", timeout=5) == b"open"
-
-
 async def test_metadata_passes_both_ways(channel):
     reply, call = await in_thread(
         unary(channel, LIVE).with_call, b"x", metadata=(("told", "this"),), timeout=5
@@ -162,134 +89,6 @@ async def test_metadata_passes_both_ways(channel):
     assert trailing["seen"] == "this"
     assert trailing["blob-bin"] == b"\x00\xff"
     assert trailing["peer"].startswith("ipv4:127.0.0.1:")
-
-
-async def test_every_kind_of_coroutine_method_works(channel):
-    count = channel.unary_stream("/toy.Toy/Count", lambda data: data, lambda data: data)
-    assert await in_thread(lambda: list(count(b"3", timeout=5))) == [b"0", b"1", b"2"]
-    gather = channel.stream_unary("/toy.Toy/Gather", lambda data: data, lambda data: data)
-    assert await in_thread(gather, iter([b"a", b"bc", b""]), timeout=5) == b"abc"
-    messages = [b"%d" % number * number for number in range(300)]
-    each = bidi(channel)
-    assert await in_thread(lambda: list(each(iter(messages), timeout=10))) == messages
-
-
-async def test_large_messages_pass_through_a_stream(channel):
-    messages = [
-        bytes([number]) * size for number, size in enumerate([8 * MiB, 1, 65_526, 70_000, 3 * MiB, 9])
-    ]
-    each = bidi(channel)
-    assert await in_thread(lambda: list(each(iter(messages), timeout=20))) == messages
-
-
-async def test_a_client_that_cancels_is_heard_by_its_method_and_by_no_other(served):
-    echo = served.service.echo
-    echo.held = []
-    with served.channel() as channel:
-        first, second = unary(channel).future(b"first"), unary(channel).future(b"second")
-        await served.until(lambda: len(echo.held) == 2)
-        gone = next(call for call in echo.held if call.context == b"first")
-        other = next(call for call in echo.held if call.context == b"second")
-        first.cancel()
-        await served.until(lambda: echo.cancelled)
-        assert echo.cancelled == [gone]
-        echo.respond(gone, b"too late")
-        assert echo.released == 1
-        echo.answer(other)
-        assert await in_thread(second.result, 5) == b"second"
-        waiting = unary(channel, "/toy.Toy/Wait").future(b"")
-        await served.until(lambda: served.listener.statistics().streams == 1)
-        waiting.cancel()
-        with trio.fail_after(5):
-            await served.service.cancelled.wait()
-    assert [type(outcome).__name__ for outcome in echo.finished_with] == ["Cancelled", "InferResponse"]
-
-
-async def test_a_client_that_disconnects_cancels_all_of_its_calls(served):
-    echo = served.service.echo
-    echo.held = []
-    channel = served.channel()
-    futures = [unary(channel).future(b"held"), unary(channel, "/toy.Toy/Wait").future(b"")]
-    await served.until(lambda: echo.held and served.listener.statistics().streams == 2)
-    channel.close()
-    await served.until(lambda: not served.listener.statistics().connections)
-    assert all(future.done() for future in futures)
-    assert echo.cancelled == echo.held
-    assert served.service.cancelled.is_set()
-    assert len(echo.finished_with) == 1
-
-
-@pytest.mark.slow
-async def test_a_deadline_ends_a_call_and_its_method_hears_of_it(served):
-    echo = served.service.echo
-    echo.held = []
-    with served.channel() as channel:
-        too_late = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-        for path in ("/inference.GRPCInferenceService/ModelInfer", "/toy.Toy/Wait"):
-            with pytest.raises(grpc.RpcError) as caught:
-                await in_thread(unary(channel, path), b"held", timeout=0.2)
-            assert (caught.value.code(), caught.value.details()) == too_late
-        await served.until(lambda: not served.listener.statistics().streams)
-    assert echo.cancelled == echo.held
-    assert served.service.cancelled.is_set()
-
-
-@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-@serving(options=GrpcOptions(compression="low"))
-async def test_compressed_messages_are_read_and_answers_compressed(algorithm, served):
-    with served.channel(max_receive_message_length=-1, max_send_message_length=-1) as channel:
-        for size in (100, 50_000, 5 * MiB):
-            message = b"abcdefgh" * (size // 8)
-            asked = in_thread(unary(channel), message, timeout=20, compression=algorithm)
-            assert await asked == message
-        messages = [b"ab" * 50, b"cd" * 100_000, b"ef"]
-        each = bidi(channel)
-        answers = await in_thread(lambda: list(each(iter(messages), timeout=20, compression=algorithm)))
-        assert answers == messages
-    assert served.service.echo.released == served.service.echo.leases == 3
-
-
-async def test_a_stalled_stream_stops_nobody_and_holds_little(served, channel):
-    stalled = served.service
-    sent = 0
-
-    def chunks():
-        nonlocal sent
-        for _ in range(100):
-            sent += 1
-            yield b"x" * 100_000
-
-    call = channel.stream_unary("/toy.Toy/Idle", lambda data: data, lambda data: data).future(chunks())
-    await served.until(lambda: served.listener.statistics().streams == 1)
-    assert await in_thread(unary(channel), b"still here", timeout=5) == b"still here"
-    assert sent < 100
-    stalled.proceed.set()
-    assert await in_thread(call.result, 10) == b"100"
-
-
-async def test_a_large_answer_passes_through_small_windows_and_its_memory_is_given_back_at_once(served):
-    echo = served.service.echo
-    small = {"http2.lookahead_bytes": 16 * 1024, "http2.bdp_probe": 0, "max_receive_message_length": -1}
-    with served.channel(**small) as channel:
-        message = bytes(range(256)) * (8 * MiB // 256)
-        assert await in_thread(unary(channel), message, timeout=20) == message
-    assert echo.released == echo.leases == 1
-
-
-async def test_a_stream_of_answers_waits_for_its_reader(channel):
-    call = channel.unary_stream("/toy.Toy/Count", lambda data: data, lambda data: data)(b"20000")
-    assert await in_thread(next, call) == b"0"
-    assert await in_thread(unary(channel), b"meanwhile", timeout=5) == b"meanwhile"
-    assert len(await in_thread(list, call)) == 19_999
-
-
-def test_sizes_and_times_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="connection_bytes"):
-        GrpcOptions(connection_bytes=0)
-    with pytest.raises(ValueError, match="keepalive_time"):
-        GrpcOptions(keepalive_time=0)
-    with pytest.raises(ValueError, match="max_connection_age"):
-        GrpcOptions(max_connection_age=0)
 
 
 def test_two_services_can_not_claim_one_path():
@@ -344,18 +143,6 @@ async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(served):
         with trio.fail_after(10):
             await served.listener.wait_drained()
     assert any(each.kind == wire.HEADERS and each.stream == 1 for each in wire.split(answer))
-
-
-@pytest.mark.slow
-@serving(options=GrpcOptions(max_connection_age=0.2, max_connection_age_grace=1), uniform=lambda: 0.5)
-async def test_connections_are_retired_with_age_and_clients_do_not_notice(served, channel):
-    echo = unary(channel)
-
-    def ask_for_a_while():
-        return [echo(b"%d" % number, timeout=5) for number in range(1500)]
-
-    assert len(await in_thread(ask_for_a_while)) == 1500
-    await served.until(lambda: served.listener.statistics().accepted >= 2)
 
 
 @pytest.mark.slow
@@ -455,26 +242,3 @@ async def test_a_listener_that_crashed_goes_on_with_its_connections():
                         serving.cancel_scope.cancel()
                 assert listener.statistics().accepted == 1
             connections.cancel_scope.cancel()
-
-
-@pytest.mark.slow
-async def test_grpclibs_client_is_served(served):
-    """grpclib runs on asyncio only, so it has a thread and a loop of its own."""
-    host, port = served.socket.getsockname()
-
-    async def ask():
-        async with Channel(host, port) as channel:
-            echo = UnaryUnaryMethod(channel, INFER, Raw, Raw)
-            replies = [(await echo(Raw(b"%d" % number * 1000))).data for number in range(20)]
-            with pytest.raises(GRPCError) as caught:
-                await echo(Raw(b"error of grpclib"))
-            assert caught.value.status is Status.NOT_FOUND
-            async with StreamStreamMethod(channel, STREAM, Raw, Raw).open() as stream:
-                for number in range(20):
-                    await stream.send_message(Raw(b"%d" % number))
-                await stream.end()
-                return replies, [message.data async for message in stream]
-
-    replies, streamed = await in_thread(asyncio.run, ask())
-    assert replies == [b"%d" % number * 1000 for number in range(20)]
-    assert streamed == [b"%d" % number for number in range(20)]

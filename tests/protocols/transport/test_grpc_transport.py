@@ -13,26 +13,29 @@ import trio
 from protocols.grpc.policy import GrpcOptions
 from protocols.transport.sockets import ConnectionLost, PlainTransport, TlsTransport, server_context
 from tests.fuzz import h2wire as wire
-from tests.protocols.grpc_certificates import Authority
 from tests.protocols.grpc_serving import bidi, in_thread, serve, unary
+from tests.support.certificates import Authority
 
 MiB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def authority():
-    return Authority()
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture
-def server_files(authority, tmp_path):
-    return authority.issue("localhost").write(tmp_path, "server")
+def server_files(authority):
+    files = authority.sign("server")
+    return str(files.certificate), str(files.key)
 
 
 def secure(served, authority, client=None, **options):
     port = served.socket.getsockname()[1]
     credentials = grpc.ssl_channel_credentials(
-        authority.certificate, client and client.key, client and client.certificate
+        authority.root.read_bytes(),
+        client and client.key.read_bytes(),
+        client and client.certificate.read_bytes(),
     )
     pairs = [(f"grpc.{key}", value) for key, value in options.items()]
     return grpc.secure_channel(f"localhost:{port}", credentials, pairs)
@@ -105,12 +108,10 @@ async def test_calls_pass_through_tls(authority, server_files):
 
 
 async def test_mutual_tls_wants_a_certificate_that_the_authority_signed(authority, server_files, tmp_path):
-    roots = tmp_path / "roots.pem"
-    roots.write_bytes(authority.certificate)
-    async with serve(tls=server_context(*server_files, client_roots=str(roots))) as served:
-        with secure(served, authority, authority.issue("client")) as channel:
+    async with serve(tls=server_context(*server_files, client_roots=str(authority.root))) as served:
+        with secure(served, authority, authority.sign("client")) as channel:
             assert await in_thread(unary(channel), b"known", timeout=10) == b"known"
-        for unknown in (None, Authority().issue("client")):
+        for unknown in (None, Authority(tmp_path).sign("client")):
             with secure(served, authority, unknown) as channel:
                 with pytest.raises(grpc.RpcError) as caught:
                     await in_thread(unary(channel), b"unknown", timeout=2)
@@ -122,7 +123,7 @@ async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_f
     refused = []
     tls = server_context(*server_files)
     async with serve(tls=tls, on_refused=lambda _, reason: refused.append(reason)) as served:
-        context = ssl.create_default_context(cadata=authority.certificate.decode())
+        context = ssl.create_default_context(cafile=authority.root)
         context.set_alpn_protocols(["http/1.1"])
         stream = await trio.open_tcp_stream("127.0.0.1", served.socket.getsockname()[1])
         async with trio.SSLStream(stream, context, server_hostname="localhost") as secured:
@@ -137,7 +138,7 @@ async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_f
 @pytest.mark.slow
 @pytest.mark.parametrize("secured", [False, True])
 async def test_a_client_that_goes_on_sending_can_read_why_it_is_sent_away(secured, authority, server_files):
-    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context = ssl.create_default_context(cafile=authority.root)
     context.set_alpn_protocols(["h2"])
 
     def misbehave(address):
@@ -190,7 +191,7 @@ async def test_a_client_that_never_finishes_its_handshake_holds_up_the_end_for_s
 
 @pytest.mark.slow
 async def test_a_client_in_the_middle_of_its_handshake_hears_that_the_server_ends(authority, server_files):
-    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context = ssl.create_default_context(cafile=authority.root)
     context.set_alpn_protocols(["h2"])
 
     def hear(raw):
