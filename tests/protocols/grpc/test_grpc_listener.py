@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +13,6 @@ import trio
 from protocols.grpc.listener import GrpcListener
 from protocols.grpc.policy import GrpcOptions
 from tests.fuzz import h2wire as wire
-from tests.protocols.flaky_sockets import Flaky
 from tests.protocols.grpc_serving import LIVE, Service, bidi, in_thread, serve, unary
 
 MiB = 1024 * 1024
@@ -191,22 +188,6 @@ async def test_clients_that_ping_as_they_should_are_kept_and_answer_pings(served
     assert served.listener.statistics().accepted == 1
 
 
-async def test_exhaustion_is_told_and_waited_out():
-    failures = [OSError(errno.EMFILE, "no"), OSError(errno.ECONNABORTED, "gone"), OSError(errno.ENFILE, "no")]
-    told: list[Any] = []
-    listener = GrpcListener([Service()], on_crash=lambda path, bug: None)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        async with trio.open_nursery() as nursery:
-            serving = partial(listener.serve, on_exhausted=told.append)
-            await nursery.start(
-                serving, Flaky(sock, list(failures)), lambda name, run: nursery.start_soon(run)
-            )
-            with grpc.insecure_channel(f"127.0.0.1:{sock.getsockname()[1]}") as channel:
-                assert await in_thread(unary(channel), b"hello", timeout=10) == b"hello"
-            nursery.cancel_scope.cancel()
-    assert told == failures[:1]
-
-
 async def test_a_client_that_is_sent_away_is_told_of_with_its_address_and_why():
     refused = []
     async with serve(on_refused=lambda *words: refused.append(words)) as served:
@@ -223,22 +204,3 @@ async def test_a_client_that_is_sent_away_is_told_of_with_its_address_and_why():
     assert [one.payload[8:].decode() for one in wire.split(said) if one.kind == wire.GOAWAY] == [text]
     assert refused == [(f"ipv4:{host}:{port}", f"{text} (ENHANCE_YOUR_CALM)")]
     assert (statistics.violations, statistics.floods) == (1, 1)
-
-
-async def test_a_listener_that_crashed_goes_on_with_its_connections():
-    service = Service()
-    listener = GrpcListener([service], on_crash=lambda path, bug: None)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        async with trio.open_nursery() as connections:
-
-            def spawn(name, run):
-                connections.start_soon(run, name=name)
-
-            with grpc.insecure_channel(f"127.0.0.1:{sock.getsockname()[1]}") as channel:
-                for message in (b"before", b"after"):
-                    async with trio.open_nursery() as serving:
-                        await serving.start(listener.serve, sock, spawn)
-                        assert await in_thread(unary(channel), message, timeout=5) == message
-                        serving.cancel_scope.cancel()
-                assert listener.statistics().accepted == 1
-            connections.cancel_scope.cancel()

@@ -192,15 +192,6 @@ async def test_pipelined_requests_are_answered_in_order(client):
         assert (await client.response())[0] == 404
 
 
-async def test_a_request_may_come_one_byte_at_a_time(client):
-    for byte in infer("zeros", 3):
-        await client.send(bytes([byte]))
-        await trio.lowlevel.checkpoint()
-    status, fields, body = await client.response()
-    assert status == 200
-    assert body[int(fields["Inference-Header-Content-Length"]) :] == bytes(3)
-
-
 @pytest.mark.parametrize(
     ("head", "answer", "stays"),
     [
@@ -238,34 +229,6 @@ async def test_a_head_request_gets_no_body(client):
     head = await client.receive_all()
     assert head.startswith(b"HTTP/1.1 405 ")
     assert head.endswith(b"\r\n\r\n")
-
-
-async def test_a_large_body_arrives_whole_and_comes_back(client):
-    count = 1_000_000
-    tensor = {
-        "name": "X",
-        "datatype": "FP32",
-        "shape": [1, count],
-        "parameters": {"binary_data_size": count * 4},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    data = b"\1\2\3\4" * count
-    await client.send(
-        b"POST /v2/models/scores/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: %d\r\n"
-        b"Content-Length: %d\r\n\r\n" % (len(head), len(head) + len(data)) + head
-    )
-    await client.send(data)
-    status, fields, body = await client.response()
-    assert status == 200
-    assert body[int(fields["Inference-Header-Content-Length"]) :] == data
-
-
-async def test_a_chunked_body_arrives_whole(client):
-    head, body = infer("zeros", 3).split(b"\r\n\r\n")
-    head = head.split(b"\r\n")[0] + b"\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    await client.send(head + chunks)
-    assert (await client.response())[0] == 200
 
 
 async def test_header_names_reach_the_application_as_received_too(serve):
@@ -313,18 +276,6 @@ async def test_a_refused_request_ends_its_connection_after_those_before_it(messa
     assert fields["Content-Type"] == "application/json"
     assert set(json.loads(body)) == {"error"}
     assert await client.closed()
-
-
-async def test_a_body_of_too_many_chunks_is_refused_and_the_connection_closed(client):
-    start = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    await client.send(start + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n")
-    status, fields, body = await client.response()
-    assert status == 400
-    assert json.loads(body) == {
-        "error": "Chunked request body exceeds maximum of 65536 non-empty chunks. "
-        "Send fewer or larger HTTP chunks."
-    }
-    assert fields["Connection"] == "close"
 
 
 @serving(limits=ListenerLimits(connection=ConnectionLimits(request=RequestLimits(max_body_size=1000))))
