@@ -10,14 +10,13 @@ from tests.survival.changing import (
     code,
     entries,
     index_of,
-    pids,
     ready,
     refusal,
     states,
     until_states,
     witnessed,
 )
-from tests.survival.server import eventually, until
+from tests.survival.server import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -132,27 +131,3 @@ def follows(record, *allowed):
             return False
         place = max(place, later[0])
     return bool(seen) and seen[-1] == allowed[-1]
-
-
-async def test_a_repository_that_vanishes_is_no_order_to_unload(tritium_server, workshop):
-    workshop.model("other")
-    async with tritium_server(*POLLING) as server:
-        before = await pids(server, "telling"), await pids(server, "other")
-        away = workshop.repository.with_name("away")
-        async with witnessed(server, "telling") as witness:
-            workshop.repository.rename(away)
-            await until(lambda: bool(server.logged("repository_unavailable")))
-            await trio.sleep(0.5)  # looks enough to have taken it for a removal
-            assert await states(server, "telling") == {1: "READY"}
-            assert await states(server, "other") == {1: "READY"}
-            assert await ready(server)
-            away.rename(workshop.repository)
-            await trio.sleep(0.5)
-            assert (await pids(server, "telling"), await pids(server, "other")) == before
-            workshop.write("telling/1/model.py", code(2, execute_seconds=WORK))  # it is watched again
-
-            async def heard():
-                return witness.seen[2] > 0
-
-            await eventually(heard)
-        assert len(server.logged("model_unloading")) == 1  # the generation that was replaced

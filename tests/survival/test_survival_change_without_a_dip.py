@@ -98,6 +98,3 @@ async def test_reloads_on_request_are_not_noticed(tritium_server, workshop, chan
         assert len(server.logged("model_swapped")) == changes
         assert await states(server, "telling") == {1: "READY"}
         check_server(server)
-
-
-# -- copies that take their time

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from functools import partial
 from textwrap import dedent
 from typing import Any
 
@@ -20,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
+from actors.wire.frames import WINDOW_BYTES
 from protocols.grpc.call import STREAM_LIMIT
 from tests.survival.grpc_wire import STREAM_INFER, channel_to, inference
 from tests.survival.server import until
@@ -141,31 +140,6 @@ class Stream:
         self.client.close()
 
 
-async def test_responses_stream_to_tritonclient(tritium_server, notes):
-    def converse(url):
-        stream = Stream(url)
-        stream.ask("a", 3, enable_empty_final_response=True)
-        assert [stream.receive() for _ in range(4)] == [("a", 0), ("a", 1), ("a", 2), ("a", None)]
-        stream.ask("silent", 0)
-        stream.ask("b", 200, 10_000)
-        stream.ask("c", 200, 10)
-        answers = [stream.receive() for _ in range(400)]
-        for request_id in "bc":
-            assert [number for who, number in answers if who == request_id] == list(range(200))
-        stream.ask("last", 1, enable_empty_final_response=True)
-        assert [stream.receive(), stream.receive()] == [("last", 0), ("last", None)]
-        statistics = stream.client.get_inference_statistics("counting").model_stats[0]
-        stream.close()
-        return statistics
-
-    async with tritium_server() as server:
-        statistics = await trio.to_thread.run_sync(converse, server.grpc_url)
-        assert statistics.inference_stats.success.count == 5
-        assert statistics.inference_stats.fail.count == 0
-        assert statistics.execution_count == statistics.inference_count == 5
-        assert not statistics.response_stats
-
-
 @pytest.mark.usefixtures("own_interpreter")
 async def test_a_client_that_stalls_stalls_its_model_thread_and_costs_no_memory(tritium_server, notes):
     size = 16 * 1024
@@ -193,21 +167,6 @@ async def test_a_client_that_stalls_stalls_its_model_thread_and_costs_no_memory(
         assert notes.sent("stalled") == seen
         channel.close()
         await until(lambda: notes.cancelled("stalled"))
-
-
-async def test_clients_that_leave_amid_their_answers_are_noticed_by_the_model(tritium_server, notes):
-    def converse(url):
-        stream = Stream(url)
-        stream.ask("a", 2_000_000_000)
-        stream.ask("b", 2_000_000_000)
-        began: set[int] = set()
-        while began != set("ab"):
-            began.add(stream.receive()[0])
-        stream.close(cancel=True)
-
-    async with tritium_server() as server:
-        await trio.to_thread.run_sync(converse, server.grpc_url)
-        await until(lambda: notes.cancelled("a") and notes.cancelled("b"))
 
 
 async def test_a_killed_worker_ends_each_stream_with_one_error_and_serves_again(tritium_server, notes):
@@ -241,20 +200,3 @@ async def test_a_killed_worker_ends_each_stream_with_one_error_and_serves_again(
         )
         assert again == [("again", 0), ("again", 1)]
         assert await server.metric("nv_inference_request_failure", model="counting") == 3
-
-
-async def test_a_server_that_ends_lets_streams_finish(tritium_server, notes):
-    def converse(url, ended):
-        stream = Stream(url)
-        stream.ask("a", 3 * WINDOW_PARTS, 100_000, enable_empty_final_response=True)
-        first = stream.receive()
-        ended()
-        rest = [stream.receive() for _ in range(3 * WINDOW_PARTS)]
-        stream.close()
-        return [first, *rest]
-
-    async with tritium_server() as server:
-        ended = partial(server.signal, signal.SIGTERM)
-        answers = await trio.to_thread.run_sync(converse, server.grpc_url, ended)
-        assert answers == [*(("a", number) for number in range(3 * WINDOW_PARTS)), ("a", None)]
-        assert await server.wait_ended() == 0

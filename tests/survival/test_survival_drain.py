@@ -129,17 +129,6 @@ async def test_told_twice_it_ends_at_once(tritium_server, repository, gates):
         await until(lambda: not any(alive(worker) for worker in workers))
 
 
-async def test_out_of_patience_it_says_so_and_ends_with_an_error(tritium_server, repository, gates):
-    repository.gated(gates.directory)
-    async with tritium_server("--exit-timeout-secs=1", exit_status=1) as server:
-        async with requests_in_hand(server, gates, 2):
-            workers = server.descendants()
-            server.signal(signal.SIGTERM)
-            assert await server.wait_ended() == 1
-        assert "Exit timeout expired. Exiting immediately." in server.failures
-        await until(lambda: not any(alive(worker) for worker in workers))
-
-
 async def test_killed_it_leaves_no_worker_behind(tritium_server, repository, gates):
     repository.gated(gates.directory)
     repository.onnx_add_sub(config=instances(1))
@@ -153,19 +142,6 @@ async def test_killed_it_leaves_no_worker_behind(tritium_server, repository, gat
             server.signal(signal.SIGKILL)
             await server.wait_ended()
         await until(lambda: not any(alive(worker) for worker in workers))
-
-
-async def test_ended_while_a_model_loads_it_waits_for_nothing(tritium_server, repository, tmp_path):
-    repository.python_add_sub()
-    model = repository.path / "python_add_sub" / "1" / "model.py"
-    model.write_text("import time\n\ntime.sleep(3600)\n")
-    async with tritium_server(ready=False) as server:
-        await server.wait_ports()
-        await until(lambda: bool(server.logged("worker_started")))
-        assert (await server.get("/v2/health/live")).status == 200
-        assert (await server.get("/v2/health/ready")).status == 400
-        server.signal(signal.SIGTERM)
-        assert await server.wait_ended() == 0
 
 
 @pytest.mark.long  # a worker has seven seconds to obey

@@ -6,10 +6,8 @@ import signal
 import pytest
 import trio
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
 
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
-from tests.survival.server import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -119,51 +117,3 @@ async def test_a_packed_environment_and_the_servers_own_serve_beside_each_other(
         name, version, _, colour = await told(server, "packed")
         assert (name, version, colour) == ("V7", "7.0", "blue")
         assert (await server.get("/v2/models/python_add_sub/ready")).status == 200
-
-
-async def test_others_serve_while_an_environment_is_built_and_the_server_ends_without_waiting_for_it(
-    tritium_server, add_model, repository, environ, tmp_path
-):
-    hanging = "#!/bin/sh\nsleep 600 & wait\n"
-    archive = pack(make_environment(tmp_path / "env", python=hanging), tmp_path / "env.tar.gz")
-    add_model(
-        "building",
-        config=f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{archive}" }} }}',
-    )
-    repository.python_add_sub()
-    async with tritium_server(environ=environ, ready=False) as server:
-        await server.wait_ports()
-
-        async def serves():
-            return (await server.get("/v2/models/python_add_sub/ready")).status == 200
-
-        async def is_building():
-            progress = (await server.index())["building"].get("progress", {})
-            return "examining it" in str(progress)
-
-        await eventually(serves)
-        await eventually(is_building)
-        server.signal(signal.SIGTERM)
-        with trio.fail_after(20):
-            await server.wait_ended()
-    assert not list((tmp_path / "environments").glob("*/tritium-environment.json"))
-
-
-async def test_a_model_serves_on_until_its_next_environment_is_built_and_keeps_the_old_where_it_can_not_be(
-    tritium_server, add_model, environ
-):
-    requirements = add_model("first", "tiny==1.0") / "requirements.txt"
-
-    def load(server):
-        with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            client.load_model("first")
-
-    flags = ("--model-control-mode=explicit", "--load-model=first")
-    async with tritium_server(*flags, environ=environ) as server:
-        requirements.write_text("tiny==9.9")
-        with pytest.raises(InferenceServerException, match="No matching distribution found"):
-            await trio.to_thread.run_sync(load, server)
-        assert (await told(server, "first"))[:2] == ["V1", "1.0"]
-        requirements.write_text("tiny==2.0")
-        await trio.to_thread.run_sync(load, server)
-        assert (await told(server, "first"))[:2] == ["V2", "2.0"]

@@ -1,8 +1,7 @@
-"""The gRPC listener of a real server, as tritonclient.grpc sees it: addresses, certificates, and its end."""
+"""The gRPC listener of a real server, as tritonclient.grpc sees it: addresses and certificates."""
 
 from __future__ import annotations
 
-import signal
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,11 +18,6 @@ from tests.survival.server import until
 pytestmark = pytest.mark.slow
 
 PATIENCE = 60.0  # seconds
-
-
-@pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path)
 
 
 @contextmanager
@@ -62,113 +56,31 @@ async def assert_turns_away(url, **options):
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
 
 
-async def test_switched_off_it_does_not_listen(tritium_server, repository):
-    repository.python_add_sub()
-    async with tritium_server("--allow-grpc=false") as server:
-        services = {line["service"] for line in server.logged("listener_opened")}
-        assert services == {"HTTPService", "Metrics Service"}
-        names = [child["name"] for child in (await server.node("frontends"))["children"]]
-        assert names == ["http", "metrics"]
-
-
-async def test_it_serves_without_http(tritium_server, repository):
-    repository.python_add_sub()
-    async with tritium_server("--allow-http=false", ready=False) as server:
-        await until(lambda: bool(server.logged("server_ready")))
-        (address,) = (
-            line["address"]
-            for line in server.logged("listener_opened")
-            if line["service"] == "GRPCInferenceService"
-        )
-        await assert_serves(address)
-
-
-# -- TLS
-
-
-def tls_flags(files, **more):
-    flags = [f"--grpc-server-cert={files.certificate}", f"--grpc-server-key={files.key}"]
-    return [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in more.items())]
-
-
-async def test_with_tls_it_serves_those_who_trust_its_authority(tritium_server, repository, authority):
-    repository.python_add_sub()
-    flags = tls_flags(authority.sign("server"), grpc_use_ssl="true")
-    async with tritium_server(*flags) as server:
-        await assert_serves(server.grpc_url, ssl=True, root_certificates=str(authority.root))
-        await assert_turns_away(server.grpc_url)  # in the clear
-        await assert_serves(server.grpc_url, ssl=True, root_certificates=str(authority.root))
-
-
-async def test_with_mutual_tls_it_serves_those_whom_it_trusts(tritium_server, repository, authority):
-    repository.python_add_sub()
-    flags = tls_flags(
-        authority.sign("server"), grpc_use_ssl_mutual="true", grpc_root_cert=str(authority.root)
-    )
-    mine = authority.sign("client")
-    mutual = {"private_key": str(mine.key), "certificate_chain": str(mine.certificate)}
-    async with tritium_server(*flags) as server:
-        trusting = {"ssl": True, "root_certificates": str(authority.root)}
-        await assert_turns_away(server.grpc_url, **trusting)
-        await assert_serves(server.grpc_url, **trusting, **mutual)
-
-
-async def test_tls_files_that_do_not_belong_together_end_the_start(tritium_server, repository, authority):
-    repository.python_add_sub()
-    ours, other = authority.sign("server"), authority.sign("other")
-    flags = (
-        "--grpc-use-ssl=true",
-        f"--grpc-server-cert={ours.certificate}",
-        f"--grpc-server-key={other.key}",
-    )
-    async with tritium_server(*flags, ready=False, exit_status=1) as server:
-        assert await server.wait_ended() == 1
-        assert server.failures[0].startswith(
-            f"--grpc-server-key: the key in '{other.key}' does not belong to the certificate in "
-        )
-        assert not server.logged("worker_started")
-
-
-# -- a Unix socket
-
-
-async def test_it_serves_on_a_unix_socket_and_removes_it(tritium_server, repository, tmp_path):
-    repository.python_add_sub()
-    path = tmp_path / "grpc.sock"
-    async with tritium_server(f"--grpc-unix-socket={path}") as server:
-        await assert_serves(f"unix:{path}")
-        await assert_serves(server.grpc_url)
-        listener = await server.node("frontends/grpc-unix/listener")
-        assert listener["info"]["address"] == f"unix:{path}"
-        await server.wait_loaded()
-        (configured,) = server.logged("server_configured")
-        assert configured["options"]["grpc_unix_socket"] == str(path)
-    assert not path.exists()
-
-
-async def test_a_server_that_was_killed_leaves_its_unix_socket_to_the_next(
+async def test_with_mutual_tls_and_without_http_it_serves_those_whom_it_trusts(
     tritium_server, repository, tmp_path
 ):
     repository.python_add_sub()
+    authority = Authority(tmp_path)
+    ours, mine = authority.sign("server"), authority.sign("client")
     path = tmp_path / "grpc.sock"
-    async with tritium_server(f"--grpc-unix-socket={path}", exit_status=-signal.SIGKILL) as server:
-        server.signal(signal.SIGKILL)
-        await server.wait_ended()
-    assert path.exists()
-    async with tritium_server(f"--grpc-unix-socket={path}"):
-        await assert_serves(f"unix:{path}")
-
-
-# -- two servers, and the end of one
-
-
-async def test_two_servers_share_a_port_where_both_say_so(tritium_server, repository):
-    repository.python_add_sub()
-    async with tritium_server("--reuse-grpc-port=true") as first:
-        shared = ("--reuse-grpc-port=true", f"--grpc-port={first.grpc_port}")
-        async with tritium_server(*shared) as second:
-            assert second.grpc_port == first.grpc_port
-            await assert_serves(second.grpc_url)
-            first.signal(signal.SIGTERM)
-            assert await first.wait_ended() == 0
-            await assert_serves(second.grpc_url)
+    flags = (
+        "--allow-http=false",
+        f"--grpc-unix-socket={path}",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={ours.certificate}",
+        f"--grpc-server-key={ours.key}",
+        f"--grpc-root-cert={authority.root}",
+    )
+    trusting = {"ssl": True, "root_certificates": str(authority.root)}
+    mutual = {"private_key": str(mine.key), "certificate_chain": str(mine.certificate)}
+    async with tritium_server(*flags, ready=False) as server:
+        await until(lambda: bool(server.logged("server_ready")))
+        opened = [(line["service"], line["address"]) for line in server.logged("listener_opened")]
+        assert "HTTPService" not in dict(opened)
+        url, local = sorted(address for service, address in opened if service == "GRPCInferenceService")
+        assert local == f"unix:{path}"
+        await assert_turns_away(url)  # in the clear
+        await assert_turns_away(url, **trusting)
+        await assert_serves(url, **trusting, **mutual)
+        await assert_serves(local)
+    assert not path.exists()

@@ -8,49 +8,12 @@ import numpy as np
 import pytest
 import trio
 
-from tests.survival.repository import WIDTH, instances, parameter
-from tests.survival.server import eventually, until
-from tests.survival.wire import inference
+from tests.survival.repository import WIDTH, instances
+from tests.survival.server import eventually
 
 pytestmark = pytest.mark.slow
 
 TICKET = {"TICKET": np.array([[1]], np.int32)}
-
-
-async def test_two_workers_that_die_while_nobody_asks_are_both_replaced(tritium_server, repository):
-    repository.onnx_add_sub(config=instances(2))
-    async with tritium_server() as server:
-        before = await server.workers("onnx_add_sub")
-        assert len(before) == 2
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        await server.wait_serving("onnx_add_sub", but_not=tuple(before))
-        assert [node["restarts"] for node in await server.instances("onnx_add_sub")] == [1, 1]
-        assert (await server.get("/v2/health/ready")).status == 200
-        assert (await server.index())["onnx_add_sub"] == {
-            "name": "onnx_add_sub",
-            "version": "1",
-            "state": "READY",
-        }
-        async with await server.connect() as client:
-            ones = np.ones((1, WIDTH), np.float32)
-            response = await client.infer("onnx_add_sub", inputs={"A": ones, "B": ones})
-            assert (response.tensors()["SUM"] == 2).all()
-
-
-async def test_a_request_whose_worker_was_stopped_under_it_runs_again(tritium_server, repository, gates):
-    settings = parameter("tritium.execution_timeout", 1) + parameter("tritium.retry", "always")
-    repository.gated(gates.directory, config=instances(1) + settings)
-    async with tritium_server() as server, await server.connect() as client:
-        await client.send(inference("gated", TICKET))
-        await until(lambda: gates.began() == [1])
-        (worker,) = await server.workers("gated")
-        os.kill(worker, signal.SIGSTOP)
-        gates.open()
-        response = await client.receive()
-        assert response.status == 200, response.error
-        assert response.json()["parameters"] == {"attempts": 2}
-        assert gates.began() == [1, 1]
 
 
 async def crash(server, cause, model="crashing"):

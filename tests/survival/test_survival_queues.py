@@ -76,36 +76,3 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(asked, gate
         gates.open()
         await until(lambda: sorted(requests.served) == [1, 2, 3])
         assert gates.began() == [1, 2, 3]
-
-
-async def test_a_client_that_leaves_takes_its_queued_request_along(asked, gates):
-    # Without prefetching, so that the second request waits in the queue and not in the worker.
-    async with asked("dynamic_batching { priority_levels: 1 default_priority_level: 1 }") as (
-        server,
-        requests,
-    ):
-        await requests.begin(1)
-        async with await server.connect() as client:
-            await client.send(inference("gated", {"TICKET": np.array([[2]], np.int32)}))
-            await server.until_metric(1, PENDING, **MODEL)
-        await server.until_metric(0, PENDING, **MODEL)
-        assert await server.metric(FAILURES, reason="CANCELED", **MODEL) == 1
-        gates.open()
-        await until(lambda: requests.served == [1])
-        statistics = (await server.get("/v2/models/gated/stats")).json()["model_stats"][0]["inference_stats"]
-        assert statistics["fail"]["count"] == 1
-        assert gates.began() == [1]  # the second never ran
-
-
-async def test_a_model_sees_that_the_client_of_a_running_request_has_left(asked, gates):
-    async with asked("") as (server, requests):
-        async with await server.connect() as client:
-            await client.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
-            await until(lambda: gates.began() == [1])
-        await until(lambda: gates.saw_cancelled([1]))
-        # CANCELED is for requests that never ran (contract, observability.md); the model itself gave this one
-        # up.
-        await server.until_metric(1, FAILURES, reason="BACKEND", **MODEL)
-        gates.open()
-        await requests.begin(2)
-        await until(lambda: requests.served == [2])

@@ -1,13 +1,10 @@
 """Starts that go wrong: what the operator reads, and the exit status."""
 
-import signal
 import socket
 
-import numpy as np
 import pytest
 
 from tests.survival.server import eventually
-from tests.survival.wire import inference
 
 pytestmark = pytest.mark.slow
 
@@ -114,26 +111,3 @@ async def test_with_a_platform_and_no_backend_a_model_loads_without_completion(t
         config = (await server.get("/v2/models/onnx_add_sub/config")).json()
         assert (config["backend"], config["platform"]) == ("onnxruntime", "onnxruntime_onnx")
         assert (await server.get("/v2/models/onnx_add_sub/ready")).status == 200
-
-
-async def test_an_empty_repository_is_served(tritium_server):
-    async with tritium_server() as server:
-        assert await server.index() == {}
-        server.signal(signal.SIGTERM)
-        assert await server.wait_ended() == 0
-
-
-@pytest.mark.parametrize("told", [True, False])
-async def test_clients_learn_how_long_they_waited_where_the_operator_says_so(
-    tritium_server, repository, told
-):
-    repository.onnx_identity()
-    async with tritium_server(*["--server-timing=true"] * told) as server:
-        async with await server.connect() as connection:
-            await connection.send(inference("onnx_identity", {"X": np.ones(4, np.float32)}))
-            answer = await connection.receive()
-        assert answer.status == 200
-        phases = [
-            phase.partition(";")[0].strip() for phase in answer.fields.get("server-timing", "").split(",")
-        ]
-        assert phases == (["queue", "compute_input", "compute_infer", "compute_output"] if told else [""])

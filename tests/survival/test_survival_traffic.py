@@ -10,7 +10,6 @@ import trio
 
 from tests.survival.changing import CLIENTS, Workshop, policy
 from tests.survival.repository import parameter
-from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
@@ -87,37 +86,3 @@ async def test_a_canary_gets_its_share(tritium_server, workshop, requests):
         assert set(await versions_met(server, "split", 100)) == {2}
         await traffic(server, "split", {})
         assert set(await versions_met(server, "split", 100)) == {2}  # the highest, as without a plan
-
-
-async def test_a_bad_version_loses_its_share(tritium_server, workshop):
-    workshop.model("split", versions=(1,), extra=ALL)
-    bad = workshop.repository / "split" / "2"
-    bad.mkdir()
-    (bad / "model.py").write_text(
-        "class TritonPythonModel:\n"
-        "    def execute(self, requests):\n"
-        "        raise RuntimeError('this version is bad')\n"
-    )
-    rule = {"max_error_rate": 0.05, "min_requests": 20, "window": 2}
-    async with tritium_server(*CHANGEABLE) as server:
-        await traffic(server, "split", {"weights": {"1": 50, "2": 50}, "rollback": rule})
-        statuses: Counter[Any] = Counter()
-        began = trio.current_time()
-        ended = None
-
-        async def rolled_back():
-            described = await traffic(server, "split")
-            return any("rolled_back" in each for each in described["versions"])
-
-        async with await server.connect() as connection:
-            while not await rolled_back():
-                for ticket in range(20):
-                    statuses[(await ask(connection, "split", ticket)).status] += 1
-            ended = trio.current_time()
-        print(f"rolled back after {ended - began:.2f} s and {sum(statuses.values())} requests")
-        assert statuses[500] > 0
-        assert set(await versions_met(server, "split", 200)) == {1}
-        await until(lambda: bool(server.logged("traffic_rolled_back")))
-        (event,) = server.logged("traffic_rolled_back")
-        assert event["version"] == 2
-        assert await server.metric("tritium_traffic_rollbacks_total", model="split", version="2") == 1

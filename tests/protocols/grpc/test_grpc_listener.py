@@ -143,6 +143,18 @@ async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(served):
 
 
 @pytest.mark.slow
+@serving(options=GrpcOptions(max_connection_age=0.2, max_connection_age_grace=1), uniform=lambda: 0.5)
+async def test_connections_are_retired_with_age_and_clients_do_not_notice(served, channel):
+    echo = unary(channel)
+
+    def ask_for_a_while():
+        return [echo(b"%d" % number, timeout=5) for number in range(1500)]
+
+    assert len(await in_thread(ask_for_a_while)) == 1500
+    await served.until(lambda: served.listener.statistics().accepted >= 2)
+
+
+@pytest.mark.slow
 @serving(options=GrpcOptions(idle_timeout=0.2))
 async def test_idle_connections_are_ended_and_clients_do_not_notice(served):
     with served.channel(keepalive_time_ms=100, keepalive_permit_without_calls=1) as channel:
