@@ -853,50 +853,6 @@ def same_as_protobuf(message, decoder):
     assert plan.empty_final == expected.parameters["triton_enable_empty_final_response"].bool_param
 
 
-@st.composite
-def requests(draw):
-    message = ModelInferRequest(
-        model_name=draw(st.sampled_from(["m", "n", "m" * 130])),
-        model_version=draw(st.sampled_from(["", "1"])),
-        id=draw(st.text(max_size=5)),
-        raw_input_contents=draw(st.lists(st.binary(max_size=200), max_size=3)),
-    )
-    for name in draw(st.lists(st.sampled_from("AB"), max_size=2)):
-        message.inputs.add(name=name, datatype=draw(st.sampled_from(["INT32", "FP32"])), shape=[1, 2])
-    for name in draw(st.lists(st.sampled_from("SD"), max_size=2)):
-        message.outputs.add(name=name)
-    if draw(st.booleans()):
-        message.parameters["triton_enable_empty_final_response"].bool_param = draw(st.booleans())
-    return message.SerializeToString()
-
-
-@st.composite
-def mutated(draw):
-    pieces = [bytearray(draw(requests())) for _ in range(draw(st.integers(1, 2)))]
-    message = bytearray().join(pieces)
-    for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(message)))
-        what = draw(st.sampled_from(["replace", "insert", "cut", "pad"]))
-        if what == "replace" and at < len(message):
-            message[at] = draw(st.integers(0, 255))
-        elif what == "insert":
-            message[at:at] = draw(st.binary(max_size=6))
-        elif what == "cut":
-            del message[at : at + draw(st.integers(1, 8))]
-        elif what == "pad" and at < len(message) and message[at] < 0x80:
-            message[at : at + 1] = bytes((message[at] | 0x80, 0))
-    return bytes(message)
-
-
-@pytest.mark.slow
-@given(st.lists(st.one_of(requests(), mutated()), max_size=6))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_message_is_read_as_protobuf_reads_it_whatever_came_before(messages):
-    decoder = InferDecoder()
-    for message in [*messages, *messages]:
-        same_as_protobuf(message, decoder)
-
-
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_numbers_are_written_as_protobuf_writes_them(value):
     written = InferParameter(int64_param=value).SerializeToString()

@@ -7,8 +7,6 @@ import zlib
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from hypothesis import given
-from hypothesis import strategies as st
 
 from actors.values.errors import Internal
 from protocols.grpc.codec.messages import LEVELS, Message, MessageReader, prefix, unfold, whole
@@ -51,20 +49,6 @@ def test_a_message_over_the_limit_is_left_to_the_reader():
 def test_an_empty_message_is_a_message():
     assert whole(memoryview(framed(b"")), LIMIT) == b""
     assert feed(MessageReader(LIMIT), framed(b"", b"", b"a")) == [(b"", False), (b"", False), (b"a", False)]
-
-
-@pytest.mark.slow
-@given(st.lists(st.binary(max_size=40), max_size=5), st.data())
-def test_messages_are_found_however_they_are_cut(messages, data):
-    stream = framed(*messages)
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
-    reader = MessageReader(LIMIT)
-    found = []
-    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += feed(reader, stream[start:stop])
-    assert found == [(message, False) for message in messages]
-    assert not reader.under_way
-    assert reader.declared is None
 
 
 def test_the_length_of_a_message_is_known_before_it_has_come():

@@ -423,6 +423,12 @@ DEFINITIONS = [
         stream(wire.FRAME_SIZE_ERROR),
         opened,
     ),
+    row(
+        "6.3",
+        "PRIORITY of six bytes on an idle stream, which can't be reset",
+        wire.frame(wire.PRIORITY, 0, 99, bytes(6)),
+        connection(wire.FRAME_SIZE_ERROR),
+    ),
     row("6.4", "RST_STREAM on stream 0", wire.rst_stream(0), connection(wire.PROTOCOL_ERROR)),
     row(
         "6.4",
