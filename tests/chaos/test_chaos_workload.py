@@ -31,8 +31,6 @@ FATAL = {
 ONNX = (("raise", "500"), ("fpe", "422"), ("fpe", "422"), ("hang", "504"))
 """By poison of `add_sub`, the status that its request gets."""
 
-"""By action, what the error of a stream says."""
-
 
 # -- files
 
@@ -126,8 +124,8 @@ async def assert_serves(server, model):
             nursery.start_soon(assert_right, server, invoke(model, value))
 
 
-async def assert_right(server, invoked, earlier=()):
-    assert await ask(server, invoked) == tuple(answers.expected(invoked, earlier))
+async def assert_right(server, invoked):
+    assert await ask(server, invoked) == tuple(answers.expected(invoked))
 
 
 async def suffer(server, executed, action, *, control=None):

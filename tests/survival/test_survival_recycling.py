@@ -11,8 +11,6 @@ from tests.survival.grpc_wire import Unary, channel_to
 from tests.survival.repository import instances, parameter
 from tests.survival.server import until
 from tests.survival.storm import Storm
-from tests.survival.triton_clients import ask
-from tests.survival.wire import inference
 
 pytestmark = pytest.mark.slow
 
@@ -75,27 +73,6 @@ async def test_while_instances_are_recycled_under_load_no_request_fails_and_none
         ended = Counter(line["reason"] for line in server.logged("worker_exited"))
         assert set(ended) == {"recycled"}
         assert len(await server.wait_serving("python_add_sub")) == 2
-
-
-async def test_what_a_recycled_worker_is_busy_with_is_answered_and_others_do_not_wait_for_it(
-    tritium_server, repository, gates
-):
-    repository.gated(gates.directory, config=instances(1) + recycle(seconds=1))
-    async with tritium_server() as server, await server.connect() as client:
-        (old,) = await server.workers("gated")
-        await client.send(inference("gated", {"TICKET": np.array([[1]], np.int32)}))
-        await until(lambda: gates.began() == [1])
-        await until(lambda: bool(server.logged("worker_recycled")))
-        gates.open(2)
-        assert await ask(server, 2) == 2
-        assert not server.logged("worker_exited")  # the old one is at work still
-        gates.open(1)
-        response = await client.receive()
-        assert response.tensors()["SERVED"] == 1
-        await until(lambda: bool(server.logged("worker_exited")))
-        assert [(line["pid"], line["reason"]) for line in server.logged("worker_exited")] == [
-            (old, "recycled")
-        ]
 
 
 async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than_its_ceiling(

@@ -30,7 +30,7 @@ class Client:
             server.url if protocol == "http" else server.grpc_url
         )
 
-    async def infer(self, model, *, outputs=None, classes=0, **inputs):
+    async def infer(self, model, *, outputs=None, classes=0, request_id="", **inputs):
         """Send float inputs by name; return the result."""
         tensors = []
         for name, array in inputs.items():
@@ -39,15 +39,12 @@ class Client:
         wanted = None
         if outputs is not None:
             wanted = [self.library.InferRequestedOutput(name, class_count=classes) for name in outputs]
-        return await trio.to_thread.run_sync(partial(self.client.infer, model, tensors, outputs=wanted))
+        send = partial(self.client.infer, model, tensors, outputs=wanted, request_id=request_id)
+        return await trio.to_thread.run_sync(send)
 
     async def identified(self, model, request_id, **inputs):
-        tensors = []
-        for name, array in inputs.items():
-            tensors.append(self.library.InferInput(name, array.shape, "FP32"))
-            tensors[-1].set_data_from_numpy(array)
-        send = partial(self.client.infer, model, tensors, request_id=request_id)
-        answer = (await trio.to_thread.run_sync(send)).get_response()
+        """Return the id that an answer has."""
+        answer = (await self.infer(model, request_id=request_id, **inputs)).get_response()
         return answer["id"] if isinstance(answer, dict) else answer.id
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
-from tests.survival.server import eventually, until
+from tests.survival.server import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +34,6 @@ async def test_an_instance_that_is_killed_goes_on_in_the_spare(tritium_server, r
         os.kill(worker, signal.SIGKILL)
         assert await server.wait_serving("onnx_add_sub", but_not=(worker,)) == [spare.pid]
         assert await server.metric("tritium_workers_started_total", spare="true") == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_spares_end_with_the_server_however_it_ends(tritium_server, repository, number):
-    repository.onnx_add_sub(config=instances(1))
-    status = 0 if number == signal.SIGTERM else -number
-    async with tritium_server("--spare-workers=2", exit_status=status) as server:
-        spares = await spares_of(server, "onnx_add_sub")
-        server.signal(number)
-        await server.wait_ended()
-        await until(lambda: not any(alive(each) for each in spares))
 
 
 async def test_a_confined_models_spare_is_confined_as_its_workers_are(tritium_server, repository):

@@ -5,14 +5,27 @@ import gc
 import types
 
 import grpc
+import numpy as np
 import pytest
 
 from protocols.grpc.services.inference import InferenceService
+from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.protocols.fakes import FakeServer
 from tests.protocols.grpc_calls import infer_request
 from tests.protocols.grpc_serving import INFER, LIVE, STREAM, in_thread, serve
 
+SERVICE = "/inference.GRPCInferenceService/"
 GOOD = infer_request("nobody").SerializeToString()
+ONES = np.ones((1, 16), np.float32)
+
+
+def given(name="A", datatype="FP32", shape=(1, 16), **options):
+    """A request to a model that is there, of which nothing is good but what is left out."""
+    request = infer_request("add", [(name, datatype, ONES)], **options)
+    request.inputs[0].shape[:] = shape
+    return request.SerializeToString()
+
+
 REFUSED = {
     "no message": (INFER, []),
     "two messages": (INFER, [GOOD, GOOD]),
@@ -21,6 +34,19 @@ REFUSED = {
     "no protobuf": (INFER, [b"\xff\xff"]),
     "no protobuf for a coroutine": (LIVE, [b"\xff\xff"]),
     "unknown model": (INFER, [GOOD]),
+    "no model": (INFER, [infer_request("").SerializeToString()]),
+    "too many fields": (INFER, [b"\x3a\0" * 10_000]),
+    "too many parameters": (INFER, [given(parameters={str(n): True for n in range(1100)})]),
+    "unknown input": (INFER, [given("C")]),
+    "unknown datatype": (INFER, [given(datatype="FP33")]),
+    "too many dimensions": (INFER, [given(shape=[1] * 100)]),
+    "no version": (SERVICE + "ModelReady", [pb.ModelReadyRequest(name="m", version="x").SerializeToString()]),
+    "no metadata": (SERVICE + "ModelMetadata", [pb.ModelMetadataRequest(name="m").SerializeToString()]),
+    "no load": (
+        SERVICE + "RepositoryModelLoad",
+        [pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()],
+    ),
+    "no such method": (SERVICE + "ModelOutfer", [b""]),
     "no protobuf on a stream": (STREAM, [b"\xff\xff"]),
 }
 

@@ -661,8 +661,24 @@ async def test_only_http_is_spoken(client):
         await client.app({"type": "websocket"}, None, None)
 
 
-async def test_a_refused_inference_leaves_nothing_to_the_garbage_collector(client):
-    body = json.dumps({"inputs": [{"name": "nope", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+INFER = "/v2/models/add/infer"
+REFUSED = {
+    "unknown input": (INFER, json.dumps({"inputs": [X]}).encode(), {}),
+    "no JSON": (INFER, b'{"inputs":', {}),
+    "no object": (INFER, b"[]", {}),
+    "unknown model": ("/v2/models/nobody/infer", add_body(), {}),
+    "unknown version": ("/v2/models/add/versions/9/infer", add_body(), {}),
+    "unknown datatype": (INFER, add_body().replace(b"FP32", b"FP33"), {}),
+    "a string for a number": (INFER, add_body().replace(b"[3, ", b'["x", '), {}),
+    "a length beyond the body": (INFER, add_body(), {"Inference-Header-Content-Length": "99999"}),
+    "unknown coding": (INFER, add_body(), {"Content-Encoding": "br"}),
+    "broken gzip": (INFER, gzip.compress(add_body())[:-5], {"Content-Encoding": "gzip"}),
+    "no load": ("/v2/repository/models/m/load", b"{}", {}),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_a_refusal_leaves_nothing_to_the_garbage_collector(client, kind):
     with uncollected() as left:
-        assert (await client.ask("POST", "/v2/models/add/infer", body))[0] == 400
+        assert (await client.ask("POST", *REFUSED[kind]))[0] >= 400
     assert left == []

@@ -96,9 +96,11 @@ def test_blocks_that_do_not_repeat_push_out_the_oldest():
     assert list(ours.heads) == blocks[-2:]
 
 
-def test_a_long_list_is_served_but_not_kept():
-    ours = decoder(Reader())
-    ours.request(wire.block() + wire.literal(b"x-long", b"v" * 2048))
+@pytest.mark.parametrize(("cached", "length"), [(8, 2048), (0, 1)], ids=["a long list", "a cache of nothing"])
+def test_what_there_is_no_room_for_is_served_but_not_kept(cached, length):
+    ours = decoder(Reader(), cached=cached)
+    for _ in range(2):
+        assert ours.request(wire.block() + wire.literal(b"x-long", b"v" * length))
     assert not ours.heads
 
 
