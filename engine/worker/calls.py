@@ -23,15 +23,12 @@ from engine.worker.forking import when_forked
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Union
-
-    import numpy as np
 
     from actors.values.datatypes import DataType
+    from actors.values.requests import Parameter
+    from actors.values.tensors import Array
 
-    Array = np.ndarray[Any, Any]
     NamedArray = tuple[str, DataType, Array]
-    Parameter = Union[bool, int, float, str]
     Origin = tuple[int, int]
 
 

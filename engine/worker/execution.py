@@ -19,14 +19,13 @@ from engine.worker.parts import WorkerSender
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
+    from actors.values.tensors import Array
     from engine.worker.backends.base import ModelInfo, Output
     from engine.worker.parts import OpenRequests, Window
     from engine.worker.slots import AskForRoom, Slot
 
-    Parameter = Union[bool, int, float, str]
-    Array = np.ndarray[Any, Any]
 
 _NO_METADATA: Mapping[str, Any] = {}
 

@@ -26,11 +26,10 @@ from engine.worker.backends.base import ResponseSender, SenderClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
     from engine.worker.backends.base import Output
 
-    Parameter = Union[bool, int, float, str]
     Send = Callable[[bytes], None]
 
 _LARGEST_PART = 2**31

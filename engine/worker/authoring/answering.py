@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from engine.worker.authoring.calls import Call
     from engine.worker.authoring.declaring import Declared
-    from engine.worker.authoring.values import Output
+    from engine.worker.backends.base import Output
 
 
 class Answerer:

@@ -13,11 +13,9 @@ from engine.worker.backends.python.responses import TritonErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Union
 
+    from actors.values.requests import Parameter
     from engine.worker.backends.python.exchange import InferenceRequest
-
-    Parameter = Union[bool, int, float, str]
 
 
 CODES: Final = tuple(code.name for code in TritonErrorCode)

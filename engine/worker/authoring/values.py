@@ -11,10 +11,10 @@ from actors.values.datatypes import DataType, from_numpy_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from actors.values.tensors import Array
     from engine.worker.authoring.signature import Signature
-    from engine.worker.authoring.tensors import Array, TensorType
-
-    Output = tuple[str, DataType, Array]
+    from engine.worker.authoring.tensors import TensorType
+    from engine.worker.backends.base import Output
 
 
 class WrongOutput(TypeError):

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Union
-
-    import numpy as np
 
     from actors.values.datatypes import DataType
     from actors.values.errors import ErrorCode
+    from actors.values.requests import Parameter
+    from actors.values.tensors import Array
     from engine.worker.calls import Calls
 
-    Array = np.ndarray[Any, Any]
     Output = tuple[str, DataType, Array]
-    Parameter = Union[bool, int, float, str]
 
 
 class LoadError(Exception):

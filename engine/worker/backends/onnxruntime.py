@@ -31,10 +31,9 @@ from engine.worker.backends.base import Backend, LoadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from engine.worker.backends.base import Batch, ModelInfo, TensorInfo
+    from actors.values.tensors import Array
+    from engine.worker.backends.base import Batch, ModelInfo, Output, TensorInfo
 
-    Array = np.ndarray[Any, Any]
-    Output = tuple[str, DataType, Array]
     Allocate = Callable[[str, DataType, Sequence[int]], Array]
 
 _BIND_FROM = 256 * 1024  # bytes of all outputs together; see the theory of operation

@@ -36,11 +36,9 @@ from engine.worker.backends.torch_loading import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from engine.worker.backends.base import Batch, ModelInfo, TensorInfo
+    from actors.values.tensors import Array
+    from engine.worker.backends.base import Batch, ModelInfo, Output, TensorInfo
     from engine.worker.backends.torch_names import Path
-
-    Array = np.ndarray[Any, Any]
-    Output = tuple[str, DataType, Array]
 
 _TORCH_NAMES = {
     DataType.BOOL: "bool",

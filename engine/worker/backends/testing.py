@@ -35,13 +35,11 @@ from engine.worker.backends.base import (
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
+    from actors.values.tensors import Array
+    from engine.worker.backends.base import Output
     from engine.worker.calls import Calls
-
-    Array = np.ndarray[Any, Any]
-    Output = tuple[str, DataType, Array]
-    Parameter = Union[bool, int, float, str]
 
 
 def model_info(

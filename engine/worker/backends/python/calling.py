@@ -22,12 +22,10 @@ from engine.worker.calls import CallRequest, CallResponse
 if TYPE_CHECKING:
     from asyncio import Future  # noqa: TID251  # for annotations: the user's coroutines are written for it
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
     from engine.worker.backends.base import Output
     from engine.worker.backends.python.host import Host
-
-    Parameter = Union[bool, int, float, str]
 
 Response = TypeVar("Response")
 

@@ -17,7 +17,7 @@ from actors.values.datatypes import DataType
 from actors.values.tensors import element_count
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from actors.values.tensors import Array
 
 CPU = 1  # kDLCPU
 HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: what numpy can read

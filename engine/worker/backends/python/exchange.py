@@ -14,12 +14,10 @@ from engine.worker.backends.python.tensors import Tensor, TritonModelException, 
 if TYPE_CHECKING:
     from asyncio import Future  # noqa: TID251  # for annotations: the user's coroutines are written for it
     from collections.abc import Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
     from engine.worker.backends.base import BatchRequest
     from engine.worker.backends.python.replies import BatchReplies, Reply, StreamReply
-
-    Parameter = Union[bool, int, float, str]
 
 REQUEST_RELEASE_ALL = 1
 REQUEST_RELEASE_RESCHEDULE = 2

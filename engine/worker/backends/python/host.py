@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from engine.worker.backends.base import Batch
     from engine.worker.backends.python.telling import MetricChanges
-    from engine.worker.calls import Calls
-
-    Origin = tuple[int, int]
+    from engine.worker.calls import Calls, Origin
 
 COMPLETING = "auto_complete_config"
 INITIALIZING = "initialize"

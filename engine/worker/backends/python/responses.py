@@ -10,12 +10,10 @@ from engine.worker.backends.python.tensors import Tensor, TritonModelException, 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Union
 
+    from actors.values.requests import Parameter
     from engine.worker.backends.base import Output
     from engine.worker.calls import CallResponse
-
-    Parameter = Union[bool, int, float, str]
 
 
 class TritonErrorCode(IntEnum):

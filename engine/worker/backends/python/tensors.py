@@ -11,7 +11,7 @@ from actors.values.tensors import pack_bytes, unpack_bytes
 from engine.worker.backends.python import cuda, dlpack
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from actors.values.tensors import Array
 
 
 class TritonModelException(Exception):
