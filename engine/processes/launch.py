@@ -352,10 +352,8 @@ class ProcessWorker:
 
     def _signal(self, number: Literal[signal.Signals.SIGTERM, signal.Signals.SIGKILL]) -> None:
         if self._process.returncode is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # exited, not yet reaped
                 signal.pidfd_send_signal(self._pidfd, number)
-            except ProcessLookupError:
-                return  # exited, not yet reaped
 
 
 class OomKills:
@@ -420,10 +418,8 @@ class ThreadWorker:
 
     def terminate(self) -> None:
         """Disconnect it: it ends once the model returns."""
-        try:
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def kill(self) -> None:
         """Give it up. If it hangs, its thread stays behind until the model returns."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from multiprocessing import parent_process
 from typing import IO, Any
 
@@ -114,6 +115,11 @@ class HostedTree:
         """Have `run` drain and return. On the tree's own thread."""
         self._stop.set()
 
+    async def handle(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        """Answer one HTTP request. On the tree's own thread."""
+        assert self.running is not None
+        await self.running.app(scope, receive, send)
+
     async def _watch_loading(self, running: RunningServer) -> None:
         await running.wait_loaded()
         settle_garbage_collection()
@@ -176,6 +182,7 @@ class SameLoop:
     def __init__(self, tree: HostedTree) -> None:
         self._tree = tree
         self._ended = trio.Event()
+        self.handle = tree.handle
 
     async def start(self) -> None:
         """Start the tree; returns when it stands. Raises StartupFailed."""
@@ -198,17 +205,12 @@ class SameLoop:
         self._tree.stop()
         await self._ended.wait()
 
-    async def handle(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
-        """Answer one HTTP request."""
-        assert self._tree.running is not None
-        await self._tree.running.app(scope, receive, send)
-
 
 class OwnLoop:
     """Hosts the tree in a trio loop on a thread of its own. Made and used from the foreign server's loop."""
 
     def __init__(self, tree: HostedTree) -> None:
-        self._tree = tree
+        self.tree = tree
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
         self._thread: threading.Thread | None = None
@@ -218,13 +220,13 @@ class OwnLoop:
 
         On that thread, `report` is told that the tree is up or why not, and `ended` that it has ended.
         """
-        settings = self._tree.prepare()
+        settings = self.tree.prepare()
 
         async def main() -> None:
             async with trio.open_nursery() as self._nursery:
                 self._token = trio.lowlevel.current_trio_token()
                 try:
-                    await self._tree.run(settings, lambda: report(None))
+                    await self.tree.run(settings, lambda: report(None))
                 except StartupFailed as error:
                     report(error)
                 finally:
@@ -245,7 +247,7 @@ class OwnLoop:
 
     def stop(self) -> None:
         """Have the tree drain and end. From any thread."""
-        self.soon(self._tree.stop)
+        self.soon(self.tree.stop)
 
     def exchange(self, scope: Message, body: bytes, deliver: Callable[[Message | None], object]) -> Crossing:
         """Have the tree answer a request.
@@ -261,9 +263,9 @@ class OwnLoop:
         """Let the application say whether a request's body may come; calls `tell` on the tree's thread."""
 
         def ask() -> None:
-            assert self._tree.running is not None
+            assert self.tree.running is not None
             fields = scope["headers"]
-            admit = self._tree.running.app.admit
+            admit = self.tree.running.app.admit
             tell(admit(scope["method"], scope["raw_path"], fields, announced(fields)))
 
         self.soon(ask)
@@ -271,20 +273,13 @@ class OwnLoop:
     def soon(self, function: Callable[[], object]) -> None:
         """Call `function` on the tree's thread, unless it has ended."""
         assert self._token is not None
-        try:
+        with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function)
-        except trio.RunFinishedError:
-            return
 
     def spawn(self, run: Callable[[], Awaitable[None]]) -> None:
         """Start a task on the tree's thread, from there."""
         assert self._nursery is not None
         self._nursery.start_soon(run)
-
-    async def app(self, scope: Message, receive: Any, send: Any) -> None:
-        """The application, for `Crossing`."""
-        assert self._tree.running is not None
-        await self._tree.running.app(scope, receive, send)
 
 
 class Crossing:
@@ -326,7 +321,7 @@ class Crossing:
 
     async def _run(self) -> None:
         try:
-            await self._loop.app(self._scope, self._receive, self._send)
+            await self._loop.tree.handle(self._scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001
             # The outer edge: the crash of one request is answered and goes no further.
             sys.stderr.write(f"error: a request failed: {error!r}\n")
