@@ -64,12 +64,24 @@ async def call(
     return outcome
 
 
+def _own_parameters(request: Request) -> dict[str, Any]:
+    """Return what its model is told by parameters."""
+    return {name: value for name, value in ((POISON, request.poison), (RAISE, request.raises)) if value}
+
+
 def _parameters(request: Request) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if request.poison:
-        found[POISON] = request.poison
-    if request.raises:
-        found[RAISE] = True
+    """Return all parameters, as they go over a wire."""
+    found = _own_parameters(request)
+    if request.priority:
+        found["priority"] = request.priority
+    if request.timeout:
+        found["timeout"] = round(request.timeout * 1e6)
+    if request.sequence:
+        found |= {
+            "sequence_id": request.sequence,
+            "sequence_start": request.start,
+            "sequence_end": request.end,
+        }
     return found
 
 
@@ -129,7 +141,7 @@ async def _ask_core(running: RunningServer, outcome: Outcome) -> None:
         model_name=request.model,
         id=request.id,
         inputs=[Tensor("VALUE", DataType.INT32, _shape(request), data)],
-        parameters=_parameters(request),
+        parameters=_own_parameters(request),
         priority=request.priority,
         timeout=request.timeout,
         deadline=now + request.deadline if request.deadline else math.inf,
@@ -152,19 +164,8 @@ async def _ask_core(running: RunningServer, outcome: Outcome) -> None:
 
 
 def _body(request: Request) -> bytes:
-    parameters = _parameters(request)
-    if request.priority:
-        parameters["priority"] = request.priority
-    if request.timeout:
-        parameters["timeout"] = round(request.timeout * 1e6)
-    if request.sequence:
-        parameters |= {
-            "sequence_id": request.sequence,
-            "sequence_start": request.start,
-            "sequence_end": request.end,
-        }
     tensor = {"name": "VALUE", "datatype": "INT32", "shape": _shape(request), "data": list(request.values)}
-    return json.dumps({"id": request.id, "parameters": parameters, "inputs": [tensor]}).encode()
+    return json.dumps({"id": request.id, "parameters": _parameters(request), "inputs": [tensor]}).encode()
 
 
 async def _ask_http(address: bytes, outcome: Outcome) -> None:
@@ -185,23 +186,17 @@ async def _ask_http(address: bytes, outcome: Outcome) -> None:
 # -- gRPC
 
 
+# Of a parameter, by the type of its value.
+_MEMBERS: Final = {bool: "bool_param", int: "int64_param", str: "string_param"}
+
+
 def _message(request: Request) -> bytes:
     asked = pb.ModelInferRequest(model_name=request.model, id=request.id)
-    for name, value in _parameters(request).items():
-        if isinstance(value, bool):
-            asked.parameters[name].bool_param = value
-        else:
-            asked.parameters[name].string_param = value
+    parameters = _parameters(request)
     if _wants_end(request):
-        asked.parameters["triton_enable_empty_final_response"].bool_param = True
-    if request.priority:
-        asked.parameters["priority"].uint64_param = request.priority
-    if request.timeout:
-        asked.parameters["timeout"].int64_param = round(request.timeout * 1e6)
-    if request.sequence:
-        asked.parameters["sequence_id"].int64_param = request.sequence
-        asked.parameters["sequence_start"].bool_param = request.start
-        asked.parameters["sequence_end"].bool_param = request.end
+        parameters["triton_enable_empty_final_response"] = True
+    for name, value in parameters.items():
+        setattr(asked.parameters[name], _MEMBERS[type(value)], value)
     asked.inputs.add(name="VALUE", datatype="INT32", shape=_shape(request))
     asked.raw_input_contents.append(np.array(request.values, dtype="<i4").tobytes())
     body: bytes = asked.SerializeToString()
