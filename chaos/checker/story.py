@@ -135,7 +135,8 @@ class Pairing:
             self._take(record)
             while self._ending and self._ending[0].until < record.t - LINGER:
                 yield self._settled(self._ending.popleft())
-        for story in (*self._ending, *self._unended_stories()):
+        unended = [story for story in self._open.values() if not story.ends]
+        for story in (*self._ending, *unended):
             yield self._settled(story)
         for (pid, batch, _, _), execution in self._running.items():
             key = (pid, batch)
@@ -148,9 +149,6 @@ class Pairing:
         They come from raw connections, or from a client that wrote nothing.
         """
         return len(self._executions)
-
-    def _unended_stories(self) -> list[Story]:
-        return [story for story in self._open.values() if not story.ends]
 
     def _take(self, record: Invoke | End | Executed) -> None:
         match record:

@@ -209,18 +209,16 @@ def _path(text: str) -> Path:
 
 def _settings(options: argparse.Namespace) -> Settings:
     """Return what a server would make of the flags that are its own. Raises SettingsError."""
-    words = ["--model-repository=."]
-    if options.model_config_name is not None:
-        words.append(f"--model-config-name={options.model_config_name}")
+    given = (
+        ("model-config-name", options.model_config_name),
+        ("strict-model-config", options.strict_model_config),
+        *(("backend-config", pair) for pair in options.backend_config),
+        ("backend-directory", options.backend_directory),
+        ("default-execution-timeout", options.default_execution_timeout),
+    )
+    words = ["--model-repository=.", *(f"--{flag}={word}" for flag, word in given if word is not None)]
     if options.disable_auto_complete_config:
         words.append("--disable-auto-complete-config")
-    if options.strict_model_config is not None:
-        words.append(f"--strict-model-config={options.strict_model_config}")
-    words += [f"--backend-config={pair}" for pair in options.backend_config]
-    if options.backend_directory is not None:
-        words.append(f"--backend-directory={options.backend_directory}")
-    if options.default_execution_timeout is not None:
-        words.append(f"--default-execution-timeout={options.default_execution_timeout}")
     cache = options.environment_cache or default_environment_cache(os.environ)
     return dataclasses.replace(Settings.from_argv(words), environment_cache=cache)
 

@@ -121,7 +121,8 @@ def load_model_config(
     versions = select_versions(base.config.version_policy, numbers)
     chosen = [directory for directory in available if directory.number in versions]
     traits = backends.get(base.config.backend, BackendTraits(name=base.config.backend))
-    settings = _merged(backend_settings or {}, base.config.backend)
+    said = backend_settings or {}
+    settings = {**said.get("", {}), **said.get(base.config.backend, {})}  # its own go before those for all
     drafts = [base] * len(chosen)
     agents = verify_agents(base.config, model_directory)
     tritium, mistakes = _settings(base.config, traits, execution_timeout)
@@ -426,11 +427,6 @@ def _specs(
         )
         for directory, completed in drafts
     )
-
-
-def _merged(backend_settings: Mapping[str, Mapping[str, str]], backend: str) -> Mapping[str, str]:
-    """A backend's own settings go before those for every backend."""
-    return {**backend_settings.get("", {}), **backend_settings.get(backend, {})}
 
 
 def _arranged(problems: list[Problem], path: Path, text: str, versions: Sequence[int]) -> tuple[Problem, ...]:

@@ -65,7 +65,7 @@ def unpack(
         with _opened(archive) as file:
             meter = _Meter(file, unfolded(archive.stat().st_size), archive)
             with tarfile.open(fileobj=cast("IO[bytes]", meter), mode="r:") as tar:
-                unpacking = _Unpacking(tar, meter, archive, directory, progress)
+                unpacking = _Unpacking(tar, meter, directory, progress)
                 unpacking.run(most_bytes=most_bytes, most_members=most_members)
     except MemoryError as error:
         raise EnvironmentFailed(f"'{archive}' is not unpacked: it takes too much memory") from error
@@ -133,20 +133,21 @@ class _Meter:
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes. Raises EnvironmentFailed if it is too many."""
         if size > self.at_once:
-            raise self._refused(f"it has a header of {size} bytes, and {self.at_once} are the most")
+            raise self.refused(f"it has a header of {size} bytes, and {self.at_once} are the most")
         content = self._file.read(size)
         if self._file.tell() > self._most:
-            raise self._refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
+            raise self.refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
         return content
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         """Go on at `position`; what lies between is unfolded and counts."""
         assert whence == os.SEEK_SET
         if position > self._most:
-            raise self._refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
+            raise self.refused(f"it unfolds to more than {self._most} bytes, {_TOO_MUCH}")
         return self._file.seek(position)
 
-    def _refused(self, why: str) -> EnvironmentFailed:
+    def refused(self, why: str) -> EnvironmentFailed:
+        """Return why the archive is not unpacked."""
         return EnvironmentFailed(f"'{self._archive}' is not unpacked: {why}")
 
 
@@ -160,13 +161,12 @@ class _Unpacking:
         self,
         tar: tarfile.TarFile,
         meter: _Meter,
-        archive: Path,
         directory: Path,
         progress: Callable[[int], None],
     ) -> None:
         self._tar = tar
         self._meter = meter
-        self._archive = archive
+        self._refused = meter.refused
         self._directory = directory
         self._progress = progress
         self._left = shutil.disk_usage(directory).free - SPARE_BYTES
@@ -264,9 +264,6 @@ class _Unpacking:
             path.hardlink_to(self._directory / target)
         except OSError as error:
             raise self._refused(f"'{name}' is a link to '{target}': {error.strerror}") from error
-
-    def _refused(self, why: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"'{self._archive}' is not unpacked: {why}")
 
 
 def _is_python(name: str, target: str) -> bool:

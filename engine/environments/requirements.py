@@ -54,7 +54,9 @@ class _Digest:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self._seen: set[Path] = set()
-        about = (FORMAT, sys.implementation.cache_tag, sys.base_prefix, platform.machine(), _numpy())
+        # An environment gets the server's numpy if nothing in it wants another.
+        numpy = metadata.version("numpy")
+        about = (FORMAT, sys.implementation.cache_tag, sys.base_prefix, platform.machine(), numpy)
         self._hash = hashlib.sha256(repr(about).encode())
 
     def of(self, path: Path) -> str:
@@ -150,11 +152,3 @@ def _files(path: Path) -> Iterator[Path]:
             names[:] = sorted(name for name in names if not _LEFT_BY_BUILDS.fullmatch(name))
             paths = (Path(directory, name) for name in sorted(files))
             yield from (path for path in paths if path.is_file())  # a pipe would never end
-
-
-def _numpy() -> str:
-    """Return the version of the server's numpy.
-
-    An environment gets that version if nothing in it wants another.
-    """
-    return metadata.version("numpy")

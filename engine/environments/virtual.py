@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -77,7 +77,7 @@ def _install(pip: list[str], directory: Path, requirements: Path, progress: Call
         subprocess.Popen(
             command,
             cwd=requirements.parent,  # paths in it are relative to it
-            env=_environ(os.environ),
+            env={name: value for name, value in os.environ.items() if name not in _ELSEWHERE},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,10 +94,6 @@ def _install(pip: list[str], directory: Path, requirements: Path, progress: Call
                 progress(line.strip()[:_STEP_SHOWN])
     if process.returncode:
         raise EnvironmentFailed(f"installing '{requirements}' failed: {complaint(said)}")
-
-
-def _environ(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in _ELSEWHERE}
 
 
 def complaint(said: list[str]) -> str:

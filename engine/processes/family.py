@@ -120,12 +120,10 @@ class Family:
     def _left_behind(self) -> Iterator[Member]:
         # `_kill` notices which of them have ended meanwhile.
         yield from self._known
-        for member in _members(_everyone()):
-            if member.pid != self._pid and self._has(member.pid):
+        everyone = _members(int(name) for name in os.listdir("/proc") if name.isdecimal())
+        for member in everyone:
+            if member.pid != self._pid and (_session(member.pid) == self._pid or self._marked(member.pid)):
                 yield member
-
-    def _has(self, pid: int) -> bool:
-        return _session(pid) == self._pid or self._marked(pid)
 
     def _marked(self, pid: int) -> bool:
         return self._mark in _read(f"/proc/{pid}/environ").split(b"\0")
@@ -176,10 +174,6 @@ def _children(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
     return found
-
-
-def _everyone() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def _session(pid: int) -> int:

@@ -145,7 +145,7 @@ def summary(lines: Iterable[Line]) -> Summary:
         if request is not None:
             models.setdefault(request.model, Tally()).add(request)
         elif line.event == "worker_exited" and line.level in DEATH_LEVELS:
-            deaths[_death(line)] += 1
+            deaths[model_of(line), str(line.keys.get("reason", "?"))] += 1
     return Summary(
         lines=count,
         began=began if count else 0.0,
@@ -156,7 +156,3 @@ def summary(lines: Iterable[Line]) -> Summary:
         deaths=dict(deaths.most_common()),
         outages=outages.found(),
     )
-
-
-def _death(line: Line) -> tuple[str, str]:
-    return model_of(line), str(line.keys.get("reason", "?"))
