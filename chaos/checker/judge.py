@@ -20,17 +20,14 @@ from chaos.checker.goals import (
 from chaos.checker.injections import Blow, blows, by_number
 from chaos.checker.rates import AllRates
 from chaos.checker.rules.answers import Answers, Expected
-from chaos.checker.rules.deadlines import Deadlines
 from chaos.checker.rules.endings import ending_goals, other_figures
 from chaos.checker.rules.errors_told import ErrorsTold
 from chaos.checker.rules.excuses import Excuses, offers
-from chaos.checker.rules.executions import Executions
-from chaos.checker.rules.goodput import Goodput
 from chaos.checker.rules.in_flight import in_flight_errors
 from chaos.checker.rules.limits import Limits
-from chaos.checker.rules.load import Load
+from chaos.checker.rules.load import Goodput, Load
 from chaos.checker.rules.log import Log, LogLine, hang_times
-from chaos.checker.rules.outcomes import Outcomes
+from chaos.checker.rules.outcomes import Deadlines, Executions, Outcomes
 from chaos.checker.rules.recovery import Recovery
 from chaos.checker.rules.resources import resource_goals
 from chaos.checker.rules.unaffected import Unaffected

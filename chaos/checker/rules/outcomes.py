@@ -1,14 +1,19 @@
-"""Whether every request has one end, and every end without a good answer an excuse."""
+"""Whether every request has one end in time, and no more executions than it may have.
+
+Every end without a good answer needs an excuse.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from chaos.checker.goals import Findings, Goal
+from chaos.checker.injections import Blow
 from chaos.checker.rules.excuses import Excuses, ran_out
 from chaos.checker.rules.limits import Limits
 from chaos.checker.story import NO_ANSWER, Pairing, Story
-from chaos.record.records import Tally
+from chaos.record.records import Ok, Tally
 
 
 class Outcomes:
@@ -94,3 +99,87 @@ class Outcomes:
         if tally is not None and tally.violations:
             told = f"{tally.violations} of tritium_reply_violations_total"
             self._twice.add("dropped or given twice, as the server itself knows", "the server", told)
+
+
+class Executions:
+    """What was executed twice against its promise.
+
+    A model that may not run again must not be executed to its end twice. A request whose answer speaks of one
+    attempt must not be executed twice at all. Only Python models keep a journal, so executions of ONNX models
+    are not seen here.
+    """
+
+    def __init__(self, limits: Limits, pairing: Pairing, began: float) -> None:
+        self._retried = limits.retried
+        self._pairing = pairing
+        self._began = began
+        self._found = Findings()
+        self._seen = 0
+
+    def see(self, story: Story) -> None:
+        """Look at a request's executions."""
+        self._seen += bool(story.executions)
+        if len(story.executions) < 2:
+            return
+        begun = Counter(each.model for each in story.executions)
+        ended = Counter(each.model for each in story.executions if each.end is not None)
+        for model, times in begun.items():
+            if ended[model] > 1 and model.partition("-")[0] not in self._retried:
+                self._add(story, f"{model} has executed it to its end {ended[model]} times")
+            elif times > 1 and isinstance(story.end, Ok) and story.end.attempts == 1:
+                self._add(story, f"{model} has begun it {times} times, and the answer speaks of 1 attempt")
+
+    def goals(self) -> Iterable[Goal]:
+        """Judge what was seen."""
+        for record in self._pairing.late:
+            if record.model.partition("-")[0] not in self._retried:
+                self._found.add(
+                    f"{record.model} has executed it to its end once more, long after it had ended",
+                    record.id,
+                    f"in {record.pid}, at {record.t - self._began:.3f} s",
+                )
+        yield self._found.goal(
+            "executed twice",
+            "requests that a model which may run them once has run again",
+            measured=self._seen,
+        )
+
+    def _add(self, story: Story, what: str) -> None:
+        self._found.add(what, story.invoke.id, story.told(self._began))
+
+
+class Deadlines:
+    """Good answers to requests whose deadline had passed.
+
+    A deadline travels as the time that is left, and the server counts that time from when it reads the
+    request. A server that was stopped and could not read owes its client nothing for that time.
+    """
+
+    def __init__(self, hits: Sequence[Blow], limits: Limits, began: float) -> None:
+        self._stops = [(blow.t, blow.healed) for blow in hits if blow.injected.stops]
+        self._late = limits.late
+        self._began = began
+        self._found = Findings()
+        self._seen = 0
+
+    def see(self, story: Story) -> None:
+        """Look at when an answer came."""
+        deadline = story.invoke.deadline
+        if deadline is None or not isinstance(story.end, Ok):
+            return
+        self._seen += 1
+        over = story.end.t - deadline - self._unread(story.invoke.t)
+        if over > self._late:
+            self._found.add(f"{over * 1e3:.0f} ms late", story.invoke.id, story.told(self._began))
+
+    def _unread(self, sent: float) -> float:
+        return max((end - sent for begin, end in self._stops if begin <= sent <= end), default=0.0)
+
+    def goals(self) -> Iterable[Goal]:
+        """Judge what was seen."""
+        yield self._found.goal(
+            "answered late",
+            f"good answers more than {self._late * 1e3:.0f} ms after their request's deadline",
+            measured=self._seen,
+            timed=True,
+        )
