@@ -17,12 +17,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
 
 from chaos.record.history import End
 from chaos.record.records import Injected
 from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import Server
 from chaos.workload.control import Control
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +104,31 @@ class Trouble(Exception):
 
     `undo` raises it once the cause is gone; its words are `Healed.trouble`.
     """
+
+
+PATIENCE: Final = 20.0
+"""Seconds within which a change must have taken effect.
+
+They allow a poll or two, and the start of workers on a busy machine.
+"""
+
+
+async def until(
+    look: Callable[[], Awaitable[T]],
+    right: Callable[[T], bool],
+    complaint: Callable[[T | None], str],
+    *,
+    pause: float = 0.02,
+) -> T:
+    """Look every `pause` seconds, until what is seen is right, and return that.
+
+    Raises Trouble with the `complaint` about what was seen last if that takes longer than `PATIENCE`.
+    """
+    seen: T | None = None
+    with trio.move_on_after(PATIENCE):
+        while True:
+            seen = await look()
+            if right(seen):
+                return seen
+            await trio.sleep(pause)
+    raise Trouble(complaint(seen))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-import trio
-
-from chaos.faults.base import Trouble
-from chaos.faults.shelves import PATIENCE, READY, index_rows
+from chaos.faults.base import PATIENCE, Trouble, until
+from chaos.faults.shelves import READY, index_rows
 from chaos.faults.targets import node_at
 from chaos.subject.server import Server
 
@@ -56,14 +55,12 @@ async def until_mended(server: Server, model: str) -> None:
 
 
 async def _until(server: Server, model: str, *, told: bool) -> Places:
-    seen: Places = {}
-    with trio.move_on_after(PATIENCE):
-        while True:
-            seen = await places(server, model)
-            if all(bool(each) is told for each in seen.values()):
-                return seen
-            await trio.sleep(_LOOK)
     what = (
         "all places should tell of the reload that failed" if told else "it is mended, and none should tell"
     )
-    raise Trouble(f"of '{model}' {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
+    return await until(
+        partial(places, server, model),
+        lambda seen: all(bool(each) is told for each in seen.values()),
+        lambda seen: f"of '{model}' {json.dumps(seen)} after {PATIENCE:.0f} s; {what}",
+        pause=_LOOK,
+    )

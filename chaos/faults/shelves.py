@@ -7,20 +7,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
-from chaos.faults.base import Stage, Trouble
+from chaos.faults.base import PATIENCE, Stage, until
 from chaos.subject.server import Server
 from chaos.wires.http import Reply, ask
-
-PATIENCE: Final = 20.0
-"""Seconds within which a change must have taken effect.
-
-They allow a poll or two, and the start of workers on a busy machine.
-"""
 
 READY: Final = "READY"
 GONE: Final = "UNAVAILABLE"
@@ -124,14 +117,12 @@ async def until_states(server: Server, model: str, right: Callable[[States], boo
 
     Raises Trouble if that takes too long.
     """
-    seen: States = {}
-    with trio.move_on_after(PATIENCE):
-        while True:
-            seen = await states(server, model)
-            if right(seen):
-                return
-            await trio.sleep(LOOK)
-    raise Trouble(f"'{model}' is {json.dumps(seen)} after {PATIENCE:.0f} s; {what}")
+    await until(
+        partial(states, server, model),
+        right,
+        lambda seen: f"'{model}' is {json.dumps(seen)} after {PATIENCE:.0f} s; {what}",
+        pause=LOOK,
+    )
 
 
 def gone(found: States) -> bool:

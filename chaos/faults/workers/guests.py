@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import trio
 
-from chaos.faults.base import NoTarget, Stage, Trouble
+from chaos.faults.base import NoTarget, Stage, until
 from chaos.faults.shelves import Shelf, ask_for, gone, serving_alone, until_states
 from chaos.faults.targets import Instance, instances
 from chaos.workload.repository import EXECUTION_TIMEOUT, INSTANCES, write_model
-
-_LOOKING: Final = 0.02
-_PATIENCE: Final = 20.0  # seconds until its workers serve, on a busy machine
 
 
 async def welcome(
@@ -58,10 +54,8 @@ async def until_gone(stage: Stage, guest: str) -> None:
 
 async def all_of(stage: Stage, guest: str) -> Sequence[Instance]:
     """Return a guest's instances, once all of them serve. Raises Trouble if that takes too long."""
-    serving: Sequence[Instance] = ()
-    with trio.move_on_after(_PATIENCE):
-        # Another process starts the instances.
-        while len(serving := await instances(stage, (guest,))) != INSTANCES:  # noqa: ASYNC110
-            await trio.sleep(_LOOKING)
-        return serving
-    raise Trouble(f"'{guest}' has {len(serving)} instances that serve, not {INSTANCES}")
+    return await until(
+        partial(instances, stage, (guest,)),
+        lambda serving: len(serving) == INSTANCES,
+        lambda serving: f"'{guest}' has {len(serving or ())} instances that serve, not {INSTANCES}",
+    )

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
-from chaos.faults.base import Fault, Injection, NoTarget, Stage, Trouble
+from chaos.faults.base import PATIENCE, Fault, Injection, NoTarget, Stage, Trouble, until
 from chaos.faults.shelves import Shelf
 from chaos.faults.targets import (
     PYTHON,
@@ -28,6 +28,7 @@ from chaos.faults.targets import (
 from chaos.faults.workers.guests import send_off, until_gone, welcome
 from chaos.record.outcome import now
 from chaos.record.records import LogExpected, Ok
+from chaos.subject.server import Node
 from chaos.workload.control import Order
 
 _LOOKING: Final = 0.02
@@ -35,8 +36,6 @@ _LOOKING: Final = 0.02
 _TAKEN_WITHIN: Final = 20.0
 # Seconds until the log tells: five starts, and 1.5 s of waiting between them.
 _WORN_OUT_WITHIN: Final = 6.0
-# The same, on a busy machine; a supervisor counts the deaths of 30 s.
-_PATIENCE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +139,14 @@ class NeverStarts(Fault):
 
 
 async def _worn_out(stage: Stage, hit: Instance) -> None:
-    state = ""
-    with trio.move_on_after(_PATIENCE):
-        while state != "exhausted":
-            await trio.sleep(_LOOKING)
-            state = node_at(await stage.server.tree(), hit.path).get("state", "")
-        return
-    raise Trouble(f"{hit.path} is {state} after {_PATIENCE:g} s in which it could not start")
+    def state(tree: Node | None) -> str:
+        return str(node_at(tree, hit.path).get("state", "")) if tree else ""
+
+    await until(
+        stage.server.tree,
+        lambda tree: state(tree) == "exhausted",
+        lambda tree: f"{hit.path} is {state(tree)} after {PATIENCE:g} s in which it could not start",
+    )
 
 
 FAULTS: Sequence[Fault] = (
