@@ -23,30 +23,33 @@ class Context(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChildStarted:
+class ChildEvent:
+    """What each event says of its child."""
+
+    supervisor: str
+    path: str
+    offender: ChildSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted(ChildEvent):
     """A child is ready for the first time."""
 
     name: ClassVar[str] = "child_started"
     context: ClassVar[None] = None
-    supervisor: str
-    path: str
-    offender: ChildSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ChildRestarted:
+class ChildRestarted(ChildEvent):
     """A child is ready again after the supervisor restarted it; `restarts` counts its restarts."""
 
     name: ClassVar[str] = "child_restarted"
     context: ClassVar[None] = None
-    supervisor: str
-    path: str
-    offender: ChildSpec
     restarts: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChildExited:
+class ChildExited(ChildEvent):
     """A child that was ready has ended.
 
     `context` is child_terminated if OTP would report it (a permanent child, or an abnormal exit),
@@ -54,39 +57,30 @@ class ChildExited:
     """
 
     name: ClassVar[str] = "child_exited"
-    supervisor: str
-    path: str
-    offender: ChildSpec
     reason: ExitReason
     context: Context | None
 
 
 @dataclass(frozen=True, slots=True)
-class ChildStartFailed:
+class ChildStartFailed(ChildEvent):
     """A child ended before it was ready."""
 
     name: ClassVar[str] = "child_start_failed"
     context: ClassVar[Context] = Context.START_ERROR
-    supervisor: str
-    path: str
-    offender: ChildSpec
     reason: ExitReason
 
 
 @dataclass(frozen=True, slots=True)
-class ChildKillForced:
+class ChildKillForced(ChildEvent):
     """A child did not stop within its `grace` seconds and is being cancelled hard; its exit follows."""
 
     name: ClassVar[str] = "child_kill_forced"
     context: ClassVar[Context] = Context.SHUTDOWN_ERROR
-    supervisor: str
-    path: str
-    offender: ChildSpec
     grace: float
 
 
 @dataclass(frozen=True, slots=True)
-class RestartsExhausted:
+class RestartsExhausted(ChildEvent):
     """A restart budget is used up.
 
     `context` is shutdown if the supervisor now gives up. It is None if the child is retried half-open, which
@@ -94,9 +88,6 @@ class RestartsExhausted:
     """
 
     name: ClassVar[str] = "restarts_exhausted"
-    supervisor: str
-    path: str
-    offender: ChildSpec
     reason: ExitReason
     context: Context | None
 

@@ -8,17 +8,16 @@ wait too. So the wait is seconds at the most, and soon forgotten.
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from typing import Final
+
+from protocols.transport.room import address_of, origin_of
 
 FIRST_WAIT: Final = 0.1  # seconds, doubled by each further flood
 LONGEST_WAIT: Final = 5.0
 FORGOTTEN_AFTER: Final = 60.0  # seconds without a flood
 # Beyond this number, the address whose last flood is the oldest is forgotten.
 MAX_ADDRESSES: Final = 4096
-# Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
-_NETWORK_BITS: Final = 64
 
 
 class Offenders:
@@ -57,11 +56,5 @@ class Offenders:
 
 def _origin(peer: str) -> str | None:
     """Return what connections of one client have in common; None if that is unknown, as on a Unix socket."""
-    family, _, address = peer.partition(":")
-    host = address.rpartition(":")[0].strip("[]")
-    if family == "ipv6":
-        numeric = ipaddress.IPv6Address(host.partition("%")[0])
-        if numeric.ipv4_mapped is not None:
-            return str(numeric.ipv4_mapped)
-        return str(ipaddress.IPv6Network((int(numeric), _NETWORK_BITS), strict=False))
-    return host if family == "ipv4" else None
+    address = address_of(peer.partition(":")[2].rpartition(":")[0].strip("[]"))
+    return None if address is None else origin_of(address)

@@ -33,6 +33,7 @@ _LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connectio
 # Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
 _NETWORK_BITS: Final = 64
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -116,15 +117,23 @@ class AddressLimit:
 
     def origin(self, host: str) -> str | None:
         """Return what connections of the client at `host` have in common; None where they are not counted."""
-        try:
-            address = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
+        address = address_of(host)
+        if address is None or any(address in network for network in self.trusted):
             return None
-        mapped = getattr(address, "ipv4_mapped", None)
-        if mapped is not None:
-            address = mapped
-        if any(address in network for network in self.trusted):
-            return None
-        if address.version == 4:
-            return str(address)
-        return str(ipaddress.IPv6Network((int(address), _NETWORK_BITS), strict=False))
+        return origin_of(address)
+
+
+def address_of(host: str) -> Address | None:
+    """Return the address `host`, an IPv4 one where IPv6 stands for that; None where it is no address."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def origin_of(address: Address) -> str:
+    """Return what the addresses of one client have in common."""
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.IPv6Network((int(address), _NETWORK_BITS), strict=False))
