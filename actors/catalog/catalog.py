@@ -25,8 +25,7 @@ from typing import Final, assert_never
 import trio
 
 from actors.catalog.deployment import INTENSITY
-from actors.catalog.lane import ModelLane
-from actors.catalog.lanes import Lanes
+from actors.catalog.lane import Lanes, ModelLane
 from actors.catalog.loading import Surroundings, not_polled
 from actors.catalog.operations import (
     NOWHERE,

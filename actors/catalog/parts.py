@@ -13,7 +13,7 @@ from dataclasses import replace
 import trio
 
 from actors.catalog.found import FoundModel
-from actors.catalog.lanes import Lanes
+from actors.catalog.lane import Lanes
 from actors.catalog.operations import ModelSource, Need, Recompose, Unload
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.specs import ModelKey

@@ -1,19 +1,32 @@
 """Every model that takes memory or may be loaded on demand: its waiting room and its measurements. Passive.
 
-The residency actor (`actors.residency.residency`) works on it, and may die at any time.
+The residency actor (`actors.residency.residency`) works on it, and may die at any time. The metric families
+are those of models' memory, and of models that are loaded on demand.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from actors.residency.dormant import Dormant, WaitingRoom
 from actors.residency.policy import Newcomer, estimate
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
 from actors.serving.routing.router import Router
+from actors.values.families import (
+    Block,
+    Families,
+    Family,
+    Labels,
+    Slice,
+    SplitFamily,
+    blocks,
+    model_labels,
+    once,
+)
 from actors.values.specs import ModelKey, ModelSpec
 
 
@@ -175,3 +188,66 @@ def pids_of(states: Sequence[ModelState]) -> list[int]:
     own = os.getpid()
     found = (each.pid for state in states for each in state.instances)
     return [pid for pid in found if pid is not None and pid != own]
+
+
+MODELS: Final[Families[ModelResidency]] = (
+    Family(
+        "tritium_model_resident_bytes",
+        "gauge",
+        "Memory that a model's workers have resident, in bytes",
+        lambda model: model.resident or None,
+    ),
+)
+
+WHOLE: Final[Families[ResidencySample]] = (
+    Family(
+        "tritium_resident_bytes",
+        "gauge",
+        "Memory that the workers of all models have resident, in bytes",
+        lambda sample: sum(model.resident for model in sample.models),
+    ),
+    Family(
+        "tritium_resident_budget_bytes",
+        "gauge",
+        "Memory that all models together may take before some are evicted, in bytes",
+        lambda sample: sample.budget,
+    ),
+)
+
+ON_DEMAND: Final[Families[OnDemandCounts]] = (
+    Family(
+        "tritium_model_loads_on_demand_total",
+        "counter",
+        "Loads that a request brought about",
+        lambda counters: counters.loads,
+    ),
+    Family(
+        "tritium_model_evictions_total",
+        "counter",
+        "How often a model was unloaded to make room for others",
+        lambda counters: counters.evictions,
+    ),
+    Family(
+        "tritium_wake_waiting_requests",
+        "gauge",
+        "Requests that wait for their model to be loaded",
+        lambda counters: counters.waiting,
+    ),
+    SplitFamily(
+        "tritium_wake_seconds",
+        "summary",
+        "How long models took to be loaded on demand, from the first request that waited",
+        lambda counters: (
+            Slice(counters.wake_seconds, suffix="_sum"),
+            Slice(counters.wakes, suffix="_count"),
+        ),
+    ),
+)
+
+
+def residency_blocks(sample: ResidencySample) -> Iterator[Block]:
+    """Yield how much memory models take, and what happened to those that are loaded on demand."""
+    models = [(Labels(model_labels(each.key.name, each.key.namespace)), each) for each in sample.models]
+    yield from blocks(MODELS, models)
+    yield from once(WHOLE, sample)
+    yield from blocks(ON_DEMAND, [(labels, m.counters) for labels, m in models if m.counters is not None])

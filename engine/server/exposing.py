@@ -10,7 +10,7 @@ import trio
 from actors.caching.families import cache_blocks
 from actors.health.families import readiness_blocks
 from actors.health.readiness import Readiness
-from actors.residency.families import residency_blocks
+from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
@@ -22,8 +22,7 @@ from engine.processes import spares
 from engine.server.models import ModelParts
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcListener, grpc_blocks
-from protocols.transport.families import connection_blocks
-from protocols.transport.listening import Listener
+from protocols.transport.listening import Listener, connection_blocks
 
 
 def exposition(

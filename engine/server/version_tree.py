@@ -22,9 +22,8 @@ from actors.sequences import sequencer
 from actors.sequences.policy.sequences import sequencing_of
 from actors.serving import batcher
 from actors.serving.instances import instance
-from actors.serving.instances.comeback import Comeback
+from actors.serving.instances.comeback import Comeback, LoadTurns
 from actors.serving.instances.launching import Launcher
-from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.recycling import Measure, Recycler
 from actors.serving.model import ModelState
 from actors.serving.policy.holding import HoldBack, StartAfter

@@ -24,10 +24,10 @@ from protocols.http.admission import (
 )
 from protocols.http.fields import JSON, Header, failure_fields
 from protocols.http.routes import Endpoint, Route
+from protocols.kserve.caps import check_json_size
 from protocols.kserve.compression import is_compressed
 from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
-from protocols.kserve.sizes import check_json_size
 from protocols.status import http_status
 
 Message = MutableMapping[str, Any]

@@ -25,9 +25,9 @@ from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from actors.values.tensors import Buffer
 from protocols.http.bodies import ONLY_IDENTITY, read_body
-from protocols.http.disconnects import DisconnectHook, Receive, watched
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of, put_marks, server_timing
 from protocols.http.options import V2Options
+from protocols.http.reply import DisconnectHook, Receive, watched
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
 from protocols.kserve.documents import TooLong

@@ -18,11 +18,11 @@ from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.tensors import Buffer
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
 from protocols.http.bodies import NO_DECOUPLED, read_body
-from protocols.http.disconnects import DisconnectHook, watched
 from protocols.http.fields import Header, peer_of, put_marks, server_timing
 from protocols.http.options import Outcome, V2Options
-from protocols.http.reply import HttpReply
+from protocols.http.reply import DisconnectHook, HttpReply, watched
 from protocols.http.routes import Route
+from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import (
     choose_coding,
     compress,
@@ -37,7 +37,6 @@ from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
-from protocols.kserve.sizes import parse_json_size
 
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.

@@ -18,13 +18,12 @@ from actors.values.errors import Internal, InvalidArgument, TritiumError
 from actors.values.requests import InferRequest, InferResponse, Parameter, ReplyPort
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.tensors import Buffer, Tensor, element_count
-from protocols.kserve.caps import check_parameters
+from protocols.kserve.caps import RAISE_LIMIT, check_json_size, check_parameters
 from protocols.kserve.documents import Verbatim, dump, misfit, not_a, parse_members, read_short, text
 from protocols.kserve.elements import INT64_MAX, Packing, can_pack, pack, render
 from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import custom_parameter
 from protocols.kserve.responses import parameter_values
-from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 
 NOT_ONE_RESPONSE: Final = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "

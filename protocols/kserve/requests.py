@@ -21,12 +21,12 @@ from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest, ReplyPort
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.tensors import MAX_DIMS, Buffer, Tensor, element_count
+from protocols.kserve.caps import RAISE_LIMIT, check_json_size
 from protocols.kserve.documents import read_short
 from protocols.kserve.elements import Packing, can_pack
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import BINARY_OUTPUTS, InputMeaning, Meaning, OutputPlan, read_meaning
-from protocols.kserve.sizes import RAISE_LIMIT, check_json_size
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from protocols.transport.lost import PASSING
+from protocols.transport.sockets import PASSING
 
 OnExhausted = Callable[[OSError], None]
 """Told why no connection can be accepted for now. Never raises, never waits."""

@@ -1,4 +1,4 @@
-"""Bytes to and from one client: plain over TCP or a Unix socket, or TLS.
+"""Bytes to and from one client, plain over TCP or a Unix socket, or TLS; and errors of a client that is gone.
 
 All methods are synchronous and take what the socket gives at once. A connection waits only where that was
 nothing. TLS is spoken by the interpreter's own non-blocking sockets rather than by a stream: a writer that
@@ -9,6 +9,7 @@ on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 import struct
@@ -20,7 +21,32 @@ import trio
 
 from actors.values.tensors import Buffer
 from protocols.transport.buffers import behind
-from protocols.transport.lost import LOST
+
+_NETWORK: Final = frozenset(
+    (
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+    )
+)
+
+PASSING: Final = _NETWORK | {errno.ECONNABORTED, errno.EPERM, errno.EPROTO}
+"""What accept(2) reports of a client that is gone already, or of the network, not of the listening socket."""
+
+LOST: Final = _NETWORK | {
+    errno.ECONNRESET,
+    errno.EPIPE,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,  # what a router said before the kernel gave up
+}
+"""What reading and writing report of a client that is gone."""
+
 
 # Bytes up to which copying together is cheaper than a scattered write.
 _JOINED: Final = 32 * 1024

@@ -1,14 +1,19 @@
-"""Which instances start first when all versions come back at once, after a crash of the top supervisor.
+"""Which instances start first, and how many at once, as workers that start together share the cores.
 
-Workers that start together share the cores, and are all ready late. If there are more workers than cores, one
-instance of each version starts first, and the others start when those serve. Until then each model has to
+If all versions come back at once, after a crash of the top supervisor, and there are more workers than cores,
+one instance of each version starts first, and the others start when those serve. Until then each model has to
 wait only half as long, or less.
+
+While others serve, a worker that starts would take the processor time that they need, for a tenth of a second
+or more. So half the cores are left to the serving workers: if more instances than that load for the first
+time, they start one after the other. A load that takes long, such as that of a model that comes over a
+network, does not hold up the others. Restarts do not wait, and neither does any load while the server starts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -57,3 +62,38 @@ class Comeback:
 def _first(instances: Sequence[InstanceState]) -> InstanceState:
     """Return an instance that will execute, if there is one."""
     return next((each for each in instances if not each.spec.passive), instances[0])
+
+
+TURN: Final = 0.25
+"""Seconds after which the next instance may start, though this one is still loading."""
+
+
+class LoadTurns:
+    """Turns of instances. An instance that has taken one gives it back by `over`, or has it expire."""
+
+    def __init__(self, cores: int, *, needed: Callable[[], bool] = lambda: True) -> None:
+        """Half of `cores` start at once, where it is `needed`; if `cores` is 0, no instance has to wait."""
+        self._limiter = trio.CapacityLimiter(max(1, cores // 2)) if cores else None
+        self._needed = needed
+        self._holders: set[InstanceState] = set()
+
+    async def take(self, instance: InstanceState, stopping: Stopping) -> None:
+        """Return when `instance` may start, or is asked to stop."""
+        if self._limiter is None or instance.started_once or not self._needed():
+            return
+        with trio.CancelScope() as scope:
+            stopping.then(scope.cancel)
+            await self._limiter.acquire_on_behalf_of(instance)
+            self._holders.add(instance)
+
+    async def expire(self, instance: InstanceState) -> None:
+        """Let the next instance begin after a while."""
+        if instance in self._holders:
+            await trio.sleep(TURN)
+            self.over(instance)
+
+    def over(self, instance: InstanceState) -> None:
+        """`instance` serves, or has died: the next one may start."""
+        if self._limiter is not None and instance in self._holders:
+            self._holders.discard(instance)
+            self._limiter.release_on_behalf_of(instance)

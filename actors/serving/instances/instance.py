@@ -13,10 +13,9 @@ import os
 import trio
 
 from actors.serving.asks import Asks
-from actors.serving.instances.comeback import Comeback
+from actors.serving.instances.comeback import Comeback, LoadTurns
 from actors.serving.instances.launching import Launched, Launcher, prefetches
 from actors.serving.instances.life import WorkerLife
-from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.post import Post
 from actors.serving.model import ModelState
 from actors.serving.policy.retries import DeathReason, NotStarted

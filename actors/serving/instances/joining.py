@@ -1,13 +1,17 @@
-"""How a worker joins the instances of its version: it loads the model, warms up, and serves."""
+"""How a worker joins the instances of its version: it loads the model, warms up, and serves.
+
+A message about a model that could not be loaded is cut down to its useful part.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
 from actors.seams import faults
-from actors.serving.instances.load_errors import without_importing
 from actors.serving.instances.post import Post
 from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
@@ -116,3 +120,16 @@ class _WarmupPort(ReplyPort):
         self._expected -= final
         if not self._expected:
             self._finished.set()
+
+
+_MODULE: Final = r"(?:<frozen importlib\.[^>\n]*>|[^\n\"]*/importlib/__init__\.py)"
+# A frame as Triton's Python backend writes it, and as Python does. Python's may be followed by the source
+# line and marks.
+_IMPORTING: Final = re.compile(
+    rf"^  (?:{_MODULE}\(\d+\): \S+\n|File \"{_MODULE}\", line \d+, in \S+\n(?:    .*\n)*)", re.MULTILINE
+)
+
+
+def without_importing(text: str) -> str:
+    """Return a text without the frames of Python's import machinery, which lead to every module's code."""
+    return _IMPORTING.sub("", text)

@@ -13,9 +13,9 @@ from actors.seams.slices import in_slices
 from actors.serving.asks import Asks
 from actors.serving.instances.batches import InFlight
 from actors.serving.instances.burial import Burial
+from actors.serving.instances.comeback import LoadTurns
 from actors.serving.instances.joining import Joining
 from actors.serving.instances.launching import Launched, Launcher, model_fields
-from actors.serving.instances.load_turns import LoadTurns
 from actors.serving.instances.output import LineBudget, OutputReader
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.post import Post

@@ -3,7 +3,7 @@
 import importlib
 import traceback
 
-from actors.serving.instances.load_errors import without_importing
+from actors.serving.instances.joining import without_importing
 from engine.worker.backends.python.source import describe
 
 

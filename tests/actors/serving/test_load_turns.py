@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors.serving.instances.load_turns import TURN, LoadTurns
+from actors.serving.instances.comeback import TURN, LoadTurns
 from actors.serving.standing import InstanceState
 from actors.supervision.context import Stopping
 from actors.values.specs import InstanceSpec

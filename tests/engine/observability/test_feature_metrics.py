@@ -9,8 +9,7 @@ from actors.caching.far_cache import FarCache
 from actors.caching.policy.cache import KeptAnswer, LruCache
 from actors.health.families import readiness_blocks
 from actors.health.probes import ProbeCounts
-from actors.residency.families import residency_blocks
-from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample
+from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample, residency_blocks
 from actors.serving.families import load_blocks
 from actors.serving.routing.roster import LoadCounts
 from actors.traffic.families import traffic_blocks

@@ -38,8 +38,7 @@ from engine.observability.system import (
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics, grpc_blocks
-from protocols.transport.families import connection_blocks
-from protocols.transport.listening import ConnectionCounts
+from protocols.transport.listening import ConnectionCounts, connection_blocks
 from tests.support.examples import examples
 from tests.support.ports import NoPort
 

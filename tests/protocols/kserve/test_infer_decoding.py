@@ -12,10 +12,10 @@ from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from protocols.kserve.caps import parse_json_size
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice
 from protocols.kserve.requests import Arrival, InferDecoder
-from protocols.kserve.sizes import parse_json_size
 from tests.protocols.fakes import KeptPort, make_spec
 
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])
