@@ -48,10 +48,11 @@ def differences(versions):
     return versions.control.describe("model")["mirror"]["differences"]
 
 
-async def settled(versions):
-    """Wait until everything that can be compared has been."""
+async def compared(versions):
+    """Compare everything that can be; return what became of the copies."""
     async with comparing(versions):
         await trio.testing.wait_all_tasks_blocked()
+    return counts(versions)
 
 
 def fp32(*values):
@@ -69,8 +70,8 @@ async def test_a_mirror_gets_a_copy_and_the_client_the_primarys_answer():
     response = await port.wait()
     assert response.model_version == 1
     versions.answer(2)
-    await settled(versions)
-    assert counts(versions) == {"sent": 1, "same": 1}
+    assert await compared(versions) == {"sent": 1, "same": 1}
+
     assert len(port.parts) == 1
 
 
@@ -80,8 +81,7 @@ async def test_the_mirrors_answer_may_come_first():
     versions.answer(2)
     assert port.parts == []
     versions.answer(1)
-    await settled(versions)
-    assert counts(versions) == {"sent": 1, "same": 1}
+    assert await compared(versions) == {"sent": 1, "same": 1}
 
 
 async def test_answers_that_differ_are_counted_and_the_last_ones_remembered():
@@ -90,7 +90,7 @@ async def test_answers_that_differ_are_counted_and_the_last_ones_remembered():
         await versions.send(id=f"r{number}")
         versions.answer(1, outputs=fp32(1, 2))
         versions.answer(2, outputs=fp32(1, 2 + number / 1000))
-        await settled(versions)
+        await compared(versions)
     assert counts(versions) == {"sent": 10, "same": 1, "different": 9}
     assert [each["request_id"] for each in differences(versions)] == [f"r{n}" for n in range(2, 10)]
     assert differences(versions)[0] == {
@@ -111,8 +111,7 @@ async def test_the_tolerance_is_the_plans():
     await versions.send()
     versions.answer(1, outputs=fp32(1, 2))
     versions.answer(2, outputs=fp32(1, 2.4))
-    await settled(versions)
-    assert counts(versions) == {"sent": 1, "same": 1}
+    assert await compared(versions) == {"sent": 1, "same": 1}
 
 
 async def test_a_mirror_that_fails_is_an_error_of_the_mirror_only():
@@ -120,9 +119,9 @@ async def test_a_mirror_that_fails_is_an_error_of_the_mirror_only():
     _, port = await versions.send(id="r1")
     versions.answer(2, error="no such weights")
     versions.answer(1)
-    await settled(versions)
+    assert await compared(versions) == {"sent": 1, "errors": 1}
     assert port.answered
-    assert counts(versions) == {"sent": 1, "errors": 1}
+
     assert differences(versions) == [
         {
             "version": 2,
@@ -143,8 +142,7 @@ async def test_versions_that_fail_alike_are_alike_and_a_primary_that_fails_alone
     await versions.send()
     versions.answer(1, error="bad input")
     versions.answer(2)
-    await settled(versions)
-    assert counts(versions) == {"sent": 2, "same": 1, "different": 1}
+    assert await compared(versions) == {"sent": 2, "same": 1, "different": 1}
 
 
 async def test_a_client_that_left_is_not_compared():
@@ -158,8 +156,7 @@ async def test_a_client_that_left_is_not_compared():
     versions.router.resolve("model").cancel(request)
     answer(versions[1], requests=running)
     versions.answer(2)
-    await settled(versions)
-    assert counts(versions) == {"sent": 2, "uncompared": 2}
+    assert await compared(versions) == {"sent": 2, "uncompared": 2}
 
 
 async def test_only_a_fraction_is_mirrored():
@@ -191,8 +188,7 @@ async def test_what_the_client_got_is_copied_before_its_memory_is_given_back():
     (await port.wait()).release()
     memory[:] = b"\xff" * 8
     versions.answer(2, outputs=fp32(1, 2))
-    await settled(versions)
-    assert counts(versions) == {"sent": 1, "same": 1}
+    assert await compared(versions) == {"sent": 1, "same": 1}
 
 
 async def test_the_mirrors_memory_is_given_back_at_once():
@@ -297,8 +293,7 @@ async def test_no_more_than_so_many_copies_are_on_their_way():
         versions.answer(1)
     assert counts(versions) == {"sent": OUTSTANDING, "skipped": 3, "outstanding": OUTSTANDING}
     versions.answer(2)
-    await settled(versions)
-    assert counts(versions) == {"sent": OUTSTANDING, "same": OUTSTANDING, "skipped": 3}
+    assert await compared(versions) == {"sent": OUTSTANDING, "same": OUTSTANDING, "skipped": 3}
 
 
 async def test_a_primary_that_refuses_has_nothing_mirrored():
@@ -327,9 +322,8 @@ async def test_a_mirror_that_wants_another_shape_counts_errors():
     port = request.reply
     await versions.router.resolve("model").submit(request)
     versions.answer(1)
-    await settled(versions)
+    assert await compared(versions) == {"sent": 1, "errors": 1}
     assert port.answered
-    assert counts(versions) == {"sent": 1, "errors": 1}
 
 
 async def test_a_mirror_with_other_inputs_gets_nothing():

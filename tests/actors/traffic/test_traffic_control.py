@@ -40,11 +40,13 @@ def shares(versions):
 
 
 @asynccontextmanager
-async def guarding(versions, **options):
-    """Run the guard under a supervisor.
+async def guarding(versions, plan=None, **options):
+    """Run the guard under a supervisor, with a plan in force.
 
     If the block acts every quarter of a second, the guard looks once between two acts.
     """
+    if plan is not None:
+        versions.control.adopt(KEY, read_plan(plan))
     async with serving(Supervisor([ChildSpec("guard", versions.control.guard)], **options)) as tree:
         await trio.sleep(0.1)
         yield tree
@@ -290,8 +292,7 @@ async def load(versions, *, seconds=3.0, each=0.25, error=None, answers=True, nu
 
 
 async def test_a_version_that_fails_loses_its_share_within_a_second(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions)
         assert shares(versions) == {1: 0.5, 2: 0.5}
         await load(versions, seconds=0.75, error="no")
@@ -313,23 +314,20 @@ async def test_a_version_that_fails_loses_its_share_within_a_second(versions, au
 async def test_a_version_that_fails_from_the_first_request_on_is_gone_at_the_second_look(
     versions, autojump_clock
 ):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions, seconds=1.0, error="no")
         assert shares(versions) == {1: 1.0}
 
 
 async def test_a_version_that_hangs_loses_its_share_too(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions, seconds=2.0, answers=False)
         assert shares(versions) == {1: 1.0}
         assert by_version(versions)[2]["rolled_back"]["reason"].startswith("mean latency")
 
 
 async def test_cancellations_and_refusals_of_the_queue_are_no_errors_of_the_version(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         for _ in range(8):
             for reason in (FailureReason.CANCELED, FailureReason.REJECTED, FailureReason.OTHER):
                 for _ in range(20):
@@ -339,8 +337,7 @@ async def test_cancellations_and_refusals_of_the_queue_are_no_errors_of_the_vers
 
 
 async def test_the_version_that_is_left_keeps_its_share_whatever_it_does(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions, seconds=1.0, error="no")
         for _ in range(10):
             for _ in range(10):
@@ -351,8 +348,7 @@ async def test_the_version_that_is_left_keeps_its_share_whatever_it_does(version
 
 
 async def test_a_new_plan_gives_a_version_its_share_again(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions, seconds=1.0, error="no")
         versions.add(2)
         versions.control.adopt(KEY, read_plan(GUARDED))
@@ -365,10 +361,8 @@ async def test_a_new_plan_gives_a_version_its_share_again(versions, autojump_clo
 
 
 async def test_another_generation_of_a_version_begins_with_a_clean_record(versions, autojump_clock):
-    versions.control.adopt(
-        KEY, read_plan({**GUARDED, "rollback": {"max_error_rate": 0.2, "min_requests": 40}})
-    )
-    async with guarding(versions):
+    plan = {**GUARDED, "rollback": {"max_error_rate": 0.2, "min_requests": 40}}
+    async with guarding(versions, plan):
         await load(versions, seconds=1.0, error="no")  # not enough to say something
         old = versions[2]
         versions.add(2)
@@ -378,8 +372,7 @@ async def test_another_generation_of_a_version_begins_with_a_clean_record(versio
 
 
 async def test_a_version_rolled_back_answers_where_nothing_else_is_left(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions):
+    async with guarding(versions, GUARDED):
         await load(versions, seconds=1.0, error="no")
         versions[1].standing.become(Status.UNAVAILABLE, "dead")
         assert shares(versions) == {2: 1.0}
@@ -388,8 +381,7 @@ async def test_a_version_rolled_back_answers_where_nothing_else_is_left(versions
 
 
 async def test_a_guard_that_dies_forgets_nothing(versions, autojump_clock):
-    versions.control.adopt(KEY, read_plan(GUARDED))
-    async with guarding(versions, intensity=Intensity(100, 60.0)) as tree:
+    async with guarding(versions, GUARDED, intensity=Intensity(100, 60.0)) as tree:
         await load(versions, seconds=1.0)
         for _ in range(4):
             await load(versions, seconds=0.25, error="no")

@@ -253,53 +253,59 @@ def verdict(canary, main=FINE, *, rule=RULE, shares=BOTH):
     return judge(rule, shares, {1: main, 2: canary})
 
 
-def test_a_version_that_does_well_keeps_its_share():
-    assert verdict(Evidence(count(95, 5, 10.0))) == Keep()
-
-
-def test_a_version_with_too_many_errors_loses_its_share():
-    decision = verdict(Evidence(count(15, 5, 1.5)))
-    assert decision == RollBack(2, "error rate 0.25 over 0.1: 5 of 20 answers within 5 s")
-
-
-def test_a_version_that_is_too_slow_loses_its_share():
-    decision = verdict(Evidence(count(20, 0, 30.0)))
-    assert decision == RollBack(2, "mean latency 1.5 s over 1 s: 20 requests within 5 s")
-
-
-def test_a_version_that_is_much_slower_than_the_main_one_loses_its_share():
-    decision = verdict(Evidence(count(20, 0, 8.0)))
-    assert decision == RollBack(
-        2,
-        "mean latency 0.4 s over 3 times the 0.1 s of the version with the largest share: 20 requests within 5 s",
-    )
-
-
-def test_a_version_that_hangs_loses_its_share_though_it_answers_nothing():
-    decision = verdict(Evidence(count(), [2.0] * 20))
-    assert decision == RollBack(2, "mean latency 2 s over 1 s: 20 requests within 5 s")
-
-
-def test_requests_in_hand_that_are_not_late_yet_say_nothing():
-    assert verdict(Evidence(count(), [0.25] * 40)) == Keep()
+SLOW_BESIDE = (
+    "mean latency 0.4 s over 3 times the 0.1 s of the version with the largest share: 20 requests within 5 s"
+)
 
 
 @pytest.mark.parametrize(
-    "canary",
-    [Evidence(count(0, 19)), Evidence(count(19, 0, 100.0)), Evidence(count(), [9.0] * 19)],
+    ("canary", "why"),
+    [
+        (Evidence(count(95, 5, 10.0)), ""),
+        (Evidence(count(15, 5, 1.5)), "error rate 0.25 over 0.1: 5 of 20 answers within 5 s"),
+        (Evidence(count(20, 0, 30.0)), "mean latency 1.5 s over 1 s: 20 requests within 5 s"),
+        (Evidence(count(20, 0, 8.0)), SLOW_BESIDE),
+        (Evidence(count(), [2.0] * 20), "mean latency 2 s over 1 s: 20 requests within 5 s"),
+        (Evidence(count(), [0.25] * 40), ""),
+        (Evidence(count(0, 19)), ""),
+        (Evidence(count(19, 0, 100.0)), ""),
+        (Evidence(count(), [9.0] * 19), ""),
+    ],
+    ids=[
+        "it does well",
+        "too many errors",
+        "too slow",
+        "much slower than the main one",
+        "it hangs, and answers nothing",
+        "requests in hand that are not late yet",
+        "too few errors to say something",
+        "too few answers",
+        "too few in hand",
+    ],
 )
-def test_fewer_requests_than_the_least_say_nothing(canary):
-    assert verdict(canary) == Keep()
+def test_a_version_loses_its_share_for_what_a_rule_says(canary, why):
+    assert verdict(canary) == (RollBack(2, why) if why else Keep())
 
 
-def test_the_ratio_says_nothing_while_too_little_is_known_of_the_main_version():
-    assert verdict(Evidence(count(20, 0, 8.0)), Evidence(count(19, 0, 1.9))) == Keep()
-
-
-def test_rules_that_are_off_are_not_applied():
-    canary = Evidence(count(10, 90, 500.0))
-    assert verdict(canary, rule=Rollback(max_latency_ratio=10_000)) == Keep()
-    assert verdict(canary, rule=Rollback(max_error_rate=0.95)) == Keep()
+@pytest.mark.parametrize(
+    ("canary", "main", "more"),
+    [
+        (Evidence(count(20, 0, 8.0)), Evidence(count(19, 0, 1.9)), {}),
+        (Evidence(count(10, 90, 500.0)), FINE, {"rule": Rollback(max_latency_ratio=10_000)}),
+        (Evidence(count(10, 90, 500.0)), FINE, {"rule": Rollback(max_error_rate=0.95)}),
+        (FINE, Evidence(count(0, 100)), {"shares": Shares({1: 90, 2: 10}, [1])}),
+        (Evidence(count(19, 0, 1.9)), Evidence(count(50, 50, 5.0)), {}),
+    ],
+    ids=[
+        "too little is known of the main version for the ratio",
+        "no rule for errors or latency",
+        "no rule for latency",
+        "it is the last version",
+        "the other has not shown to do better",
+    ],
+)
+def test_a_rule_says_nothing_where(canary, main, more):
+    assert verdict(canary, main, **more) == Keep()
 
 
 def test_the_newcomer_goes_first_where_both_do_badly():
@@ -319,11 +325,6 @@ def test_the_newer_of_two_small_shares_goes_first():
 def test_the_main_version_goes_only_where_another_has_shown_to_do_better():
     bad = Evidence(count(50, 50, 5.0))
     assert verdict(Evidence(count(20, 0, 2.0)), bad).version == 1
-    assert verdict(Evidence(count(19, 0, 1.9)), bad) == Keep()
-
-
-def test_the_last_version_stays_whatever_it_does():
-    assert verdict(FINE, Evidence(count(0, 100)), shares=Shares({1: 90, 2: 10}, [1])) == Keep()
 
 
 def test_versions_of_which_nothing_is_known_keep_their_shares():
