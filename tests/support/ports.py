@@ -1,9 +1,12 @@
-"""Reply ports for tests: one that may not be answered, and one that keeps what it gets."""
+"""Reply ports for tests, one that may not be answered and one that keeps its parts; requests that only wait."""
+
+from collections.abc import Hashable
+from typing import Any
 
 import trio
 
 from actors.values.errors import TritiumError
-from actors.values.requests import InferResponse, ReplyPort
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 
 
 class NoPort(ReplyPort):
@@ -11,6 +14,22 @@ class NoPort(ReplyPort):
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         raise AssertionError("nothing is answered here")
+
+
+def waiting_request(
+    name: str = "",
+    *,
+    tenant: str = "",
+    rows: int = 1,
+    nbytes: int = 0,
+    batch_key: Hashable = None,
+    **options: Any,
+) -> InferRequest:
+    """A request that only waits, or is only looked at."""
+    options = {"model_name": "add", "reply": NoPort(), "accepted_at": 0.0, **options}
+    request = InferRequest(id=name, **options)
+    request.tenant, request.rows, request.nbytes, request.batch_key = tenant, rows, nbytes, batch_key
+    return request
 
 
 class Port(ReplyPort):

@@ -8,16 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.caching.policy.flights import FAILURES, Flights
-from actors.values.requests import InferRequest
 from actors.values.specs import QueueBounds
 from tests.support.examples import examples
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 
 def request(name="", nbytes=1):
-    made = InferRequest(model_name="model", id=name, reply=NoPort(), accepted_at=0.0)
-    made.nbytes = nbytes
-    return made
+    return waiting_request(name, nbytes=nbytes)
 
 
 @pytest.fixture

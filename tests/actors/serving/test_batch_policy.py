@@ -18,19 +18,15 @@ from actors.serving.policy.batching import (
     affordable,
     policy_for,
 )
-from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, ModelSpec
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 
 def requests_of(*sizes, keys=None):
-    made = []
-    for at, rows in enumerate(sizes):
-        request = InferRequest(model_name="add", reply=NoPort(), accepted_at=0.0)
-        request.rows = rows
-        request.batch_key = keys[at] if keys else None
-        made.append(request)
-    return made
+    return [
+        waiting_request(rows=rows, batch_key=key)
+        for rows, key in zip(sizes, keys or [None] * len(sizes), strict=True)
+    ]
 
 
 def decide(sizes, *, limit=8, preferred=(), delay=0.0, age=0.0, keys=None):

@@ -4,22 +4,14 @@ import pytest
 
 from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, Quarantine, fingerprint_of
 from actors.values.datatypes import DataType
-from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 LATER = QUARANTINE_SECONDS + 1
 
 
 def request_of(data=b"bad"):
-    made = InferRequest(
-        model_name="add",
-        inputs=[Tensor("INPUT", DataType.UINT8, (len(data),), data)],
-        reply=NoPort(),
-        accepted_at=0.0,
-    )
-    made.batch_key = "shared"
-    return made
+    return waiting_request(inputs=[Tensor("INPUT", DataType.UINT8, (len(data),), data)], batch_key="shared")
 
 
 def accused(blame, now=0.0):

@@ -16,20 +16,15 @@ from actors.serving.policy.fairness import REMEMBERED, FairLane, Ledger
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.tallies import CANDIDATES, OTHERS, SHOWN, TenantTallies
 from actors.values.errors import Cancelled, Unavailable
-from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 ROOMY = QueueBounds()
 
 
-def make_request(tenant="", *, rows=1, nbytes=0, priority=0, deadline=math.inf, name=""):
-    request = InferRequest(
-        model_name="add", id=name, priority=priority, deadline=deadline, reply=NoPort(), accepted_at=0.0
-    )
-    request.tenant, request.rows, request.nbytes = tenant, rows, nbytes
-    return request
+def make_request(tenant="", **options):
+    return waiting_request(tenant=tenant, **options)
 
 
 def fair(bounds=ROOMY, *, dynamic=None, **fairness):

@@ -15,17 +15,14 @@ from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, 
 from actors.serving.policy.slo import FAMILIES, LONGEST_RETRY, PROBE_AFTER, Admission, Controller
 from actors.values.errors import Unavailable
 from actors.values.families import once
-from actors.values.requests import InferRequest
 from actors.values.specs import Slo
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 CONFIGURED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=frozenset({4, 16}), max_queue_delay=0.016)
 
 
-def make_request(now=0.0, *, deadline=math.inf, rows=1):
-    request = InferRequest(model_name="add", id="r1", deadline=deadline, reply=NoPort(), accepted_at=now)
-    request.rows = rows
-    return request
+def make_request(now=0.0, **options):
+    return waiting_request("r1", accepted_at=now, **options)
 
 
 def admits(admission, now, *, ahead=0.0, patience=math.inf, deadline=math.inf):

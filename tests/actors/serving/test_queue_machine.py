@@ -17,7 +17,7 @@ from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unav
 from actors.values.requests import InferRequest
 from actors.values.specs import DynamicBatching, Fairness, QueueBounds, QueuePolicy, TimeoutAction
 from tests.support.examples import examples
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 MOMENT = 1 / 1024
 
@@ -125,16 +125,14 @@ class QueueAgainstLists(RuleBasedStateMachine):
     # Requests come
 
     def request(self, priority, nbytes, timeout, patience, rows=1):
-        made = InferRequest(
-            model_name="model",
+        return waiting_request(
             priority=priority,
             timeout=timeout,
             deadline=self.now + patience,
-            reply=NoPort(),
             accepted_at=self.now,
+            nbytes=nbytes,
+            rows=rows,
         )
-        made.nbytes, made.rows = nbytes, rows
-        return made
 
     @rule(
         priority=st.sampled_from([3, 3, 3, 2, 2, 1, 0, 4]),

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.policy.ordering import ReorderBuffer
-from actors.values.requests import InferRequest
-from tests.support.ports import NoPort
-
-
-def make_request():
-    return InferRequest(model_name="add", reply=NoPort(), accepted_at=0.0)
+from tests.support.ports import waiting_request as make_request
 
 
 def test_an_answer_waits_for_the_earlier_ones():

@@ -12,28 +12,12 @@ from actors.serving.policy.levels import OCCUPIED
 from actors.serving.policy.queueing import RequestQueue
 from actors.values.datatypes import DataType
 from actors.values.errors import DeadlineExceeded, ErrorCode, Unavailable
-from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, QueueBounds, QueuePolicy, TimeoutAction
 from actors.values.tensors import Tensor
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request as make_request
 
 DELAY = TimeoutAction.DELAY
 ROOMY = QueueBounds()
-
-
-def make_request(name="", *, rows=1, nbytes=0, priority=0, timeout=0.0, deadline=math.inf, accepted_at=0.0):
-    request = InferRequest(
-        model_name="add",
-        id=name,
-        priority=priority,
-        timeout=timeout,
-        deadline=deadline,
-        reply=NoPort(),
-        accepted_at=accepted_at,
-    )
-    request.rows = rows
-    request.nbytes = nbytes
-    return request
 
 
 def make_queue(bounds=ROOMY, **dynamic):

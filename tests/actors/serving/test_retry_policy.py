@@ -31,16 +31,10 @@ from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 from actors.values.tensors import Tensor
 from tests.support.examples import examples
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request as make_request
 
 SEGV = Signal(Signals.SIGSEGV)
 KILL = Signal(Signals.SIGKILL)
-
-
-def make_request(name="", *, deadline=math.inf, inputs=()):
-    return InferRequest(
-        model_name="add", id=name, inputs=inputs, deadline=deadline, reply=NoPort(), accepted_at=0.0
-    )
 
 
 def make_requests(n):

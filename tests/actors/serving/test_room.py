@@ -3,14 +3,11 @@
 import pytest
 
 from actors.serving.policy.room import FirstCome, Turns
-from actors.values.requests import InferRequest
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 
 def make_request(tenant=""):
-    request = InferRequest(model_name="add", reply=NoPort(), accepted_at=0.0)
-    request.tenant = tenant
-    return request
+    return waiting_request(tenant=tenant)
 
 
 def always(request):

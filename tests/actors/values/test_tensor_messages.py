@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, BY_PROTOCOL_NAME, DataType, from_numpy_dtype
 from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.events import Event
-from actors.values.requests import InferRequest, InferResponse, release
+from actors.values.requests import InferResponse, release
 from actors.values.shapes import client_shape
 from actors.values.specs import OutputSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes, packed_row_bounds, unpack_bytes
-from tests.support.ports import NoPort
+from tests.support.ports import waiting_request
 
 FIXED = [datatype for datatype in DataType if datatype is not DataType.BYTES]
 
@@ -185,20 +185,16 @@ def test_a_response_is_released_once():
 
 
 def test_a_request_names_itself_in_error_texts():
-    assert (
-        InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0).prefix == "[request id: <id_unknown>] "
-    )
-    named = InferRequest(model_name="m", id="7", reply=NoPort(), accepted_at=0.0)
+    assert waiting_request().prefix == "[request id: <id_unknown>] "
+    named = waiting_request("7")
     assert named.prefix == "[request id: 7] "
-    assert repr(named) == "<InferRequest 7 of 'm', 1 rows>"
+    assert repr(named) == "<InferRequest 7 of 'add', 1 rows>"
 
 
 def test_a_request_made_for_several_has_the_time_of_the_most_patient_one():
-    parents = [
-        InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0, deadline=at) for at in (3.0, 5.0)
-    ]
+    parents = [waiting_request(deadline=at) for at in (3.0, 5.0)]
     parents[0].tenant, parents[0].synthetic = "gold", True
-    made = InferRequest(model_name="m", reply=NoPort(), accepted_at=0.0)
+    made = waiting_request()
     made.inherit(parents)
     assert (made.deadline, made.tenant, made.synthetic) == (5.0, "gold", False)
 
