@@ -29,22 +29,30 @@ def chain(graph, start="call"):
     return find_deadlock(start, graph.get)
 
 
-def test_what_waits_for_nothing_goes_on():
-    assert chain({}) is None
-
-
-def test_a_call_of_a_free_model_goes_on():
-    assert chain({"call": either("instance")}) is None
-
-
-def test_a_model_that_calls_its_only_instance_waits_for_itself():
-    graph = {"call": either("instance"), "instance": either("batch"), "batch": every("call")}
-    assert chain(graph) == ["call", "instance", "batch", "call"]
-
-
-def test_one_instance_that_will_be_free_is_enough():
-    graph = {"call": either("blocked", "free"), "blocked": either("batch"), "batch": every("call")}
-    assert chain(graph) is None
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({}, None),
+        ({"call": either("instance")}, None),
+        (
+            {"call": either("instance"), "instance": either("batch"), "batch": every("call")},
+            ["call", "instance", "batch", "call"],
+        ),
+        ({"call": either("blocked", "free"), "blocked": either("batch"), "batch": every("call")}, None),
+        ({"call": either("batch"), "batch": every("ends", "call")}, ["call", "batch", "call"]),
+        ({"call": either("a"), "a": every("b"), "b": every("a")}, ["call", "a", "b", "a"]),
+    ],
+    ids=[
+        "what waits for nothing",
+        "a call of a free model",
+        "a model that calls its only instance",
+        "one instance that will be free is enough",
+        "a batch waits for all of its calls",
+        "what waits behind a circle is stuck without being in it",
+    ],
+)
+def test_a_deadlock_is_told_by_its_chain(graph, found):
+    assert chain(graph) == found
 
 
 def test_two_instances_that_wait_for_each_other_are_not_enough():
@@ -58,16 +66,6 @@ def test_two_instances_that_wait_for_each_other_are_not_enough():
     assert found is not None
     assert found[0] == "call"
     assert found[-1] in found[:-1]
-
-
-def test_a_batch_waits_for_all_of_its_calls():
-    graph = {"call": either("batch"), "batch": every("ends", "call")}
-    assert chain(graph) == ["call", "batch", "call"]
-
-
-def test_what_waits_behind_a_circle_is_stuck_without_being_in_it():
-    graph = {"call": either("a"), "a": every("b"), "b": every("a")}
-    assert chain(graph) == ["call", "a", "b", "a"]
 
 
 def test_a_graph_that_is_too_large_counts_as_going_on():

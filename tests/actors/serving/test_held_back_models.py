@@ -45,8 +45,9 @@ async def test_requests_that_are_held_back_still_time_out(held, autojump_clock):
     assert model.now == 1.0
 
 
-async def test_a_probe_is_not_held_back(held, autojump_clock):
-    model = held(9, scheduling=DynamicBatching())
+@pytest.mark.parametrize("scheduling", [DynamicBatching(), SequenceBatching(strategy=OldestStrategy())])
+async def test_a_probe_is_not_held_back(held, autojump_clock, scheduling):
+    model = held(9, scheduling=scheduling)
     probe = model.request()
     probe.synthetic = True
     await model.state.submit(probe)
@@ -69,12 +70,3 @@ async def test_sequences_wait_for_requests_with_slots_and_in_the_backlog(held, a
     assert model.worker.sent == []
     await model.sent(correlation_id=3)
     assert [len(requests) for _, requests, _ in model.worker.sent] == [2]
-
-
-async def test_a_probe_of_a_sequence_model_is_not_held_back(held, autojump_clock):
-    model = held(9, scheduling=SequenceBatching(strategy=OldestStrategy()))
-    probe = model.request()
-    probe.synthetic = True
-    await model.state.submit(probe)
-    await model.settled()
-    assert [requests for _, requests, _ in model.worker.sent] == [[probe]]

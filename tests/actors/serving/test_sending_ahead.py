@@ -29,30 +29,31 @@ def test_a_worker_with_a_free_lane_is_a_place_for_anything():
     assert not outlasts(math.inf, NOW)
 
 
-def test_nothing_is_taken_back_where_no_other_instance_has_room():
-    assert overdue([busy_for(60.0), FULL], NOW) == []
-
-
-def test_an_idle_instance_takes_what_waits_behind_an_execution_that_lasts():
-    assert overdue([busy_for(0.02), IDLE, busy_for(0.001)], NOW) == [0]
-
-
-def test_the_longest_busy_instance_comes_first():
-    assert overdue([busy_for(0.02), busy_for(5.0), IDLE, busy_for(1.0)], NOW) == [1, 3, 0]
-
-
-def test_nothing_moves_to_and_fro_between_instances_whose_executions_take_alike():
-    standings = [busy_for(0.004, room=True, took=0.02), busy_for(0.019)]
-    assert overdue(standings, NOW) == []
-
-
-def test_an_instance_that_goes_on_takes_what_waits_behind_one_that_hangs():
-    standings = [busy_for(0.004, room=True, took=0.02), busy_for(0.1)]
-    assert overdue(standings, NOW) == [1]
-
-
-def test_an_instance_that_is_at_a_long_execution_itself_takes_nothing():
-    assert overdue([busy_for(1.0, room=True), busy_for(60.0)], NOW) == []
+@pytest.mark.parametrize(
+    ("instances", "late"),
+    [
+        ([busy_for(60.0), FULL], []),
+        ([busy_for(0.02), IDLE, busy_for(0.001)], [0]),
+        ([busy_for(0.02), busy_for(5.0), IDLE, busy_for(1.0)], [1, 3, 0]),
+        ([busy_for(0.004, room=True, took=0.02), busy_for(0.019)], []),
+        ([busy_for(0.004, room=True, took=0.02), busy_for(0.1)], [1]),
+        ([busy_for(1.0, room=True), busy_for(60.0)], []),
+        ([busy_for(0.0), IDLE, IDLE], []),
+        ([busy_for(PATIENCE / 2), IDLE, IDLE], []),
+    ],
+    ids=[
+        "no other instance has room",
+        "an idle instance takes what waits behind an execution that lasts",
+        "the longest busy instance comes first",
+        "executions that take alike",
+        "an instance that goes on takes what waits behind one that hangs",
+        "an instance at a long execution itself takes nothing",
+        "an execution that has just begun",
+        "a short execution",
+    ],
+)
+def test_what_is_taken_back_is_what_waits_behind_a_lasting_execution(instances, late):
+    assert overdue(instances, NOW) == late
 
 
 standings = st.lists(
@@ -75,8 +76,3 @@ def test_only_what_waits_behind_a_lasting_execution_is_taken_and_only_for_an_ins
         takers = [each for each in given if each.room and not lasts(each.busy_since, each.took, NOW)]
         assert takers
     assert late == sorted(late, key=lambda at: given[at].busy_since)
-
-
-@pytest.mark.parametrize("seconds", [0.0, PATIENCE / 2])
-def test_short_executions_never_have_anything_taken_back(seconds):
-    assert overdue([busy_for(seconds), IDLE, IDLE], NOW) == []

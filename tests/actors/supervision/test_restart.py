@@ -112,24 +112,19 @@ def window(restarts, period, *times):
     return result
 
 
-def test_exactly_the_intensity_is_borne():
-    assert not window(3, 5.0, 0.0, 1.0, 2.0).exceeded
-
-
-def test_one_more_than_the_intensity_is_too_many():
-    assert window(3, 5.0, 0.0, 1.0, 2.0, 3.0).exceeded
-
-
-def test_an_intensity_of_zero_bears_no_restart():
-    assert window(0, 5.0, 0.0).exceeded
-
-
-def test_the_window_slides():
-    assert not window(3, 5.0, 0.0, 1.0, 2.0, 5.5).exceeded
-
-
-def test_a_restart_exactly_one_period_old_still_counts():
-    assert window(1, 5.0, 0.0, 5.0).exceeded
+@pytest.mark.parametrize(
+    ("restarts", "times", "exceeded"),
+    [
+        (3, (0.0, 1.0, 2.0), False),
+        (3, (0.0, 1.0, 2.0, 3.0), True),
+        (0, (0.0,), True),
+        (3, (0.0, 1.0, 2.0, 5.5), False),
+        (1, (0.0, 5.0), True),
+    ],
+    ids=["exactly the intensity", "one more", "of zero", "the window slides", "exactly one period old"],
+)
+def test_more_restarts_than_the_intensity_within_a_period_are_too_many(restarts, times, exceeded):
+    assert window(restarts, 5.0, *times).exceeded is exceeded
 
 
 times = st.lists(st.floats(0, 1000), max_size=30).map(sorted)

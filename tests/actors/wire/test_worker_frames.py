@@ -288,19 +288,16 @@ def test_a_shape_that_no_array_can_have_is_refused(shape, datatype):
         Result.decode(frame)
 
 
-def test_an_output_whose_size_is_not_its_shapes_is_refused():
-    frame = Result(1, 0, 1, (0, 0, 0), stacked=[Placed("O", DataType.FP32, (2,), 0, 12)]).encode()
-    with pytest.raises(FrameError, match=r"FP32\[2\] takes 8 bytes, not 12"):
-        Result.decode(frame)
-
-
-def test_parts_that_do_not_add_up_are_refused():
-    frame = Result(1, 0, 2, (0, 0, 0), stacked=[Placed("O", DataType.BYTES, (2,), 0, 12, (4, 9))]).encode()
-    with pytest.raises(FrameError, match="have 13 bytes, the whole 12"):
-        Result.decode(frame)
-
-
-def test_bytes_behind_a_result_are_refused():
-    frame = Result(1, 0, 0, (0, 0, 0), stacked=[]).encode()
-    with pytest.raises(FrameError, match="says it has"):
-        Result.decode(frame + b"\0")
+@pytest.mark.parametrize(
+    ("requests", "stacked", "behind", "why"),
+    [
+        (1, [Placed("O", DataType.FP32, (2,), 0, 12)], b"", r"FP32\[2\] takes 8 bytes, not 12"),
+        (2, [Placed("O", DataType.BYTES, (2,), 0, 12, (4, 9))], b"", "have 13 bytes, the whole 12"),
+        (0, [], b"\0", "says it has"),
+    ],
+    ids=["a size that is not its shape's", "parts that do not add up", "bytes behind it"],
+)
+def test_a_result_that_contradicts_itself_is_refused(requests, stacked, behind, why):
+    frame = Result(1, 0, requests, (0, 0, 0), stacked=stacked).encode()
+    with pytest.raises(FrameError, match=why):
+        Result.decode(frame + behind)
