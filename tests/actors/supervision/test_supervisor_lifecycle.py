@@ -33,6 +33,12 @@ from tests.support.trees import Cue, Puppet, serving, settled
 WAIT = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
 
 
+async def later(act, *arguments):
+    """Act, and let everything happen that follows at once."""
+    act(*arguments)
+    await settled()
+
+
 def puppets(names, **options):
     journal: list[Any] = []
     return journal, [Puppet(name, journal=journal, **options) for name in names]
@@ -151,50 +157,37 @@ async def test_children_stop_right_to_left_each_gone_before_the_next_is_asked(au
     assert trio.current_time() - before == pytest.approx(3)
 
 
-async def test_a_child_within_its_budget_stops_cleanly(autojump_clock):
-    a = Puppet("a", stop_delay=4.9)
-    async with serving(Supervisor([a.spec()])) as tree:
-        pass
-    (event,) = tree.about(ChildExited)
-    assert (event.reason, event.context) == (Stopped(), None)
-    assert not tree.about(ChildKillForced)
-
-
-async def test_a_child_over_its_budget_is_cancelled_hard_and_reported(autojump_clock):
-    a = Puppet("a", stop_delay=60)
-    async with serving(Supervisor([a.spec(shutdown=2.0)])) as tree:
+@pytest.mark.parametrize(
+    ("stop_delay", "options", "seconds", "reason", "context", "grace"),
+    [
+        (4.9, {}, 4.9, Stopped(), None, None),
+        (60, {"shutdown": 2.0}, 2, Killed(), Context.SHUTDOWN_ERROR, 2.0),
+        (60, {"shutdown": Shutdown.BRUTAL_KILL}, 0, Killed(), None, None),
+        (10_000, {"shutdown": Shutdown.INFINITY}, 10_000, Stopped(), None, None),
+        (None, {}, 0, Stopped(), None, None),
+    ],
+    ids=[
+        "within its budget it stops cleanly",
+        "over its budget it is cancelled hard and reported",
+        "a brutal kill cancels at once and is no error",
+        "infinity waits for as long as it takes",
+        "one that cannot be asked is cancelled at once and that is no kill",
+    ],
+)
+async def test_a_child_has_its_budget_to_stop(
+    autojump_clock, stop_delay, options, seconds, reason, context, grace
+):
+    a = Puppet("a", stop_delay=stop_delay)
+    async with serving(Supervisor([a.spec(**options)])) as tree:
         before = trio.current_time()
-    assert trio.current_time() - before == pytest.approx(2)
-    assert tree.names("a") == ["child_started", "child_kill_forced", "child_exited"]
-    (forced,), (exited,) = tree.about(ChildKillForced), tree.about(ChildExited)
-    assert (forced.grace, forced.context) == (2.0, Context.SHUTDOWN_ERROR)
-    assert (exited.reason, exited.context) == (Killed(), Context.SHUTDOWN_ERROR)
-
-
-async def test_brutal_kill_cancels_at_once_and_is_no_error(autojump_clock):
-    a = Puppet("a", stop_delay=60)
-    async with serving(Supervisor([a.spec(shutdown=Shutdown.BRUTAL_KILL)])) as tree:
-        before = trio.current_time()
-    assert trio.current_time() == before
+    assert trio.current_time() - before == pytest.approx(seconds)
     (exited,) = tree.about(ChildExited)
-    assert (exited.reason, exited.context) == (Killed(), None)
-    assert not tree.about(ChildKillForced)
-
-
-async def test_infinity_waits_for_as_long_as_it_takes(autojump_clock):
-    a = Puppet("a", stop_delay=10_000)
-    async with serving(Supervisor([a.spec(shutdown=Shutdown.INFINITY)])) as tree:
-        before = trio.current_time()
-    assert trio.current_time() - before == pytest.approx(10_000)
-    assert tree.about(ChildExited)[0].reason == Stopped()
-
-
-async def test_a_child_that_cannot_be_asked_is_cancelled_at_once_and_that_is_no_kill(autojump_clock):
-    a = Puppet("a")
-    async with serving(Supervisor([a.spec()])) as tree:
-        before = trio.current_time()
-    assert trio.current_time() == before
-    assert tree.about(ChildExited)[0].reason == Stopped()
+    assert (exited.reason, exited.context) == (reason, context)
+    assert [(each.grace, each.context) for each in tree.about(ChildKillForced)] == (
+        [] if grace is None else [(grace, Context.SHUTDOWN_ERROR)]
+    )
+    forced = [] if grace is None else ["child_kill_forced"]
+    assert tree.names("a") == ["child_started", *forced, "child_exited"]
 
 
 async def test_a_child_may_wait_to_be_asked(autojump_clock):
@@ -325,19 +318,30 @@ async def test_starting_a_child_that_is_up_is_refused(autojump_clock):
             tree.root.start_child_nowait(a.spec(restart=Restart.TEMPORARY))
 
 
-async def test_a_child_can_be_terminated_while_it_starts(autojump_clock):
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda root: root.terminate_child("a"), "shutdown"),
+        (lambda root: later(root.kill, "a"), "killed"),
+        (lambda root: later(root.stop), "shutdown"),
+    ],
+    ids=["terminated", "killed", "with its supervisor"],
+)
+async def test_a_child_can_be_ended_while_it_starts(autojump_clock, end, told):
     a = Puppet("a", start_delay=60)
     async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
 
         async def start():
-            with pytest.raises(StartError, match="shutdown"):
+            with pytest.raises(StartError, match=told):
                 await tree.root.start_child(a.spec())
 
         nursery.start_soon(start)
         await settled()
-        await tree.root.terminate_child("a")
-        tree.check({})
+        await end(tree.root)
+        if tree.root.is_running:
+            tree.check({})
         assert trio.current_time() == a.started_at[0]
+    assert a.journal == ["start a", "end a"]
 
 
 async def test_a_cancelled_start_child_takes_the_unfinished_child_with_it(autojump_clock):
@@ -404,19 +408,6 @@ async def test_killing_a_child_that_is_down_does_nothing(autojump_clock):
         tree.check({})
 
 
-async def test_killing_a_child_that_starts_fails_its_start(autojump_clock):
-    a = Puppet("a", start_delay=5)
-    async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
-
-        async def start():
-            with pytest.raises(StartError, match="killed"):
-                await tree.root.start_child(a.spec())
-
-        nursery.start_soon(start)
-        await settled()
-        tree.root.kill("a")
-
-
 async def test_a_supervisor_that_is_down_takes_no_operations():
     supervisor = Supervisor([Puppet("a").spec()])
     for operation in (
@@ -439,19 +430,6 @@ async def test_a_supervisor_that_is_stopping_takes_no_new_children(autojump_cloc
             await tree.root.start_child(b.spec())
         with pytest.raises(NotRunning):
             tree.root.start_child_nowait(b.spec(restart=Restart.TEMPORARY))
-
-
-async def test_a_stop_ends_a_dynamic_start_that_is_under_way(autojump_clock):
-    a = Puppet("a", start_delay=60)
-    async with serving(Supervisor()) as tree, trio.open_nursery() as nursery:
-
-        async def start():
-            with pytest.raises(StartError):
-                await tree.root.start_child(a.spec())
-
-        nursery.start_soon(start)
-        await settled()
-        tree.root.stop()
 
 
 async def test_dynamic_children_of_one_for_one_are_stopped_together_and_first(autojump_clock):
