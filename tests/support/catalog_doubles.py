@@ -22,6 +22,7 @@ from actors.values.specs import InstanceSpec, ModelKey, Probe
 from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import make_spec
+from tests.support.tasks import outcome_of
 
 EXPLICIT = {"mode": ControlMode.EXPLICIT, "startup": ()}
 
@@ -31,6 +32,15 @@ async def failure(awaitable):
     with pytest.raises(TritiumError) as caught:
         await awaitable
     return caught.value
+
+
+async def superseded_load(world, nursery):
+    """Have a load of "m" superseded by an unload; return what the caller of the load was told."""
+    told = outcome_of(nursery, world.catalog.load, "m", {})
+    await trio.sleep(5)
+    await world.catalog.unload("m")
+    await trio.testing.wait_all_tasks_blocked()
+    return told
 
 
 class FakeTree(Double):
@@ -228,6 +238,15 @@ class World:
         """Have the catalog look at a model, as the watcher asks, and let it be done."""
         self.catalog.look_at(ModelKey(name), changed=changed)
         await trio.sleep(5)
+
+    async def unload(self, name, **options):
+        """Unload a model, and let it be over."""
+        await self.catalog.unload(name, **options)
+        await trio.sleep(5)
+
+    async def fail_to_load(self, name):
+        self.tree.fails[name] = 1
+        await failure(self.catalog.load(name, {}))
 
     def index(self, name=None):
         return [

@@ -234,7 +234,3 @@ class Den:
 
         self.nursery.start_soon(ask)
         return outcome
-
-
-async def settled():
-    await trio.testing.wait_all_tasks_blocked()

@@ -8,7 +8,7 @@ async with serving(Supervisor([a.spec(), b.spec()])) as tree:
     assert a.lives == 2
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
@@ -144,8 +144,10 @@ def states(snapshot: Snapshot) -> dict[str, str]:
     return {node.path: node.state.value for node in snapshot.walk() if node is not snapshot}
 
 
-async def settled() -> None:
-    """Let everything run until nothing can go on without the clock."""
+async def settled(act: Callable[..., object] | None = None, *arguments: object) -> None:
+    """Act, if told how, and let everything run until nothing can go on without the clock."""
+    if act is not None:
+        act(*arguments)
     await trio.testing.wait_all_tasks_blocked()
 
 

@@ -10,7 +10,7 @@ from actors.catalog.catalog import POLLING, ControlMode
 from actors.catalog.operations import Listing, check_name, read_parameters
 from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.specs import InstanceSpec, ModelKey, Probe, Residency
-from tests.support.catalog_doubles import EXPLICIT, World, failure, model
+from tests.support.catalog_doubles import EXPLICIT, World, failure, model, superseded_load
 from tests.support.model_doubles import make_request
 from tests.support.tasks import outcome_of
 
@@ -178,10 +178,7 @@ async def test_a_failed_model_counts_as_unloaded_once_it_was_unloaded(begin, aut
 async def test_an_unload_takes_the_place_of_a_load_that_never_ends(begin, nursery, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     world.tree.seconds = {"m": float("inf")}
-    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
-    await trio.sleep(5)
-    await world.catalog.unload("m")
-    await trio.testing.wait_all_tasks_blocked()
+    outcomes = await superseded_load(world, nursery)
     assert outcomes[0].message == (
         "load failed for model 'm': version 1 is at UNAVAILABLE state: Unavailable: Newer operation has been applied to "
         "the model lifecycle, current load operation is out-dated.;\n"
@@ -254,8 +251,7 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
 
     assert told() == ("READY", "", 0)
     world.source.models["m"] = model("m", content="b")
-    world.tree.fails = {"m": 1}
-    await failure(world.catalog.load("m", {}))
+    await world.fail_to_load("m")
     assert told() == ("READY", "reload failed: Internal: no", 1)
     world.source.models["m"] = replace(
         model("m", content="c", reason="Internal: no such field"), readable=False, versions=()
@@ -277,8 +273,7 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
     await world.catalog.load("m", {})  # what serves is what the files say
     assert told() == ("READY", "", 4)
     world.source.models["m"] = model("m", content="b")
-    world.tree.fails = {"m": 1}
-    await failure(world.catalog.load("m", {}))
+    await world.fail_to_load("m")
     await world.catalog.load("m", {})
     assert told() == ("READY", "", 5)
 
@@ -286,10 +281,8 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
 async def test_an_unload_ends_what_is_told_of_a_reload(loaded, autojump_clock):
     world, _ = await loaded(model("m"))
     world.source.models["m"] = model("m", content="b")
-    world.tree.fails = {"m": 1}
-    await failure(world.catalog.load("m", {}))
-    await world.catalog.unload("m")
-    await trio.sleep(1)
+    await world.fail_to_load("m")
+    await world.unload("m")
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
     await world.catalog.load("m", {})
     assert world.index("m") == [("m", 1, "READY", "")]
@@ -354,8 +347,7 @@ async def test_other_files_end_an_override(loaded, autojump_clock):
 async def test_other_files_that_do_not_load_end_an_override_too(loaded, autojump_clock):
     world, _ = await loaded(model("m"), config=OTHER)
     world.source.models["m"] = model("m", content="other")
-    world.tree.fails["m"] = 1
-    await failure(world.catalog.load("m", {}))
+    await world.fail_to_load("m")
     (state,) = world.serving("m").values()
     assert state.spec.config_json.decode() == OTHER  # what serves is left alone
     world.source.models["m"] = model("m")
@@ -413,8 +405,7 @@ async def test_local_copies_live_as_long_as_a_version_that_reads_them(loaded, au
     await old.standing.ended.wait()
     assert first.removed
     assert not second.removed
-    await world.catalog.unload("m")
-    await trio.sleep(1)
+    await world.unload("m")
     assert second.removed
 
 
@@ -512,8 +503,7 @@ async def test_parts_are_loaded_with_the_whole_and_unloaded_with_it_if_nobody_el
     await world.catalog.load("asked", {})
     await world.catalog.load("whole", {})
     assert world.states("part") == world.states("whole") == {1: "READY"}
-    await world.catalog.unload("whole", unload_dependents=True)
-    await trio.sleep(1)
+    await world.unload("whole", unload_dependents=True)
     assert world.states("part") == {1: "UNAVAILABLE"}
     assert world.states("asked") == {1: "READY"}
 
@@ -552,8 +542,7 @@ async def test_a_whole_of_a_whole_goes_with_the_innermost_part_and_comes_back_wi
     )
     await world.catalog.load("outer", {})
     assert world.states("part") == world.states("inner") == world.states("outer") == {1: "READY"}
-    await world.catalog.unload("part")
-    await trio.sleep(1)
+    await world.unload("part")
     assert world.states("inner") == world.states("outer") == {1: "UNAVAILABLE"}
     await world.catalog.load("part", {})
     await trio.sleep(5)
@@ -706,8 +695,7 @@ async def test_a_model_that_is_being_loaded_is_unavailable_and_says_what_it_wait
     await trio.sleep(13)
     assert world.router.resolve("m").spec.version == 1
 
-    await world.catalog.unload("m")
-    await trio.sleep(1)
+    await world.unload("m")
     assert refused(world, "m")[0] is ErrorCode.NOT_FOUND
     nursery.start_soon(world.catalog.load, "m", {})
     await trio.sleep(5)

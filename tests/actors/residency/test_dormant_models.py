@@ -14,6 +14,7 @@ from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
 from tests.support.doubles import Double
 from tests.support.model_doubles import make_request, make_spec
+from tests.support.trees import settled
 
 
 class Model(Double):
@@ -62,6 +63,18 @@ class Bed:
         self.room.open()
         return self.now_serving
 
+    async def loaded(self, model=None):
+        """Load, and let everything happen that follows at once."""
+        serving = self.load(model)
+        await settled()
+        return serving
+
+    async def sent(self, **options):
+        """Send, and let everything happen that follows at once."""
+        sent = self.sending(**options)
+        await settled()
+        return sent
+
     def sending(self, **options):
         """A request in flight; `outcome` becomes None once it is accepted, or the error."""
         request = make_request(**options)
@@ -78,10 +91,6 @@ class Bed:
         return request, outcome
 
 
-async def settled():
-    await trio.testing.wait_all_tasks_blocked()
-
-
 async def test_who_can_not_wait_for_a_load_is_told_so_and_wakes_nobody():
     async with trio.open_nursery() as nursery:
         bed = Bed(nursery)
@@ -96,8 +105,7 @@ async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves
     await settled()
     assert bed.room.waiting == 5
     assert bed.rings == 1
-    model = bed.load()
-    await settled()
+    model = await bed.loaded()
     assert {id(request) for request, _ in sent} == {id(request) for request in model.accepted}
     assert all(outcome == [None] for _, outcome in sent)
     assert bed.room.waiting == 0
@@ -107,8 +115,7 @@ async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves
 async def test_one_that_comes_to_a_model_just_loaded_goes_there_at_once(nursery):
     bed = Bed(nursery)
     bed.now_serving = model = Model()
-    request, outcome = bed.sending()
-    await settled()
+    request, outcome = await bed.sent()
     assert outcome == [None]
     assert model.accepted == [request]
 
@@ -117,8 +124,7 @@ async def test_the_version_that_the_client_named_is_the_one_that_answers(nursery
     bed = Bed(nursery, version=3)
     bed.now_serving = Model()
     bed.sending()
-    bed.sending(requested_version=3)
-    await settled()
+    await bed.sent(requested_version=3)
     assert sorted(bed.asked) == [("model", ""), ("model", "3")]
 
 
@@ -134,8 +140,7 @@ async def test_a_request_that_contradicts_the_model_wakes_nobody(nursery):
 async def test_so_many_requests_may_wait_and_the_next_is_told_what_to_do(nursery):
     bed = Bed(nursery, queue_bounds=QueueBounds(requests=2))
     bed.sending()
-    bed.sending()
-    await settled()
+    await bed.sent()
     with pytest.raises(
         Unavailable,
         match=r"^\[request id: three\] 2 requests wait already while model 'model' is being loaded; "
@@ -151,11 +156,9 @@ async def test_their_bytes_are_bounded_too_but_a_lone_one_is_let_in(nursery):
     await settled()
     with pytest.raises(Unavailable, match=r"requests of 16 bytes wait already.*'tritium.queue.max_bytes'"):
         await bed.dormant.submit(make_request())
-    bed.load()
-    await settled()
+    await bed.loaded()
     bed.now_serving = bed.dormant
-    _, outcome = bed.sending(rows=2)
-    await settled()
+    _, outcome = await bed.sent(rows=2)
     assert outcome == []  # it waits: the first one's bytes have left with it
 
 
@@ -169,15 +172,13 @@ async def test_the_clients_deadline_ends_its_wait_and_nobody_elses(nursery, auto
     assert error.message.endswith("the request's own deadline passed while model 'model' was being loaded")
     assert patient == []
     assert bed.room.wanted_since is not None
-    bed.load()
-    await settled()
+    await bed.loaded()
     assert patient == [None]
 
 
 async def test_a_client_that_leaves_waits_no_longer(nursery):
     bed = Bed(nursery)
-    request, outcome = bed.sending()
-    await settled()
+    request, outcome = await bed.sent()
     bed.dormant.cancel(request)
     await settled()
     assert isinstance(outcome[0], Cancelled)
@@ -197,10 +198,8 @@ async def test_a_task_that_is_cancelled_leaves_nothing_behind(nursery):
 
 async def test_a_client_that_leaves_later_is_told_of_where_its_request_is(nursery):
     bed = Bed(nursery)
-    request, _ = bed.sending()
-    await settled()
-    model = bed.load()
-    await settled()
+    request, _ = await bed.sent()
+    model = await bed.loaded()
     bed.dormant.cancel(request)
     assert model.cancelled == [request]
 
@@ -211,8 +210,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_and_not_repeated_for_th
     bed = Bed(nursery)
     sent = [bed.sending(id=name) for name in ("a", "b")]
     await settled()
-    bed.room.load_failed("the weights are not there")
-    await settled()
+    await settled(bed.room.load_failed, "the weights are not there")
     assert sorted(outcome[0].message for _, outcome in sent) == [
         f"[request id: {name}] model 'model' could not be loaded: the weights are not there" for name in "ab"
     ]
@@ -222,8 +220,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_and_not_repeated_for_th
         await bed.dormant.submit(make_request())
     assert bed.rings == 2  # as it was wanted, and when the last had left
     await trio.sleep(1)
-    bed.sending()
-    await settled()
+    await bed.sent()
     assert bed.room.wanted_since is not None
 
 
@@ -244,26 +241,21 @@ async def test_each_failure_in_a_row_is_followed_by_a_longer_pause_until_a_load_
             await trio.sleep(1)
 
     assert [await pause() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    bed.load()
-    await settled()
+    await bed.loaded()
     bed.now_serving = bed.dormant
     assert await pause() == 1
     bed.room.load_failed("no")
     bed.room.forgive()
-    _, outcome = bed.sending()
-    await settled()
+    _, outcome = await bed.sent()
     assert outcome == []
 
 
 async def test_one_that_was_refused_room_may_be_tried_again_at_once(nursery):
     bed = Bed(nursery)
-    _, outcome = bed.sending(id="x")
-    await settled()
-    bed.room.refuse("does not fit")
-    await settled()
+    _, outcome = await bed.sent(id="x")
+    await settled(bed.room.refuse, "does not fit")
     assert outcome[0].message == "[request id: x] model 'model' does not fit"
-    bed.sending()
-    await settled()
+    await bed.sent()
     assert bed.room.wanted_since is not None
 
 
@@ -277,19 +269,16 @@ async def test_a_refusal_of_the_model_itself_is_the_clients_answer(nursery):
 
 async def test_one_that_was_evicted_before_it_took_the_request_is_loaded_again(nursery):
     bed = Bed(nursery)
-    request, outcome = bed.sending()
-    await settled()
+    request, outcome = await bed.sent()
 
     class Evicted(Model):
         async def submit(self, request):
             bed.now_serving = bed.dormant
             raise Unavailable(STOPPING)
 
-    bed.load(Evicted())
-    await settled()
+    await bed.loaded(Evicted())
     assert bed.room.wanted_since is not None
-    model = bed.load()
-    await settled()
+    model = await bed.loaded()
     assert outcome == [None]
     assert model.accepted == [request]
 
@@ -306,19 +295,15 @@ async def test_that_is_not_tried_for_ever(nursery):
 
 async def test_a_model_that_has_gone_meanwhile_is_unknown(nursery):
     bed = Bed(nursery)
-    _, outcome = bed.sending()
-    await settled()
-    bed.load(NotFound("Request for unknown model: 'model' is not found"))
-    await settled()
+    _, outcome = await bed.sent()
+    await bed.loaded(NotFound("Request for unknown model: 'model' is not found"))
     assert isinstance(outcome[0], NotFound)
 
 
 async def test_when_the_server_stops_those_who_wait_are_answered_and_no_more_come_in(nursery):
     bed = Bed(nursery)
-    _, outcome = bed.sending(id="x")
-    await settled()
-    bed.room.close()
-    await settled()
+    _, outcome = await bed.sent(id="x")
+    await settled(bed.room.close)
     assert outcome[0].message == f"[request id: x] {STOPPING}"
     with pytest.raises(Unavailable, match=STOPPING):
         await bed.dormant.submit(make_request())
@@ -326,11 +311,9 @@ async def test_when_the_server_stops_those_who_wait_are_answered_and_no_more_com
 
 async def test_closing_catches_those_who_were_about_to_wait_again(nursery):
     bed = Bed(nursery)
-    _, outcome = bed.sending()
-    await settled()
+    _, outcome = await bed.sent()
     bed.room.open()
-    bed.room.close()
-    await settled()
+    await settled(bed.room.close)
     assert STOPPING in outcome[0].message
 
 

@@ -18,7 +18,8 @@ from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.specs import ModelKey, Residency
 from tests.support.examples import examples
 from tests.support.model_doubles import make_request
-from tests.support.residency_doubles import UNIT, Den, on_demand, settled
+from tests.support.residency_doubles import UNIT, Den, on_demand
+from tests.support.trees import settled
 
 
 @pytest.fixture

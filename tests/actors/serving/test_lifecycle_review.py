@@ -34,7 +34,7 @@ from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Fetched
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
-from tests.support.catalog_doubles import EXPLICIT, World, failure, model
+from tests.support.catalog_doubles import EXPLICIT, World, failure, model, superseded_load
 from tests.support.doubles import Double
 from tests.support.logged import Logged
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
@@ -81,8 +81,7 @@ async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(
     world, state = await loaded(model("m", drain_timeout=10.0))
     await hold(state)
     begun = trio.current_time()
-    await world.catalog.unload("m")
-    await trio.sleep(6)
+    await world.unload("m")
     world.root.kill("retirements")
     await state.standing.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
@@ -127,8 +126,7 @@ async def test_a_retirement_that_is_killed_keeps_its_deadline(loaded, autojump_c
     world, state = await loaded(model("m", drain_timeout=10.0))
     await hold(state)
     begun = trio.current_time()
-    await world.catalog.unload("m")
-    await trio.sleep(6)
+    await world.unload("m")
     world.retirements.kill(f"retirements/{state.subtree}")
     with trio.fail_after(60):
         await state.standing.ended.wait()
@@ -143,8 +141,7 @@ async def test_a_retirement_that_keeps_crashing_disturbs_no_other(loaded, autoju
     await world.catalog.unload("n")
     await wait_all_tasks_blocked()
     with crashes("deployment.retirement", times=20):
-        await world.catalog.unload("m")
-        await trio.sleep(1)
+        await world.unload("m")
         answer()
         with trio.fail_after(1):
             await other.standing.ended.wait()
@@ -295,20 +292,14 @@ async def test_a_superseded_load_tells_of_what_was_loading_and_not_of_what_retir
     await world.catalog.unload("m")
     world.source.models["m"] = model("m", 2)
     world.tree.seconds = {"m": math.inf}
-    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
-    await trio.sleep(5)
-    await world.catalog.unload("m")
-    await trio.testing.wait_all_tasks_blocked()
+    outcomes = await superseded_load(world, nursery)
     assert outcomes[0].reasons.keys() == {2}
 
 
 async def test_a_load_that_is_superseded_while_it_reads_says_so(begin, nursery, autojump_clock):
     world = await begin(model("m"), **EXPLICIT)
     world.source.read_seconds = {"m": math.inf}
-    outcomes = outcome_of(nursery, world.catalog.load, "m", {})
-    await trio.sleep(5)
-    await world.catalog.unload("m")
-    await trio.testing.wait_all_tasks_blocked()
+    outcomes = await superseded_load(world, nursery)
     assert "Newer operation has been applied to the model lifecycle" in outcomes[0].message
 
 
@@ -346,8 +337,7 @@ async def test_why_a_load_failed_is_told_after_an_older_generation_has_retired(l
     world, state = await loaded(model("m"))
     answer = await hold(state)
     await world.catalog.unload("m")
-    world.tree.fails = {"m": 1}
-    await failure(world.catalog.load("m", {}))
+    await world.fail_to_load("m")
     answer()
     await state.standing.ended.wait()
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "Internal: no")]

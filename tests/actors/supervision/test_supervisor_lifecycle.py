@@ -33,12 +33,6 @@ from tests.support.trees import Cue, Puppet, serving, settled
 WAIT = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
 
 
-async def later(act, *arguments):
-    """Act, and let everything happen that follows at once."""
-    act(*arguments)
-    await settled()
-
-
 def puppets(names, **options):
     journal: list[Any] = []
     return journal, [Puppet(name, journal=journal, **options) for name in names]
@@ -322,8 +316,8 @@ async def test_starting_a_child_that_is_up_is_refused(autojump_clock):
     ("end", "told"),
     [
         (lambda root: root.terminate_child("a"), "shutdown"),
-        (lambda root: later(root.kill, "a"), "killed"),
-        (lambda root: later(root.stop), "shutdown"),
+        (lambda root: settled(root.kill, "a"), "killed"),
+        (lambda root: settled(root.stop), "shutdown"),
     ],
     ids=["terminated", "killed", "with its supervisor"],
 )
@@ -400,8 +394,7 @@ async def test_the_children_of_a_group_do_not_come_and_go_alone(autojump_clock, 
 async def test_killing_a_child_that_is_down_does_nothing(autojump_clock):
     a = Puppet("a")
     async with serving(Supervisor([a.spec(restart=Restart.TRANSIENT)])) as tree:
-        a.finish()
-        await settled()
+        await settled(a.finish)
         tree.root.kill("a")
         tree.check({"a": "stopped"})
         await tree.root.terminate_child("a")
@@ -493,8 +486,7 @@ async def test_a_crashing_temporary_child_is_reported_and_harms_nobody(autojump_
     async with serving(Supervisor([a.spec()])) as tree:
         tree.root.start_child_nowait(b.spec(restart=Restart.TEMPORARY))
         await settled()
-        b.crash()
-        await settled()
+        await settled(b.crash)
         tree.check({"a": "running"})
         assert tree.about(ChildExited)[0].context is Context.CHILD_TERMINATED
 
@@ -513,11 +505,9 @@ async def test_a_transient_child_that_is_added_at_once_is_restarted_when_it_cras
         tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))
         tree.check({"a": "running"})
         await settled()
-        a.crash()
-        await settled()
+        await settled(a.crash)
         tree.check({"a": "running"})
-        a.finish()
-        await settled()
+        await settled(a.finish)
         tree.check({})
         tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))  # its name is free
 
@@ -530,8 +520,7 @@ async def test_a_transient_child_that_was_added_at_once_is_forgotten_when_it_is_
         await settled()
         await tree.root.terminate_child("a")
         tree.check({"b": "running"})
-        b.crash()
-        await settled()
+        await settled(b.crash)
         tree.check({"b": "backing_off"})
         await tree.root.terminate_child("b")
         tree.check({})
@@ -544,8 +533,7 @@ async def test_children_are_listed_also_those_that_are_down(autojump_clock):
     a = Puppet("a")
     inner = Supervisor()
     async with serving(Supervisor([a.spec(restart=Restart.TRANSIENT), inner.spec("inner")])) as tree:
-        a.finish()
-        await settled()
+        await settled(a.finish)
         assert tree.root.which_children() == ("a", "inner")
         tree.check({"a": "stopped", "inner": "running"})
 
@@ -561,8 +549,7 @@ async def test_the_tree_shows_names_states_times_restarts_and_what_children_publ
         assert (node.name, node.kind, node.state, node.restarts) == ("0", Kind.WORKER, ChildState.RUNNING, 0)
         assert (node.since, node.last_exit) == (a.started_at[0], None)
         assert node.info == {"device": "cpu", "batches": 2}
-        a.finish()
-        await settled()
+        await settled(a.finish)
         later = tree.root.tree().find("models/resnet/0")
         assert (later.since, later.restarts, later.last_exit) == (trio.current_time(), 1, Normal())
         assert later.info == {}

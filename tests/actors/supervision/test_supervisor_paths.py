@@ -15,8 +15,7 @@ async def test_a_child_at_any_depth_is_killed_by_its_path_and_restarted_by_its_o
     leaf, beside, above = Puppet("leaf"), Puppet("beside"), Puppet("above")
     inner = Supervisor([leaf.spec(), beside.spec()])
     async with serving(Supervisor([above.spec(), inner.spec("inner/1")])) as tree:
-        tree.root.kill("inner/1/leaf")
-        await settled()
+        await settled(tree.root.kill, "inner/1/leaf")
         assert (leaf.lives, beside.lives, above.lives) == (2, 1, 1)
         assert tree.root.tree().find("inner/1/leaf").restarts == 1
 
@@ -24,8 +23,7 @@ async def test_a_child_at_any_depth_is_killed_by_its_path_and_restarted_by_its_o
 async def test_a_supervisor_that_is_killed_by_its_path_comes_back_with_its_children(autojump_clock):
     leaf = Puppet("leaf")
     async with serving(Supervisor([Supervisor([leaf.spec()]).spec("inner")])) as tree:
-        tree.root.kill("inner")
-        await settled()
+        await settled(tree.root.kill, "inner")
         tree.check({"inner": "running", "inner/leaf": "running"})
         assert leaf.lives == 2
 
@@ -34,8 +32,7 @@ async def test_a_name_that_merely_begins_like_another_is_not_mistaken_for_it(aut
     one, two = Puppet("leaf"), Puppet("leaf")
     versions = [Supervisor([one.spec()]).spec("m/1"), Supervisor([two.spec()]).spec("m/1@2")]
     async with serving(Supervisor(versions)) as tree:
-        tree.root.kill("m/1@2/leaf")
-        await settled()
+        await settled(tree.root.kill, "m/1@2/leaf")
         assert (one.lives, two.lives) == (1, 2)
 
 
@@ -54,8 +51,7 @@ async def test_children_that_a_function_names_are_asked_for_at_each_start(autoju
     async with serving(Supervisor([inner.spec("inner")])) as tree:
         standing.append(second)
         await inner.start_child(second.spec())
-        tree.root.kill("inner")
-        await settled()
+        await settled(tree.root.kill, "inner")
         tree.check({"inner": "running", "inner/first": "running", "inner/second": "running"})
         assert (first.lives, second.lives) == (2, 2)
         standing.remove(first)
@@ -81,8 +77,7 @@ async def test_a_child_named_by_a_function_that_does_not_start_is_tried_again_an
     inner = Supervisor(lambda: [broken.spec(), sound.spec()])
     async with serving(Supervisor([inner.spec("inner")])) as tree:
         broken.fail_starts = 2
-        tree.root.kill("inner")
-        await settled()
+        await settled(tree.root.kill, "inner")
         tree.check({"inner": "running", "inner/sound": "running", "inner/broken": "backing_off"})
         await trio.sleep(5)
         tree.check({"inner": "running", "inner/sound": "running", "inner/broken": "running"})

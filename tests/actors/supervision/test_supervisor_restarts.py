@@ -74,8 +74,7 @@ async def test_an_exit_restarts_exactly_the_group_that_strategy_and_restart_type
 async def test_a_temporary_sibling_ends_with_its_group_and_does_not_return(autojump_clock, strategy):
     _, (a, b) = puppets("ab")
     async with serving(Supervisor([a.spec(), b.spec(restart=Restart.TEMPORARY)], strategy=strategy)) as tree:
-        a.crash()
-        await settled()
+        await settled(a.crash)
         tree.check({"a": "running"})
         assert b.lives == 1
 
@@ -86,8 +85,7 @@ async def test_two_deaths_of_one_group_at_once_restart_it_once_and_charge_it_onc
         Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(1, 5.0))
     ) as tree:
         a.crash()
-        b.crash()
-        await settled()
+        await settled(b.crash)
         tree.check({"a": "running", "b": "running"})
         assert [p.lives for p in (a, b)] == [2, 2]
 
@@ -110,10 +108,8 @@ async def test_a_slow_restart_does_not_delay_a_siblings_under_one_for_one(autoju
     _, (a, b) = puppets("ab")
     async with serving(Supervisor([a.spec(), b.spec()])) as tree:
         a.start_delay = 60
-        a.crash()
-        await settled()
-        b.crash()
-        await settled()
+        await settled(a.crash)
+        await settled(b.crash)
         tree.check({"a": "starting", "b": "running"})
 
 
@@ -122,8 +118,7 @@ async def test_one_crash_more_than_the_intensity_gives_up_and_stops_the_others_i
     async with serving(
         Supervisor([a.spec(), b.spec(), c.spec()], intensity=Intensity(1, 5.0), backoff=Backoff.none())
     ) as tree:
-        a.crash()
-        await settled()
+        await settled(a.crash)
         journal.clear()
         a.crash(error := Cue("last"))
         gave_up = await tree.gave_up()
@@ -152,8 +147,7 @@ async def test_the_first_restart_waits_too_if_configured(autojump_clock):
     a = Puppet("a")
     backoff = Backoff(initial=2.0, jitter=0.0, first_immediate=False)
     async with serving(Supervisor([a.spec(backoff=backoff)])) as tree:
-        a.crash()
-        await settled()
+        await settled(a.crash)
         tree.check({"a": "backing_off"})
         await trio.sleep(2.5)
         assert a.started_at[1] - a.started_at[0] == pytest.approx(2.0)
@@ -193,8 +187,7 @@ async def test_a_stop_request_gets_through_while_a_child_backs_off(autojump_cloc
     a = Puppet("a")
     backoff = Backoff(initial=100.0, cap=100.0, jitter=0.0, first_immediate=False)
     async with serving(Supervisor([a.spec()], backoff=backoff)):
-        a.crash()
-        await settled()
+        await settled(a.crash)
     assert trio.current_time() == a.started_at[0]
 
 
@@ -204,8 +197,7 @@ async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_cloc
     middle = Supervisor([inner.spec("inner")], intensity=Intensity(1, 5.0), backoff=Backoff.none())
     root = Supervisor([middle.spec("middle")], intensity=Intensity(0, 5.0))
     async with serving(root) as tree:
-        a.crash()
-        await settled()
+        await settled(a.crash)
         assert a.lives == 2
         a.crash()
         gave_up: Any = await tree.gave_up()
@@ -225,8 +217,7 @@ async def test_a_transient_supervisor_that_gives_up_is_restarted(autojump_clock)
     a = Puppet("a")
     inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
     async with serving(Supervisor([inner.spec("inner", restart=Restart.TRANSIENT)])) as tree:
-        a.crash()
-        await settled()
+        await settled(a.crash)
         tree.check({"inner": "running", "inner/a": "running"})
 
 
