@@ -29,6 +29,13 @@ def two_instances():
     return tuple(InstanceSpec(name=f"model_0_{n}") for n in range(2))
 
 
+ORDERED_PAIR: Any = {
+    "scheduling": DynamicBatching(preserve_ordering=True),
+    "instances": two_instances(),
+    "max_batch_size": 1,
+}
+
+
 @pytest.fixture
 async def stage(nursery):
     def make(**changes):
@@ -37,11 +44,20 @@ async def stage(nursery):
     return make
 
 
-async def busy(stage):
-    """Occupy every worker."""
-    held = [await stage.sent() for _ in stage.workers]
-    assert not any(worker.has_room for worker in stage.workers)
-    return held
+async def three_in_a_batch(stage):
+    """A model that has begun with a batch of three requests, and those."""
+    model, _ = await busy(stage, scheduling=DynamicBatching())
+    requests = [await model.send() for _ in range(3)]
+    await model.finished()
+    return model, requests
+
+
+async def busy(stage, **changes):
+    """A model whose workers are all occupied, and what they run."""
+    model = stage(**changes)
+    held = [await model.sent() for _ in model.workers]
+    assert not any(worker.has_room for worker in model.workers)
+    return model, held
 
 
 async def test_a_direct_model_runs_each_request_by_itself(stage, autojump_clock):
@@ -72,8 +88,7 @@ async def test_a_batch_of_preferred_size_goes_at_once(stage, autojump_clock):
 
 
 async def test_what_queued_while_the_instance_was_busy_goes_as_one_batch(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching())
-    await busy(model)
+    model, _ = await busy(stage, scheduling=DynamicBatching())
     for _ in range(10):
         await model.send()
     await model.finished()
@@ -94,8 +109,7 @@ async def test_the_least_recently_served_idle_instance_is_next(stage, autojump_c
 
 
 async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=2))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(requests=2))
     await model.send()
     await model.send()
     waiting = []
@@ -110,8 +124,7 @@ async def test_a_queue_full_in_requests_makes_callers_wait_in_line(stage, autoju
 
 
 async def test_who_can_not_wait_is_told_that_it_would_have_to_and_may_come_again(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(requests=1))
     first, second = model.request(), model.request()
     model.state.submit_nowait(first)
     with pytest.raises(trio.WouldBlock):
@@ -124,8 +137,7 @@ async def test_who_can_not_wait_is_told_that_it_would_have_to_and_may_come_again
 
 
 async def test_who_can_not_wait_does_not_overtake_those_who_do(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(nbytes=40))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(nbytes=40))
     await model.send(rows=4)
     waiting = model.sending(rows=2)
     await model.settled()
@@ -135,8 +147,7 @@ async def test_who_can_not_wait_does_not_overtake_those_who_do(stage, autojump_c
 
 
 async def test_a_small_latecomer_does_not_overtake_those_who_wait(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(nbytes=40))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(nbytes=40))
     await model.send(rows=4)
     large = model.sending(rows=2)
     await model.settled()
@@ -155,8 +166,7 @@ async def fill(model):
 
 async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autojump_clock):
     """The estimate uses the rate of answers since the queue was first full."""
-    model = stage(scheduling=with_policy(max_queue_size=3))
-    await busy(model)
+    model, _ = await busy(stage, scheduling=with_policy(max_queue_size=3))
     before = model.state.statistics.success_count
     told, expected = [], []
     for turn in range(4):
@@ -174,8 +184,7 @@ async def test_a_full_queue_tells_when_what_waits_will_be_answered(stage, autoju
 
 
 async def test_a_waiting_caller_who_leaves_lets_the_next_one_in(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(requests=1))
     queued = await model.send()
     first = model.sending()
     await model.settled()
@@ -189,8 +198,7 @@ async def test_a_waiting_caller_who_leaves_lets_the_next_one_in(stage, autojump_
 
 
 async def test_a_waiting_task_that_is_cancelled_lets_the_next_one_in(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(requests=1))
     queued = await model.send()
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -205,8 +213,9 @@ async def test_a_waiting_task_that_is_cancelled_lets_the_next_one_in(stage, auto
 
 
 async def test_requests_that_expire_make_room_for_those_who_wait(stage, autojump_clock):
-    model = stage(scheduling=with_policy(default_timeout=1.0), queue_bounds=QueueBounds(requests=1))
-    await busy(model)
+    model, _ = await busy(
+        stage, scheduling=with_policy(default_timeout=1.0), queue_bounds=QueueBounds(requests=1)
+    )
     expired = await model.send()
     waiting = model.sending()
     await trio.sleep(1.5)
@@ -223,14 +232,12 @@ async def test_nobody_waits_for_ever_where_the_queue_empties_without_an_instance
     await trio.sleep(2)
     assert queued.reply.error.code is ErrorCode.DEADLINE_EXCEEDED
     assert waiting.reply.admitted
-    model.state.instance_ready(model.worker.instance, model.worker)
-    await model.settled()
+    await come_back(model)
     assert model.worker.sizes == [1]
 
 
 async def test_a_deadline_holds_while_waiting_for_room(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    await busy(model)
+    model, _ = await busy(stage, queue_bounds=QueueBounds(requests=1))
     await model.send()
     waiting = model.sending(deadline=trio.current_time() + 1.0)
     await trio.sleep(1.5)
@@ -239,8 +246,7 @@ async def test_a_deadline_holds_while_waiting_for_room(stage, autojump_clock):
 
 
 async def test_a_timeout_is_on_time_while_every_instance_is_busy(stage, autojump_clock):
-    model = stage(scheduling=with_policy(default_timeout=2.0), instances=two_instances())
-    await busy(model)
+    model, _ = await busy(stage, scheduling=with_policy(default_timeout=2.0), instances=two_instances())
     await trio.sleep(0.25)
     request = await model.send()
     await trio.sleep(10)
@@ -250,8 +256,7 @@ async def test_a_timeout_is_on_time_while_every_instance_is_busy(stage, autojump
 
 
 async def test_a_queued_request_that_is_cancelled_leaves_at_once(stage, autojump_clock):
-    model = stage()
-    await busy(model)
+    model, _ = await busy(stage)
     request = await model.send()
     model.state.cancel(request)
     assert request.reply.error.code is ErrorCode.CANCELLED
@@ -262,8 +267,7 @@ async def test_a_queued_request_that_is_cancelled_leaves_at_once(stage, autojump
 
 
 async def test_a_running_request_that_is_cancelled_is_flagged_and_still_answered_once(stage, autojump_clock):
-    model = stage()
-    (running,) = await busy(model)
+    model, (running,) = await busy(stage)
     model.state.cancel(running)
     assert model.worker.cancelled == [running]
     assert not running.reply.parts
@@ -272,8 +276,7 @@ async def test_a_running_request_that_is_cancelled_is_flagged_and_still_answered
 
 
 async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage, autojump_clock):
-    model = stage()
-    await busy(model)
+    model, _ = await busy(stage)
     request = model.request()
     model.state.cancel(request)
     await model.state.submit(request)
@@ -282,23 +285,30 @@ async def test_a_request_flagged_cancelled_before_it_is_queued_never_runs(stage,
     assert model.worker.sizes == [1]
 
 
+async def come_back(model):
+    """Have the first instance serve, again or at last."""
+    model.state.instance_ready(model.worker.instance, model.worker)
+    await model.settled()
+
+
+def suspected(model, instance, *requests):
+    """Have an instance hunt for what kills its workers among some requests."""
+    model.state.in_flight.update(dict.fromkeys(requests))
+    instance.suspects.push_split([requests])
+
+
 async def test_a_suspect_that_is_cancelled_leaves_and_its_companions_stay(stage, autojump_clock):
     model = stage(ready=False)
     pair = (model.request(), model.request())
-    model.state.in_flight.update(dict.fromkeys(pair))
-    model.worker.instance.suspects.push_split([pair])
+    suspected(model, model.worker.instance, *pair)
     model.state.cancel(pair[0])
     assert pair[0].reply.error.code is ErrorCode.CANCELLED
-    model.state.instance_ready(model.worker.instance, model.worker)
-    await model.settled()
+    await come_back(model)
     assert model.worker.sent[0][1:] == ([pair[1]], True)
 
 
 async def test_ordered_answers_leave_in_the_order_of_dispatch(stage, autojump_clock):
-    model = stage(
-        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
-    )
-    first, second = await busy(model)
+    model, (first, second) = await busy(stage, **ORDERED_PAIR)
     third = await model.send()
     model.workers[1].finish()
     assert not model.arrivals
@@ -310,10 +320,7 @@ async def test_ordered_answers_leave_in_the_order_of_dispatch(stage, autojump_cl
 
 
 async def test_an_error_keeps_its_place_among_ordered_answers(stage, autojump_clock):
-    model = stage(
-        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
-    )
-    first, second = await busy(model)
+    model, (first, second) = await busy(stage, **ORDERED_PAIR)
     model.workers[1].finish(answers=[Answer(code=ErrorCode.INTERNAL, message="no")])
     model.workers[0].finish()
     assert model.arrivals == [first.reply, second.reply]
@@ -321,12 +328,12 @@ async def test_an_error_keeps_its_place_among_ordered_answers(stage, autojump_cl
 
 
 async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(stage, autojump_clock):
-    model = stage(
+    model, (running,) = await busy(
+        stage,
         scheduling=DynamicBatching(
             preserve_ordering=True, default_queue_policy=QueuePolicy(default_timeout=1.0)
-        )
+        ),
     )
-    (running,) = await busy(model)
     expired = await model.send()
     cancelled = await model.send()
     model.state.cancel(cancelled)
@@ -340,9 +347,7 @@ async def test_ordering_does_not_hold_up_the_error_of_a_request_that_never_ran(s
 
 
 async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage, autojump_clock):
-    model = stage(
-        scheduling=DynamicBatching(preserve_ordering=True), instances=two_instances(), max_batch_size=1
-    )
+    model = stage(**ORDERED_PAIR)
     first = await model.send(deadline=trio.current_time() + 1.0)
     second = await model.sent()
     model.workers[0].instance.worker = None
@@ -357,8 +362,7 @@ async def test_an_ordered_request_that_came_back_and_expires_leaves_no_gap(stage
 
 
 async def test_ordered_outputs_do_not_hold_slots(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching(preserve_ordering=True))
-    (request,) = await busy(model)
+    model, (request,) = await busy(stage, scheduling=DynamicBatching(preserve_ordering=True))
     batch = model.worker.finish(borrowed=True)
     assert batch.slot.leases == 0
     assert not request.reply.parts[0].leased
@@ -366,10 +370,7 @@ async def test_ordered_outputs_do_not_hold_slots(stage, autojump_clock):
 
 
 async def test_borrowed_outputs_hold_the_slot_until_each_response_is_released(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching())
-    await busy(model)
-    requests = [await model.send() for _ in range(3)]
-    await model.finished()
+    model, requests = await three_in_a_batch(stage)
     batch = model.worker.finish(borrowed=True)
     assert batch.slot.leases == 3
     for request in requests:
@@ -378,10 +379,7 @@ async def test_borrowed_outputs_hold_the_slot_until_each_response_is_released(st
 
 
 async def test_one_requests_error_does_not_reach_its_batchmates(stage, autojump_clock):
-    model = stage(scheduling=DynamicBatching())
-    await busy(model)
-    requests = [await model.send() for _ in range(3)]
-    await model.finished()
+    model, requests = await three_in_a_batch(stage)
     model.worker.finish(answers=[None, Answer(code=ErrorCode.INVALID_ARG, message="odd"), Answer()])
     assert [request.reply.answered for request in requests] == [True, False, True]
     statistics = model.state.statistics
@@ -390,8 +388,7 @@ async def test_one_requests_error_does_not_reach_its_batchmates(stage, autojump_
 
 
 async def test_a_workers_clock_is_believed_as_far_as_it_can_be_true(stage, autojump_clock):
-    model = stage()
-    await busy(model)
+    model, _ = await busy(stage)
     await trio.sleep(1)
     batch = next(iter(model.worker.outstanding.values()))
     cuts: Any = [(request, [], None) for request in batch.requests]
@@ -401,8 +398,7 @@ async def test_a_workers_clock_is_believed_as_far_as_it_can_be_true(stage, autoj
 
 
 async def test_a_second_answer_goes_nowhere_and_is_counted(stage, autojump_clock):
-    model = stage()
-    (request,) = await busy(model)
+    model, (request,) = await busy(stage)
     batch = next(iter(model.worker.outstanding.values()))
     model.worker.finish()
     cuts: Any = [(request, [], None)]
@@ -426,11 +422,9 @@ async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(sta
 async def test_a_suspect_that_finds_no_memory_ends_the_hunt(stage, autojump_clock):
     model = stage(ready=False)
     suspect = model.request()
-    model.state.in_flight[suspect] = None
-    model.worker.instance.suspects.push_split([(suspect,)])
+    suspected(model, model.worker.instance, suspect)
     model.worker.fail_next = OSError(12, "Cannot allocate memory")
-    model.state.instance_ready(model.worker.instance, model.worker)
-    await model.settled()
+    await come_back(model)
     assert suspect.reply.error is not None
     fresh = await model.sent()
     assert [requests for _, requests, _ in model.worker.sent] == [[fresh]]
@@ -508,9 +502,8 @@ async def test_an_exhausted_instance_gives_up_its_suspects_with_a_reason(stage, 
     model = stage(ready=False, instances=two_instances())
     model.state.instance_ready(model.workers[0].instance, model.workers[0])
     suspect = model.request()
-    model.state.in_flight[suspect] = None
     instance = model.state.instances[1]
-    instance.suspects.push_split([(suspect,)])
+    suspected(model, instance, suspect)
     instance.last_reason = "signal 11"
     model.state.instance_exhausted(instance)
     assert "instance 'model_0_1' keeps dying: signal 11" in suspect.reply.error.message
@@ -600,8 +593,7 @@ async def test_standing_changes_only_as_its_table_says(stage, autojump_clock):
 
 
 async def test_draining_answers_everything_and_takes_nothing_new(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    (running,) = await busy(model)
+    model, (running,) = await busy(stage, queue_bounds=QueueBounds(requests=1))
     queued = await model.send()
     waiting = model.sending()
     await model.settled()
@@ -623,8 +615,7 @@ async def test_draining_answers_everything_and_takes_nothing_new(stage, autojump
 
 
 async def test_closing_answers_whatever_is_left(stage, autojump_clock):
-    model = stage(queue_bounds=QueueBounds(requests=1))
-    (running,) = await busy(model)
+    model, (running,) = await busy(stage, queue_bounds=QueueBounds(requests=1))
     queued = await model.send()
     waiting = model.sending()
     await model.settled()
@@ -665,8 +656,7 @@ async def test_a_quarantined_request_is_refused_for_a_while(stage, autojump_cloc
 
 
 async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_clock):
-    model = stage()
-    (request,) = await busy(model)
+    model, (request,) = await busy(stage)
     model.worker.outstanding.clear()
     settle(model.state, model.worker.instance, Aftermath(requeue=(request,)))
     await model.settled()
@@ -677,8 +667,7 @@ async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_cloc
 
 async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_clock, monkeypatch):
     monkeypatch.setattr("actors.serving.policy.batching.BATCH_BYTES", 100)
-    model = stage(scheduling=DynamicBatching(), max_batch_size=64)
-    await busy(model)
+    model, _ = await busy(stage, scheduling=DynamicBatching(), max_batch_size=64)
     for _ in range(5):
         await model.send(rows=5)  # 40 bytes each
     for _ in range(4):

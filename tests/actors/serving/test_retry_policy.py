@@ -67,6 +67,12 @@ def refusals(aftermath):
     return {request: type(error) for request, error in aftermath.refuse}
 
 
+def refusal(aftermath):
+    """Return the only request that is refused, with the code and text of its error."""
+    ((request, error),) = aftermath.refuse
+    return request, error.code, error.message
+
+
 # Reasons
 
 REASONS = [
@@ -125,12 +131,11 @@ def test_a_request_that_killed_alone_twice_is_refused_and_quarantined():
     request = make_request("r1")
     death(SEGV, [request], alone=True)
     aftermath = death(Oom(), [request], alone=True)
-    ((refused, error),) = aftermath.refuse
-    assert refused is request
-    assert error.code is ErrorCode.POISONED
-    assert error.message == (
+    assert refusal(aftermath) == (
+        request,
+        ErrorCode.POISONED,
         "[request id: r1] this request killed a worker of model 'add' 2 times while nothing else ran in it, the last time "
-        "by lack of memory. It and its like are refused for a while; find out what in these inputs the model can't take"
+        "by lack of memory. It and its like are refused for a while; find out what in these inputs the model can't take",
     )
     assert aftermath.quarantine == (request,)
     assert aftermath.suspects == aftermath.requeue == ()
@@ -156,12 +161,11 @@ def test_a_model_that_may_not_run_twice_gives_unavailable():
     request = make_request("r1")
     waiting = make_requests(2)
     aftermath = death(SEGV, [request], waiting=waiting, retry=Retry.NEVER)
-    ((refused, error),) = aftermath.refuse
-    assert refused is request
-    assert error.code is ErrorCode.UNAVAILABLE
-    assert error.message == (
+    assert refusal(aftermath) == (
+        request,
+        ErrorCode.UNAVAILABLE,
         "[request id: r1] instance 'add_0' of model 'add' died of signal 11 (SIGSEGV) while it ran this request. The model "
-        "is not run twice on one request (tritium.retry); send it again if you may"
+        "is not run twice on one request (tritium.retry); send it again if you may",
     )
     assert aftermath.requeue == waiting
     assert request.alone_deaths == 0
@@ -189,12 +193,11 @@ def test_nobody_is_accused_of_what_no_request_can_cause(reason):
 def test_the_second_death_under_the_same_inputs_convicts():
     request = make_request("r1")
     aftermath = death(SEGV, [request], retry=Retry.NEVER, known={request: "a"})
-    ((refused, error),) = aftermath.refuse
-    assert refused is request
-    assert error.code is ErrorCode.POISONED
-    assert error.message == (
+    assert refusal(aftermath) == (
+        request,
+        ErrorCode.POISONED,
         "[request id: r1] workers of model 'add' died twice under a request with these inputs, the last time by signal 11 "
-        "(SIGSEGV). It and its like are refused for a while; find out what in these inputs the model can't take"
+        "(SIGSEGV). It and its like are refused for a while; find out what in these inputs the model can't take",
     )
     assert aftermath.quarantine == (request,)
 
@@ -311,12 +314,11 @@ def test_clients_that_send_again_are_answered_and_each_poison_kills_twice_at_mos
 def test_a_request_that_hung_by_itself_is_answered_at_once():
     request = make_request("r1")
     aftermath = death(Hang(1.5), [request])
-    ((refused, error),) = aftermath.refuse
-    assert refused is request
-    assert error.code is ErrorCode.DEADLINE_EXCEEDED
-    assert error.message == (
+    assert refusal(aftermath) == (
+        request,
+        ErrorCode.DEADLINE_EXCEEDED,
         "[request id: r1] instance 'add_0' of model 'add' was stopped while it ran this request, for a hang: not done "
-        "within 1.5 s (tritium.execution_timeout)"
+        "within 1.5 s (tritium.execution_timeout)",
     )
     assert (aftermath.suspects, aftermath.quarantine) == ((), ())
 
@@ -362,12 +364,11 @@ def test_after_six_unexplained_deaths_a_request_is_refused_for_good():
     old, young = make_request("r1"), make_request()
     old.unexplained_deaths = 5
     aftermath = death(KILL, [old, young], alone=True)
-    ((refused, error),) = aftermath.refuse
-    assert refused is old
-    assert error.code is ErrorCode.UNAVAILABLE
-    assert error.message == (
+    assert refusal(aftermath) == (
+        old,
+        ErrorCode.UNAVAILABLE,
         "[request id: r1] 6 workers of model 'add' died under this request, the last one ('add_0') of signal 9 (SIGKILL), "
-        "and it is not tried again. Something outside the model ends its workers"
+        "and it is not tried again. Something outside the model ends its workers",
     )
     assert aftermath.suspects == ((young,),)
     assert aftermath.quarantine == ()
