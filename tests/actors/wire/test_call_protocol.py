@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import math
 import os
 import random
 import socket
@@ -33,6 +32,7 @@ from actors.wire.call_segments import map_segment, write_segment
 from actors.wire.frames import WINDOW_PARTS, FrameError
 from chaos.record.descriptors import left_open, open_descriptors
 from tests.support.model_doubles import make_spec
+from tests.support.ports import waiting_request
 
 FP32 = DataType.FP32
 SEALS = 0x000F
@@ -96,6 +96,10 @@ class PlayedWorker:
             )
         )
 
+    def ask(self, subject, number=1, data=b"{}", attachments=()):
+        fields = {"subject": subject, "attachments": [*attachments]}
+        self.send(Letter(frames.ASK, number, fields, (), data, len(data)))
+
     def send(self, letter):
         for pieces in letter.packets():
             self.sock.sendmsg(pieces)
@@ -103,6 +107,11 @@ class PlayedWorker:
     def send_descriptor(self, descriptor, packet):
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
         self.sock.sendmsg([packet], [rights])
+
+    def give(self, descriptor, packet):
+        """Send a descriptor, and close it here."""
+        self.send_descriptor(descriptor, packet)
+        os.close(descriptor)
 
     def parts(self):
         """What has come, whole; the bytes of segments are the data."""
@@ -141,6 +150,21 @@ class Connection:
         self.worker.call(*args, **kwargs)
         await self.settle()
         return self.callee.requests[-1] if self.callee.requests else None
+
+    def have_questions_wait(self):
+        """Answer questions about "wait" when the event is set that this returns."""
+        go = trio.Event()
+
+        async def wait(body, attachments, caller):
+            await go.wait()
+            return {}
+
+        self.subjects.answer("wait", wait)
+        return go
+
+    def codes(self):
+        """The error codes of the parts that have come; None is none."""
+        return [part.answer.code for part in self.worker.parts()]
 
     async def tell(self, packet):
         """Have the worker send a packet, and the server take it."""
@@ -187,9 +211,9 @@ async def test_an_answer_is_copied_and_released_at_once(connection):
 
 async def test_a_large_letter_and_a_large_answer_go_in_sealed_segments(connection):
     data = random.Random(1).randbytes(1_000_000)
-    descriptor = write_segment([data[:500_000], data[500_000:]])
-    connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, len(data)))
-    os.close(descriptor)
+    connection.worker.give(
+        write_segment([data[:500_000], data[500_000:]]), frames.encode_segment(0, 0, len(data))
+    )
     placed = Placed("INPUT", FP32, (250_000,), 0, len(data))
     (first, _) = next(Letter(frames.CALL, 1, {"model": "callee"}, [placed], b"", len(data)).packets())
     await connection.tell(first)
@@ -258,7 +282,7 @@ async def test_who_reads_no_more_need_not_hear_out_a_callee(connection):
     for how in (STOP_SENDING, GIVE_UP):
         connection.worker.sock.send(frames.encode_cancel(1, how))
     await connection.settle()
-    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+    assert connection.codes() == [ErrorCode.CANCELLED]
     assert connection.callee.cancelled == connection.callee.requests
 
 
@@ -272,7 +296,7 @@ async def test_a_call_that_is_cancelled_before_it_waits_for_room_is_not_submitte
     connection.callee.submit_nowait, connection.callee.submit = full, wait
     connection.worker.call()
     await connection.tell(frames.encode_cancel(1, 0))
-    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED]
+    assert connection.codes() == [ErrorCode.CANCELLED]
 
 
 async def test_the_inputs_of_a_call_go_with_its_answer(connection):
@@ -305,7 +329,7 @@ async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refus
             assert [reference() for reference in circles.data] == [None]
         finally:
             gc.enable()
-        assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE]
+        assert connection.codes() == [ErrorCode.UNAVAILABLE]
         assert connection.callee.requests == []
 
 
@@ -322,9 +346,8 @@ async def test_the_end_of_the_connection_cancels_what_is_under_way(connection):
 
 
 async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation(connection):
-    parent = SimpleNamespace(
-        deadline=7.5, synthetic=True, affinity="a", tenant="t", cancelled=False, answered=False
-    )
+    parent = waiting_request(deadline=7.5, tenant="t")
+    parent.synthetic, parent.affinity = True, "a"
     batch = SimpleNamespace(id=4, requests=[None, parent])
     connection.worker.outstanding[4] = batch
     request = await connection.call(parent=[4, 1], blocking=True)
@@ -340,41 +363,23 @@ async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation(c
     assert connection.callee.cancelled == [request]
     assert not connection.calls.book.blocking
     await connection.call(2, parent=[4, 1])
-    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
+    assert connection.codes() == [ErrorCode.CANCELLED] * 2
 
 
 async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait(connection):
-    first, second = (
-        SimpleNamespace(
-            deadline=math.inf,
-            synthetic=False,
-            affinity="",
-            tenant="",
-            cancelled=False,
-            answered=False,
-            padding=False,
-        )
-        for _ in range(2)
-    )
+    first, second = waiting_request(), waiting_request()
     connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[first, second])
     await connection.call(parent=[4, -1])
     first.answered = second.cancelled = True
     connection.calls.cancelled(second)
     assert connection.callee.cancelled == connection.callee.requests
     await connection.call(2, parent=[4, -1])
-    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.CANCELLED] * 2
+    assert connection.codes() == [ErrorCode.CANCELLED] * 2
 
 
 async def test_a_call_after_the_answer_of_all_is_made_for_its_effect(connection):
-    parent = SimpleNamespace(
-        deadline=math.inf,
-        synthetic=False,
-        affinity="",
-        tenant="",
-        cancelled=False,
-        answered=True,
-        padding=False,
-    )
+    parent = waiting_request()
+    parent.answered = True
     connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[parent])
     await connection.call(parent=[4, 0])
     assert len(connection.callee.requests) == 1
@@ -387,12 +392,11 @@ async def test_a_worker_that_does_not_read_costs_no_more_than_it_may_hold(connec
     await connection.settle()
     for request in connection.callee.requests:
         connection.callee.respond(request, 1_000_000)
-    parts = connection.worker.parts()
-    assert [part.answer.code for part in parts] == [None] * 3 + [ErrorCode.UNAVAILABLE] * 2
+    assert connection.codes() == [None] * 3 + [ErrorCode.UNAVAILABLE] * 2
     connection.worker.sock.send(bytes((frames.TAKEN,)))
     await connection.call(6)
     connection.callee.respond(connection.callee.requests[-1], 1_000_000)
-    assert [part.answer.code for part in connection.worker.parts()] == [None]
+    assert connection.codes() == [None]
 
 
 @connecting(limits=CallLimits(nbytes=1_000_000), decoupled=True)
@@ -422,20 +426,13 @@ async def test_more_calls_than_a_worker_may_have_are_refused(connection):
             await connection.settle()
     await connection.settle()
     assert len(connection.callee.requests) == LIMITS.calls
-    assert [part.answer.code for part in connection.worker.parts()] == [ErrorCode.UNAVAILABLE] * 2
+    assert connection.codes() == [ErrorCode.UNAVAILABLE] * 2
 
 
 async def test_more_questions_than_a_worker_may_have_are_refused(connection):
-    go = trio.Event()
-
-    async def wait(body, attachments, caller):
-        await go.wait()
-        return {}
-
-    connection.subjects.answer("wait", wait)
+    go = connection.have_questions_wait()
     for number in range(1, LIMITS.asks + 2):
-        letter = Letter(frames.ASK, number, {"subject": "wait", "attachments": []}, (), b"{}", 2)
-        connection.worker.send(letter)
+        connection.worker.ask("wait", number)
     await connection.settle()
     (part,) = connection.worker.parts()
     assert part.answer.code is ErrorCode.UNAVAILABLE
@@ -468,17 +465,13 @@ def memfd(size, seals):
     ],
 )
 async def test_what_is_no_sealed_segment_is_not_mapped(make, size, connection):
-    descriptor = make()
-    connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, size))
-    os.close(descriptor)
+    connection.worker.give(make(), frames.encode_segment(0, 0, size))
     (verdict,) = await connection.condemned()
     assert "segment" in verdict
 
 
 async def test_a_descriptor_where_none_belongs_ends_the_connection(connection):
-    descriptor = write_segment([bytes(8)])
-    connection.worker.send_descriptor(descriptor, frames.encode_cancel(0, 0))
-    os.close(descriptor)
+    connection.worker.give(write_segment([bytes(8)]), frames.encode_cancel(0, 0))
     assert await connection.condemned() == ["a worker sent a descriptor with a frame that has none"]
 
 
@@ -491,9 +484,7 @@ async def test_a_bad_frame_with_a_descriptor_leaves_none_behind():
     async with connected() as connection:
         before = open_descriptors()
         for _ in range(2):
-            descriptor = write_segment([bytes(8)])
-            connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 8) + b"more")
-            os.close(descriptor)
+            connection.worker.give(write_segment([bytes(8)]), frames.encode_segment(0, 0, 8) + b"more")
         assert len(await connection.condemned()) == 1
     assert not left_open(before)
 
@@ -502,9 +493,7 @@ async def test_many_segments_hold_few_descriptors_of_the_server(connection):
     before = open_descriptors()
     placed = Placed("INPUT", FP32, (1024,), 0, 4096)
     for number in range(1, 3 * LIMITS.segments):
-        descriptor = write_segment([bytes((number,)) * 4096])
-        connection.worker.send_descriptor(descriptor, frames.encode_segment(0, 0, 4096))
-        os.close(descriptor)
+        connection.worker.give(write_segment([bytes((number,)) * 4096]), frames.encode_segment(0, 0, 4096))
         letter = Letter(frames.CALL, number, {"model": "callee"}, [placed], b"", 4096)
         connection.worker.sock.send(next(letter.packets())[0])
         if not number % 32:
@@ -537,17 +526,10 @@ async def test_a_worker_that_reads_no_refusals_is_ended(connection):
 
 @connecting(limits=CallLimits(nbytes=100_000))
 async def test_questions_count_with_what_they_bring(connection):
-    go = trio.Event()
-
-    async def wait(body, attachments, caller):
-        await go.wait()
-        return {}
-
-    connection.subjects.answer("wait", wait)
+    go = connection.have_questions_wait()
     data = b"{}" + bytes(40_000)
     for number in range(1, 4):
-        fields = {"subject": "wait", "attachments": [["a", 40_000]]}
-        connection.worker.send(Letter(frames.ASK, number, fields, (), data, len(data)))
+        connection.worker.ask("wait", number, data, [["a", 40_000]])
     await connection.settle()
     (part,) = connection.worker.parts()
     assert (part.batch_id, part.answer.code) == (3, ErrorCode.UNAVAILABLE)
@@ -572,8 +554,7 @@ async def test_a_question_that_no_worker_of_ours_would_ask_ends_the_connection(c
         raise FrameError("no such thing")
 
     connection.subjects.answer("odd", refuse)
-    letter = Letter(frames.ASK, 1, {"subject": "odd", "attachments": []}, (), b"{}", 2)
-    connection.worker.send(letter)
+    connection.worker.ask("odd")
     assert await connection.condemned() == ["no such thing"]
 
 
@@ -670,11 +651,17 @@ async def branch_of(connection):
     return socket.socket(fileno=descriptors[0])
 
 
-async def test_a_child_has_numbers_and_answers_of_its_own(connection):
+async def calling_child(connection):
+    """A child that has called, as its worker has before it."""
     child = PlayedWorker(await branch_of(connection))
     for worker in (connection.worker, child):
         worker.call()
         await connection.settle()
+    return child
+
+
+async def test_a_child_has_numbers_and_answers_of_its_own(connection):
+    child = await calling_child(connection)
     for size, request in zip((8, 16), connection.callee.requests, strict=True):
         connection.callee.respond(request, size)
     assert [part.nbytes for part in connection.worker.parts()] == [8]
@@ -693,10 +680,7 @@ async def test_a_child_may_ask_in_the_middle_of_a_letter(connection):
 
 
 async def test_the_end_of_a_child_cancels_its_calls_and_nobody_elses(connection):
-    child = PlayedWorker(await branch_of(connection))
-    for worker in (connection.worker, child):
-        worker.call()
-        await connection.settle()
+    child = await calling_child(connection)
     ours, theirs = connection.callee.requests
     child.sock.close()
     await connection.settle()
@@ -745,8 +729,7 @@ async def test_whatever_the_descriptor_is_the_worker_alone_pays(tmp_path, connec
         assert await connection.condemned() == []
     read, write = os.pipe()
     for each in (read, write):
-        connection.worker.send_descriptor(each, bytes((frames.BRANCH,)))
-        os.close(each)
+        connection.worker.give(each, bytes((frames.BRANCH,)))
     asked_for_branch(connection.worker).close()
     assert await connection.condemned() == []
     connection.worker.sock.send(bytes((frames.BRANCH,)))
