@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import subprocess
 import time
 from typing import Any
 
@@ -120,21 +119,6 @@ class TestManifest:
         model.list("config.pbtxt", "1/model.onnx")
         assert model.look() == Complete()
         assert verify_manifest(model.path) == []
-
-    @pytest.mark.system
-    @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum writes the manifest")
-    @pytest.mark.parametrize("mode", ["--text", "--binary"])
-    def test_it_is_as_sha256sum_writes_it(self, model, mode):
-        model.write("1/a file with spaces", "x")
-        model.write("1/back\\slash", "x")
-        names = ["./config.pbtxt", "1/model.onnx", "1/a file with spaces", "1/back\\slash"]
-        written = subprocess.run(
-            ["sha256sum", mode, *names], cwd=model.path, capture_output=True, text=True, check=True
-        )
-        model.write("SHA256SUMS", written.stdout)
-        assert model.look() == Complete()
-        model.write("1/back\\slash", "y")
-        assert len(model.messages()) == 1
 
     def test_it_may_stand_in_a_version_directory(self, model):
         model.list("model.onnx", manifest="1/SHA256SUMS")

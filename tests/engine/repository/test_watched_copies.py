@@ -64,6 +64,11 @@ class Watched:
         with path.open("ab") as file:
             file.write(piece)
 
+    def add(self):
+        """Write all files of the model."""
+        for name, text in FILES.items():
+            self.append(name, text)
+
     def pieces(self, size):
         for name, text in FILES.items():
             for at in range(0, len(text), size):
@@ -102,8 +107,7 @@ def test_a_copy_with_a_manifest_may_rest_as_long_as_it_likes(tmp_path_factory, p
 
 def test_a_directory_that_is_moved_in_with_a_manifest_is_fetched_at_once(watched):
     watched.append("SHA256SUMS", MANIFEST.encode())
-    for name, text in FILES.items():
-        watched.append(name, text)
+    watched.add()
     (watched.path / "m").rename(watched.path.parent / "m")
     for _ in range(3):
         watched.poll()
@@ -113,8 +117,7 @@ def test_a_directory_that_is_moved_in_with_a_manifest_is_fetched_at_once(watched
 
 
 def test_a_touch_is_looked_at_and_is_the_same_model(watched):
-    for name, text in FILES.items():
-        watched.append(name, text)
+    watched.add()
     watched.poll()
     watched.poll()
     before = watched.source.fetch("m", progress=print, cancelled=lambda: False).contents
@@ -124,8 +127,7 @@ def test_a_touch_is_looked_at_and_is_the_same_model(watched):
 
 
 def test_a_repository_that_is_away_for_a_while_asks_for_nothing(watched):
-    for name, text in FILES.items():
-        watched.append(name, text)
+    watched.add()
     watched.poll()
     watched.poll()
     elsewhere = watched.path.rename(watched.path.parent / "elsewhere")

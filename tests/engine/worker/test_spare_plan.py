@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,58 +19,65 @@ def decisions(plan, now):
     return made
 
 
-def test_the_first_spare_waits_until_starts_are_quiet():
-    plan = SparePlan[str](1)
-    plan.launched("a", 10.0, spare=False)
-    assert plan.decide(10.0) == Wait(10.0 + QUIET)
-    plan.launched("a", 10.5, spare=False)
-    assert plan.decide(10.0 + QUIET) == Wait(10.5 + QUIET)
-    assert decisions(plan, 10.5 + QUIET) == [Start("a")]
-    assert plan.decide(20.0) == Wait(math.inf)
+def launched(key, *, spare=False):
+    return lambda plan, now: plan.launched(key, now, spare=spare)
 
 
-def test_a_spare_that_was_used_is_replaced_at_once():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, QUIET) == [Start("a")]
-    plan.launched("a", 5.0, spare=True)
-    assert decisions(plan, 5.0) == [Start("a")]
+def ended(key):
+    return lambda plan, now: plan.ended(key, now)
 
 
-def test_the_keys_used_last_have_the_spares():
-    plan = SparePlan[str](2)
-    for key in "abc":
-        plan.launched(key, 0.0, spare=False)
-    assert decisions(plan, QUIET) == [Start("c"), Start("b")]
-    plan.launched("a", 5.0, spare=False)
-    assert decisions(plan, 5.0 + QUIET) == [End("b"), Start("a")]
+def lost(key):
+    return lambda plan, now: plan.lost(key, now)
 
 
-def test_a_key_with_workers_goes_before_one_whose_workers_have_ended():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    plan.launched("b", 1.0, spare=False)
-    plan.ended("b", 2.0)
-    assert decisions(plan, 3.0) == [Start("a")]
+def waits(until):
+    """Nothing is decided before `until`."""
+
+    def check(plan, now):
+        assert plan.decide(now) == Wait(until)
+
+    return check
 
 
-def test_a_key_that_nobody_uses_keeps_its_spare_for_a_while_and_then_none():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, QUIET) == [Start("a")]
-    plan.ended("a", 10.0)
-    assert plan.decide(10.0) == Wait(10.0 + LINGER)
-    assert decisions(plan, 10.0 + LINGER) == [End("a")]
-    assert plan.decide(10.0 + LINGER) == Wait(math.inf)
+def decides(*made):
+    def check(plan, now):
+        assert decisions(plan, now) == [*made]
+
+    return check
 
 
-def test_an_instance_that_is_started_again_in_time_finds_its_spare():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, QUIET) == [Start("a")]
-    plan.ended("a", 10.0)
-    plan.launched("a", 30.0, spare=True)
-    assert decisions(plan, 30.0 + LINGER) == [Start("a")]
+FIRST = [(0.0, launched("a")), (QUIET, decides(Start("a")))]
+# (id, how many spares, what happens and what is decided, each at its time)
+HISTORIES = [
+    ("the first spare waits until starts are quiet", 1,
+     [(10.0, launched("a")), (10.0, waits(10.0 + QUIET)), (10.5, launched("a")), (10.0 + QUIET, waits(10.5 + QUIET)),
+      (10.5 + QUIET, decides(Start("a"))), (20.0, waits(math.inf))]),
+    ("a spare that was used is replaced at once", 1,
+     [*FIRST, (5.0, launched("a", spare=True)), (5.0, decides(Start("a")))]),
+    ("the keys used last have the spares", 2,
+     [*((0.0, launched(key)) for key in "abc"), (QUIET, decides(Start("c"), Start("b"))),
+      (5.0, launched("a")), (5.0 + QUIET, decides(End("b"), Start("a")))]),
+    ("a key with workers goes before one whose workers have ended", 1,
+     [(0.0, launched("a")), (1.0, launched("b")), (2.0, ended("b")), (3.0, decides(Start("a")))]),
+    ("a key without workers keeps its spare for a while, and then none", 1,
+     [*FIRST, (10.0, ended("a")), (10.0, waits(10.0 + LINGER)), (10.0 + LINGER, decides(End("a"))),
+      (10.0 + LINGER, waits(math.inf))]),
+    ("an instance that is started again in time finds its spare", 1,
+     [*FIRST, (10.0, ended("a")), (30.0, launched("a", spare=True)), (30.0 + LINGER, decides(Start("a")))]),
+    ("a spare that was of use ends the distrust", 1,
+     [(0.0, launched("a")), (10.0, decides(Start("a"))), (10.0, lost("a")), (20.0, decides(Start("a"))),
+      (30.0, launched("a", spare=True)), (30.0, decides(Start("a"))), (40.0, lost("a")), (40.0, waits(40.0 + FIRST_PAUSE))]),
+    ("after a crash of the spares' actor they are started anew", 1,
+     [*FIRST, (QUIET, lambda plan, now: plan.reset()), (QUIET, decides(Start("a")))]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "history"), [pytest.param(*row[1:], id=row[0]) for row in HISTORIES])
+def test_spares_are_started_and_ended_in_their_time(limit, history):
+    plan = SparePlan[str](limit)
+    for now, step in history:
+        step(plan, now)
 
 
 def test_spares_that_die_one_after_the_other_are_tried_more_and_more_seldom():
@@ -85,26 +93,6 @@ def test_spares_that_die_one_after_the_other_are_tried_more_and_more_seldom():
         now = wait.until
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE
-
-
-def test_a_spare_that_was_of_use_ends_the_distrust():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, 10.0) == [Start("a")]
-    plan.lost("a", 10.0)
-    assert decisions(plan, 20.0) == [Start("a")]
-    plan.launched("a", 30.0, spare=True)
-    assert decisions(plan, 30.0) == [Start("a")]
-    plan.lost("a", 40.0)
-    assert plan.decide(40.0) == Wait(40.0 + FIRST_PAUSE)
-
-
-def test_after_a_crash_of_who_keeps_them_they_are_started_anew():
-    plan = SparePlan[str](1)
-    plan.launched("a", 0.0, spare=False)
-    assert decisions(plan, QUIET) == [Start("a")]
-    plan.reset()
-    assert decisions(plan, QUIET) == [Start("a")]
 
 
 class Model:

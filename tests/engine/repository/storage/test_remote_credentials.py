@@ -49,17 +49,59 @@ def written(tmp_path: Path, content: Any) -> dict[str, str]:
     }
 
 
-def test_a_key_and_its_secret_come_before_a_profile() -> None:
-    environ = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "p"}
-    assert find("s3://b", S3, environ) == S3Credentials(key_id="id", secret_key="secret")
-    token = environ | {"AWS_SESSION_TOKEN": "t"}
-    assert find("s3://b", S3, token) == S3Credentials(key_id="id", secret_key="secret", session_token="t")
+KEY = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "p"}
 
 
-def test_half_a_key_is_no_key() -> None:
-    environ = {"AWS_ACCESS_KEY_ID": "id", "AWS_PROFILE": "p"}
-    assert find("s3://b", S3, environ) == S3Credentials(profile="p")
-    assert find("s3://b", S3, {}) == S3Credentials()
+@pytest.mark.parametrize(
+    ("uri", "scheme", "environ", "expected"),
+    [
+        pytest.param(
+            "s3://b", S3, KEY, S3Credentials(key_id="id", secret_key="secret"), id="a key before a profile"
+        ),
+        pytest.param(
+            "s3://b",
+            S3,
+            KEY | {"AWS_SESSION_TOKEN": "t"},
+            S3Credentials(key_id="id", secret_key="secret", session_token="t"),
+            id="a session's token",
+        ),
+        pytest.param(
+            "s3://b",
+            S3,
+            {"AWS_ACCESS_KEY_ID": "id", "AWS_PROFILE": "p"},
+            S3Credentials(profile="p"),
+            id="half a key is no key",
+        ),
+        pytest.param("s3://b", S3, {}, S3Credentials(), id="nothing of AWS"),
+        pytest.param(
+            "gs://b",
+            GCS,
+            {"GOOGLE_APPLICATION_CREDENTIALS": "/k"},
+            GcsCredentials(path="/k"),
+            id="Google takes the path of a file",
+        ),
+        pytest.param("gs://b", GCS, {}, GcsCredentials(), id="nothing of Google"),
+        pytest.param(
+            "as://a/c",
+            AZURE,
+            {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "k"},
+            AzureCredentials(account="a", key="k", auth_type="key"),
+            id="a key of Azure",
+        ),
+        pytest.param("as://a/c", AZURE, {}, AzureCredentials(), id="nothing of Azure"),
+        pytest.param(
+            "as://a/c",
+            AZURE,
+            {"AZURE_STORAGE_AUTH_TYPE": "managed_identity", "AZURE_STORAGE_CLIENT_ID": "me"},
+            AzureCredentials(auth_type="managed_identity", client_id="me"),
+            id="an identity of Azure",
+        ),
+    ],
+)
+def test_the_environment_has_credentials(
+    uri: str, scheme: Scheme, environ: dict[str, str], expected: object
+) -> None:
+    assert find(uri, scheme, environ) == expected
 
 
 def test_the_region_is_the_credentials_own_then_the_environments_then_the_profiles() -> None:
@@ -68,19 +110,6 @@ def test_the_region_is_the_credentials_own_then_the_environments_then_the_profil
     assert region_of(S3Credentials(), environ, "profile") == "environment"
     assert region_of(S3Credentials(), {}, "profile") == "profile"
     assert region_of(S3Credentials(), {}) == "us-east-1"
-
-
-def test_google_takes_the_path_of_a_file() -> None:
-    assert find("gs://b", GCS, {"GOOGLE_APPLICATION_CREDENTIALS": "/k"}) == GcsCredentials(path="/k")
-    assert find("gs://b", GCS, {}) == GcsCredentials()
-
-
-def test_azure_takes_a_key_an_identity_or_nobody() -> None:
-    key = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "k"}
-    assert find("as://a/c", AZURE, key) == AzureCredentials(account="a", key="k", auth_type="key")
-    assert find("as://a/c", AZURE, {}).auth_type == ""  # type: ignore[union-attr]
-    identity = {"AZURE_STORAGE_AUTH_TYPE": "managed_identity", "AZURE_STORAGE_CLIENT_ID": "me"}
-    assert find("as://a/c", AZURE, identity) == AzureCredentials(auth_type="managed_identity", client_id="me")
 
 
 def test_azures_types_are_told_apart() -> None:

@@ -136,13 +136,49 @@ NAMES = st.sampled_from(["1", "2", "10", "1abc", "01", "0", "x", "warmup", "conf
 PATHS = st.one_of(NAMES.map(lambda name: f"{name}/model.py"), st.just("config.pbtxt"), st.just("x/1/y"))
 
 
-def test_a_version_has_a_digest_of_its_own() -> None:
-    before = contents_of({"config.pbtxt": A, "1/model.py": B, "2/model.py": C})
-    after = contents_of({"config.pbtxt": A, "1/model.py": B, "2/model.py": A})
-    assert before.versions[1] == after.versions[1]
-    assert before.versions[2] != after.versions[2]
-    assert before.shared == after.shared
-    assert before.digest != after.digest
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        pytest.param(
+            {"config.pbtxt": A, "1/model.py": B, "2/model.py": C},
+            {"config.pbtxt": A, "1/model.py": B, "2/model.py": A},
+            {2, "digest"},
+            id="a version has a digest of its own",
+        ),
+        *(
+            pytest.param(
+                {path: A, "1/model.py": B},
+                {path: C, "1/model.py": B},
+                {"shared", "digest"},
+                id=f"what lies in no version is shared by all: {path}",
+            )
+            for path in ("labels.txt", "warmup/data", "x")
+        ),
+        *(
+            pytest.param(
+                {path: A, "1/model.py": B},
+                {path: C, "1/model.py": B},
+                {"digest"},
+                id=f"a configuration counts only in the whole: {path}",
+            )
+            for path in ("config.pbtxt", "configs/small.pbtxt")
+        ),
+        pytest.param(
+            {"1/model.py": A},
+            {"1/model.py": A, "1abc/model.py": B},
+            {"shared", "digest"},
+            id="of two directories for one version the other is shared content",
+        ),
+    ],
+)
+def test_a_change_is_of_the_part_that_has_the_file(
+    before: dict[str, str], after: dict[str, str], changed: set[str | int]
+) -> None:
+    one, other = (
+        {"digest": found.digest, "shared": found.shared, **found.versions}
+        for found in (contents_of(before), contents_of(after))
+    )
+    assert {part for part in one | other if one.get(part) != other.get(part)} == changed
 
 
 def test_equal_versions_are_equal_whatever_their_number() -> None:
@@ -150,32 +186,9 @@ def test_equal_versions_are_equal_whatever_their_number() -> None:
     assert contents.versions[1] == contents.versions[3]
 
 
-@pytest.mark.parametrize("path", ["labels.txt", "warmup/data", "x"])
-def test_what_lies_in_no_version_is_shared_by_all(path: str) -> None:
-    before = contents_of({path: A, "1/model.py": B})
-    after = contents_of({path: C, "1/model.py": B})
-    assert before.versions == after.versions
-    assert before.shared != after.shared
-
-
-@pytest.mark.parametrize("path", ["config.pbtxt", "configs/small.pbtxt"])
-def test_a_configuration_counts_only_in_the_whole(path: str) -> None:
-    before = contents_of({path: A, "1/model.py": B})
-    after = contents_of({path: C, "1/model.py": B})
-    assert (before.versions, before.shared) == (after.versions, after.shared)
-    assert before.digest != after.digest
-
-
 def test_a_version_directory_without_files_is_a_version() -> None:
     assert contents_of({"config.pbtxt": A}, ["1"]).versions.keys() == {1}
     assert contents_of({"config.pbtxt": A}, ["1"]).digest != contents_of({"config.pbtxt": A}).digest
-
-
-def test_of_two_directories_for_one_version_the_other_is_shared_content() -> None:
-    alone = contents_of({"1/model.py": A})
-    both = contents_of({"1/model.py": A, "1abc/model.py": B})
-    assert both.versions == alone.versions
-    assert both.shared != alone.shared
 
 
 PLAIN = st.dictionaries(PATHS.filter(lambda path: not path.startswith("1abc")), DIGESTS)
@@ -219,13 +232,14 @@ def test_a_version_is_named_by_the_digits_at_the_beginning(directory: str, versi
 
 
 @pytest.mark.system
-def test_a_manifest_is_what_sha256sum_prints(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["--text", "--binary"])
+def test_a_manifest_is_what_sha256sum_prints(tmp_path: Path, mode: str) -> None:
     (tmp_path / "1").mkdir()
     names = ["config.pbtxt", "1/model onnx", "1/back\\slash", "1/line\nfeed", "1/line\u2028separator"]
     for name in names:
         (tmp_path / name).write_text(name)
     printed = subprocess.run(
-        ["sha256sum", *(f"./{name}" for name in names)],
+        ["sha256sum", mode, *(f"./{name}" for name in names)],
         cwd=tmp_path,
         capture_output=True,
         check=True,
