@@ -7,6 +7,7 @@ import random
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,28 @@ def streaming(**parameters: str):
     return model("callee", "streaming", decoupled=True, parameters={"mode": "in_threads", **parameters})
 
 
+@pytest.fixture
+def gate(tmp_path):
+    """The file that a pausing callee waits for."""
+    return tmp_path / "gate"
+
+
+def pausing(gate: Path, **changes: Any):
+    return model("callee", "pausing", parameters={"gate": str(gate)}, **changes)
+
+
 async def refusal(models: Models, name: str, rows: object, **options: object) -> TritiumError:
     with pytest.raises(TritiumError) as caught:
         await models.infer(name, rows, **options)
     return caught.value
+
+
+async def refused(models: Models, name: str, value: float) -> str:
+    """Refused, because this call would wait for itself."""
+    error = await refusal(models, name, value)
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert "this call would wait for itself for ever" in error.message
+    return error.message
 
 
 @pytest.mark.parametrize(
@@ -84,10 +103,9 @@ async def test_what_a_call_says_of_itself_reaches_the_callee():
         answer = await request.reply.wait()
         assert isinstance(answer, InferResponse)
         told = str((answer.parameters or {})["told"])
-        for each in ("'nested'", "'sequence'", "('flags', 3)", "('timeout', 5000000)", "('priority', 1)"):
-            assert each in told
-        for each in ("('a', 1)", "('b', True)", "('c', 'text')", "('traceparent', '00-1-2-01')"):
-            assert each in told
+        fields = ("'nested'", "'sequence'", "('flags', 3)", "('timeout', 5000000)", "('priority', 1)")
+        parameters = ("('a', 1)", "('b', True)", "('c', 'text')", "('traceparent', '00-1-2-01')")
+        assert [each for each in (*fields, *parameters) if each not in told] == []
         answer.release()
 
 
@@ -156,22 +174,20 @@ async def test_an_error_is_the_answer_to_the_call(callee, mode, value, code, mes
         assert message in error.message
 
 
-async def test_a_full_queue_refuses_a_call_as_it_refuses_a_client(tmp_path):
+async def test_a_full_queue_refuses_a_call_as_it_refuses_a_client(gate):
     policy = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=2))
-    callee = model(
-        "callee", "pausing", scheduling=policy, max_batch_size=1, parameters={"gate": str(tmp_path / "gate")}
-    )
+    callee = pausing(gate, scheduling=policy, max_batch_size=1)
     async with open_models(calling(mode="many_under_way"), callee) as models:
         request = await models.send("caller", np.array([[10.0, 0, 0, 0]]))
         await until(lambda: len(models.states["callee"].queue) == 2)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        (tmp_path / "gate").touch()
+        gate.touch()
         answered, refused = (await models.answer(request))[0]
         assert answered + refused == 10
         assert refused >= 6
 
 
-async def test_calls_wait_for_room_where_a_client_would(tmp_path):
+async def test_calls_wait_for_room_where_a_client_would():
     bounds = replace(model("callee", "doubling").queue_bounds, requests=2)
     async with open_models(
         calling(mode="many_under_way"), model("callee", "doubling", queue_bounds=bounds)
@@ -179,13 +195,12 @@ async def test_calls_wait_for_room_where_a_client_would(tmp_path):
         assert (await models.infer("caller", np.array([[50.0, 0, 0, 0]]))).tolist() == [[50, 0]]
 
 
-async def test_a_worker_has_a_bounded_number_of_calls_under_way(tmp_path):
-    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
-    async with open_models(calling(mode="many_under_way"), callee) as models:
+async def test_a_worker_has_a_bounded_number_of_calls_under_way(gate):
+    async with open_models(calling(mode="many_under_way"), pausing(gate)) as models:
         request = await models.send("caller", np.array([[CallLimits().calls + 50.0, 0, 0, 0]]))
         await until(lambda: len(models.states["callee"].in_flight) >= CallLimits().calls)
         await trio.testing.wait_all_tasks_blocked(0.1)
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert (await models.answer(request)).tolist() == [[CallLimits().calls, 50]]
 
 
@@ -233,32 +248,28 @@ async def test_a_stream_that_nobody_holds_is_cancelled(tmp_path):
 # -- what a call inherits ------------------------------------------------------------------------------------
 
 
-async def test_a_call_has_the_deadline_of_the_request_on_whose_behalf_it_is_made(tmp_path):
-    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
-    async with open_models(calling(), callee) as models:
+async def test_a_call_has_the_deadline_of_the_request_on_whose_behalf_it_is_made(gate):
+    async with open_models(calling(), pausing(gate, max_batch_size=1)) as models:
         blocking = await models.send("callee", 0.0)
         behind = await models.send("callee", 0.0)
         request = await models.send("caller", 1.0, deadline=trio.current_time() + 0.3)
         with pytest.raises(TritiumError) as caught:
             await models.answer(request)
         assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
-        (tmp_path / "gate").touch()
+        gate.touch()
         for each in (blocking, behind):
             await models.answer(each)
 
 
-async def test_the_calls_of_a_cancelled_request_are_cancelled(tmp_path):
-    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
-    async with open_models(calling(), callee) as models:
+async def test_the_calls_of_a_cancelled_request_are_cancelled(gate):
+    async with open_models(calling(), pausing(gate, max_batch_size=1)) as models:
         request = await models.send("caller", 1.0)
         await until(lambda: len(models.states["callee"].in_flight) == 1)
         models.states["caller"].cancel(request)
-        error = None
         with pytest.raises(TritiumError) as caught:
             await models.answer(request)
-        error = caught.value
-        assert error.code is ErrorCode.CANCELLED
-        (tmp_path / "gate").touch()
+        assert caught.value.code is ErrorCode.CANCELLED
+        gate.touch()
 
 
 async def test_a_request_that_was_accepted_may_call_while_the_server_drains(tmp_path):
@@ -273,7 +284,7 @@ async def test_a_request_that_was_accepted_may_call_while_the_server_drains(tmp_
             assert (await models.answer(request)).tolist() == [[7.0] * 4]
 
 
-async def test_a_model_that_was_unloaded_is_not_called(tmp_path):
+async def test_a_model_that_was_unloaded_is_not_called():
     async with open_models(calling(), model("callee", "doubling")) as models:
         models.states["callee"].standing.become(Status.UNLOADING)
         assert (await refusal(models, "caller", 3.0)).message.startswith(PLACED)
@@ -286,11 +297,10 @@ async def test_a_version_may_be_named():
         assert error.message == PLACED + "Request for unknown model: 'callee' version 2 is not found"
 
 
-async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(tmp_path):
-    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
-    async with open_models(calling(mode="detached"), callee) as models:
+async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(gate):
+    async with open_models(calling(mode="detached"), pausing(gate)) as models:
         await models.infer("caller", 1.0)
-        (tmp_path / "gate").touch()
+        gate.touch()
         await until(lambda: not models.states["callee"].in_flight)
         assert models.states["callee"].statistics.as_model_stats("callee", 1)["inference_count"] == 1
 
@@ -298,8 +308,8 @@ async def test_a_call_may_outlive_the_request_on_whose_behalf_it_was_made(tmp_pa
 # -- deaths --------------------------------------------------------------------------------------------------
 
 
-async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
-    callee = model("callee", "pausing", max_batch_size=1, parameters={"gate": str(tmp_path / "gate")})
+async def test_the_calls_of_a_worker_that_dies_are_cancelled(gate, tmp_path):
+    callee = pausing(gate, max_batch_size=1)
     caller = calling(mode="dying", retry=Retry.NEVER, parameters={"directory": str(tmp_path)})
     async with open_models(caller, callee) as models:
         holding = await models.send("callee", 0.0)
@@ -310,7 +320,7 @@ async def test_the_calls_of_a_worker_that_dies_are_cancelled(tmp_path):
         with pytest.raises(TritiumError):
             await models.answer(request)
         await until(lambda: len(models.states["callee"].in_flight) == 2)
-        (tmp_path / "gate").touch()
+        gate.touch()
         for each in (holding, behind):
             await models.answer(each)
 
@@ -321,15 +331,14 @@ async def test_a_call_of_a_worker_that_dies_is_answered_with_an_error():
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
 
 
-async def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_calls_again(tmp_path):
-    callee = model("callee", "pausing", parameters={"gate": str(tmp_path / "gate")})
-    async with open_models(calling(), callee) as models:
+async def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_calls_again(gate):
+    async with open_models(calling(), pausing(gate)) as models:
         request = await models.send("caller", 1.0)
         await until(lambda: len(models.states["callee"].in_flight) == 1)
         pid = models.states["caller"].instances[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGTERM)
-        (tmp_path / "gate").touch()
+        gate.touch()
         outcome = await models.outcome(request)
         assert not isinstance(outcome, TritiumError) or outcome.code is ErrorCode.UNAVAILABLE
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
@@ -382,12 +391,19 @@ async def test_a_question_that_nobody_answers_is_refused():
 # -- calls of models and answers in parts, recorded, with real workers
 
 
-async def test_a_call_is_recorded_with_the_request_on_whose_behalf_it_was_made():
+@pytest.fixture
+def recorded():
+    """What makes a recorder, and the calls that ended."""
     ended: list[InferRequest] = []
 
     def recorder(log: Log) -> Recorder:
         return Recorder(log, on_internal=lambda request, outcome, peer: ended.append(request), stages=True)
 
+    return recorder, ended
+
+
+async def test_a_call_is_recorded_with_the_request_on_whose_behalf_it_was_made(recorded):
+    recorder, ended = recorded
     async with open_models(calling(), model("callee", "doubling"), recorder=recorder) as models:
         request = models.request("caller", 3.0, id="r1")
         await models.router.resolve("caller").submit(request)
@@ -403,14 +419,9 @@ async def test_a_call_is_recorded_with_the_request_on_whose_behalf_it_was_made()
     assert call.pid not in (0, whole.pid)
 
 
-async def test_the_parts_of_a_decoupled_answer_are_counted():
-    ended: list[InferRequest] = []
-
-    def recorder(log: Log) -> Recorder:
-        return Recorder(log, on_internal=lambda request, outcome, peer: ended.append(request), stages=True)
-
-    streaming = model("callee", "streaming", decoupled=True, parameters={"mode": "in_threads"})
-    async with open_models(calling(mode="streaming"), streaming, recorder=recorder) as models:
+async def test_the_parts_of_a_decoupled_answer_are_counted(recorded):
+    recorder, ended = recorded
+    async with open_models(calling(mode="streaming"), streaming(), recorder=recorder) as models:
         assert (await models.infer("caller", 30.0))[0][0] == 31
     [call] = [record_of(each) for each in ended]
     assert call is not None
@@ -424,14 +435,6 @@ async def test_the_parts_of_a_decoupled_answer_are_counted():
 def recursive(name="caller", callee="caller", **changes):
     """Calls `callee` with its input less one, until that is 0; OUTPUT is how deep it went."""
     return calling(name, "recursive", callee=callee, **changes)
-
-
-async def refused(models, name, value):
-    with pytest.raises(TritiumError) as caught:
-        await models.infer(name, value)
-    assert caught.value.code is ErrorCode.UNAVAILABLE
-    assert "this call would wait for itself for ever" in caught.value.message
-    return caught.value.message
 
 
 async def test_a_model_that_calls_its_only_instance_is_refused():
@@ -529,7 +532,7 @@ async def test_steps_that_the_wanted_outputs_do_not_need_are_not_waited_for():
         assert (await models.infer("caller", 1.0)).tolist() == [[3] * 4]
 
 
-async def test_nothing_waits_in_a_worker_behind_what_waits_for_a_call(tmp_path):
+async def test_nothing_waits_in_a_worker_behind_what_waits_for_a_call():
     """Otherwise a call could go to the very instance that makes it, while another one is free."""
     async with open_models(recursive(instances=2)) as models:
         outputs = [await models.infer("caller", 1.0) for _ in range(20)]

@@ -30,16 +30,20 @@ def test_the_closure_is_the_one_that_is_written_down():
     assert not FOREIGN & {name.partition(".")[0] for name in loaded}
 
 
-@pytest.mark.parametrize(
-    "file", ["engine/worker/completion.py", "engine/worker/backends/python/completion.py"]
-)
+WORKER = ROOT / "engine" / "worker"
+OF_WORKERS = [
+    WORKER / "completion.py",
+    WORKER / "backends" / "python" / "completion.py",
+    *sorted((WORKER / "authoring").rglob("*.py")),
+]
+
+
+@pytest.mark.parametrize("file", OF_WORKERS, ids=lambda file: str(file.relative_to(WORKER)))
 def test_it_is_written_in_python_3_9(file):
-    tree = ast.parse((ROOT / file).read_text(), feature_version=(3, 9))
-    assert any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+    tree = ast.parse(file.read_text(), feature_version=(3, 9))
+    future = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+    assert future or not tree.body
     assert not any(isinstance(node, ast.Match) for node in ast.walk(tree))
-
-
-TREE = Path(__file__).parents[4]
 
 
 # -- what workers load of the authoring package: little, and nothing that Python 3.9 can't read
@@ -49,7 +53,7 @@ TREE = Path(__file__).parents[4]
 def test_the_name_tritium_costs_a_worker_no_foreign_package():
     code = f"""
 import sys
-sys.path.insert(0, {str(TREE)!r})
+sys.path.insert(0, {str(ROOT)!r})
 from engine.worker.authoring.offering import offer
 offer()
 import tritium
@@ -62,13 +66,3 @@ print(tritium.model.__module__, *sys.modules)
     assert module == "engine.worker.authoring.declaring"
     assert not FOREIGN & {name.partition(".")[0] for name in loaded}
     assert not any(name.startswith("engine.testing") for name in loaded)
-
-
-@pytest.mark.parametrize(
-    "file", sorted((TREE / "engine" / "authoring").glob("*.py")), ids=lambda file: file.name
-)
-def test_authoring_is_written_in_python_3_9(file):
-    tree = ast.parse(file.read_text(), feature_version=(3, 9))
-    if tree.body:
-        assert any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
-    assert not any(isinstance(node, ast.Match) for node in ast.walk(tree))

@@ -21,6 +21,12 @@ from tests.support.worker_backends import POISON
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
+@pytest.fixture
+def gate(tmp_path):
+    """The file that a pausing model waits for."""
+    return tmp_path / "gate"
+
+
 async def test_a_killed_idle_worker_is_back_and_nobody_notices(serve):
     async with serve("doubling") as model:
         first = model.pid()
@@ -31,16 +37,10 @@ async def test_a_killed_idle_worker_is_back_and_nobody_notices(serve):
         assert model.state.statistics.restarts == 1
 
 
-def executes(model):
-    """Whether the worker's model has been given a batch, by the control page."""
-    return bool(model.state.instances[0].worker.executing())
-
-
-async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve, tmp_path):
-    gate = tmp_path / "gate"
+async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve, gate):
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         requests = [await model.send(float(n)) for n in range(6)]
-        await until(lambda: executes(model))
+        await until(lambda: bool(model.begun()))
         os.kill(model.pid(), signal.SIGKILL)
         gate.touch()
         for n, request in enumerate(requests):
@@ -49,12 +49,11 @@ async def test_a_batch_interrupted_by_a_kill_from_outside_runs_again_whole(serve
         assert all(len(request.reply.parts) == 1 for request in requests)
 
 
-async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serve, tmp_path):
-    gate = tmp_path / "gate"
+async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serve, gate):
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         blocker = await model.send(0.0)
         batch = model.send_together(1.0, 2.0, 3.0, POISON, 5.0, 6.0, 7.0, 8.0)
-        await until(lambda: executes(model))
+        await until(lambda: bool(model.begun()))
         gate.touch()
         await model.answer(blocker)
         answers = [await model.answer(request) for request in batch]
@@ -71,21 +70,6 @@ async def test_a_poison_request_is_found_and_its_batchmates_all_get_answers(serv
         assert again.code is ErrorCode.POISONED
         assert "quarantined" in again.message
         assert (await model.infer(9.0)).tolist() == [[18.0] * 4]
-
-
-async def test_a_worker_that_exits_in_mid_request_is_treated_like_a_crash(serve):
-    async with serve("doubling") as model:
-        assert (await model.answer(await model.send(667.0))).code is ErrorCode.POISONED
-        assert model.state.statistics.deaths["exit_3"] == 2
-
-
-async def test_an_impure_model_is_not_run_twice_and_the_error_comes_at_once(serve):
-    async with serve("impure", retry=Retry.NEVER) as model:
-        answer = await model.answer(await model.send(POISON))
-        assert answer.code is ErrorCode.UNAVAILABLE
-        assert "tritium.retry" in answer.message
-        assert model.state.statistics.deaths == {"signal_11": 1}
-        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
 
 async def test_inputs_that_kill_an_impure_model_twice_are_refused_from_then_on(serve):
@@ -112,27 +96,17 @@ async def test_an_impure_model_s_good_requests_are_not_held_against_them(serve):
         assert model.state.statistics.quarantined == 0
 
 
-async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve, tmp_path):
-    gate = tmp_path / "gate"
+async def test_what_an_impure_model_had_not_begun_is_run_after_the_restart(serve, gate):
     pausing = {"parameters": {"gate": str(gate)}, "scheduling": Direct()}
     async with serve("pausing", retry=Retry.NEVER, **pausing) as model:
         first, second, third = model.send_together(1.0, 2.0, 3.0)
-        await until(lambda: executes(model))
+        await until(lambda: bool(model.begun()))
         assert second.attempts == 1  # it waits in the worker
         os.kill(model.pid(), signal.SIGKILL)
         assert (await model.answer(first)).code is ErrorCode.UNAVAILABLE
         gate.touch()
         outputs = [(await model.answer(request)).outputs[0].as_numpy()[0, 0] for request in (second, third)]
         assert outputs == [4, 6]
-
-
-async def test_a_hang_is_ended_at_the_limit_and_answered_504(serve):
-    async with serve("doubling", execution_timeout=0.3) as model:
-        answer = await model.answer(await model.send(668.0))
-        assert answer.code is ErrorCode.DEADLINE_EXCEEDED
-        assert "tritium.execution_timeout" in answer.message
-        assert model.state.statistics.deaths == {"hang": 1}
-        assert (await model.infer(1.0)).tolist() == [[2.0] * 4]
 
 
 async def test_a_hang_on_a_thread_is_abandoned_counted_and_replaced(serve):
@@ -172,23 +146,50 @@ async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
 
 
 @pytest.mark.parametrize(
-    ("cue", "label"),
+    ("backend", "options", "cue", "code", "words", "deaths"),
     [
-        pytest.param(3.0, "protocol_error", id="an output beyond the segment"),
-        pytest.param(4.0, "protocol_error", id="a result nobody asked for"),
-        pytest.param(5.0, "protocol_error", id="garbage"),
-        pytest.param(6.0, "protocol_error", id="an unknown frame"),
-        pytest.param(7.0, "protocol_error", id="a descriptor"),
-        pytest.param(8.0, "protocol_error", id="closing the connection and living on"),
-        pytest.param(9.0, "protocol_error", id="asking for too much room"),
+        *(
+            pytest.param("hostile", {}, cue, ErrorCode.POISONED, "", {"protocol_error": 2}, id=what)
+            for cue, what in (
+                (3.0, "an output beyond the segment"),
+                (4.0, "a result that was not asked for"),
+                (5.0, "garbage"),
+                (6.0, "an unknown frame"),
+                (7.0, "a descriptor"),
+                (8.0, "closing the connection and living on"),
+                (9.0, "asking for too much room"),
+            )
+        ),
+        pytest.param("doubling", {}, 667.0, ErrorCode.POISONED, "", {"exit_3": 2}, id="it exits"),
+        pytest.param(
+            "doubling",
+            {"execution_timeout": 0.3},
+            668.0,
+            ErrorCode.DEADLINE_EXCEEDED,
+            "tritium.execution_timeout",
+            {"hang": 1},
+            id="it hangs",
+        ),
+        pytest.param(
+            "impure",
+            {"retry": Retry.NEVER},
+            POISON,
+            ErrorCode.UNAVAILABLE,
+            "tritium.retry",
+            {"signal_11": 1},
+            id="an impure model is not run twice",
+        ),
     ],
 )
-async def test_a_hostile_worker_is_killed_and_the_server_is_unmoved(serve, cue, label):
-    async with serve("hostile") as model:
+async def test_a_worker_that_goes_wrong_is_killed_and_the_server_is_unmoved(
+    serve, backend, options, cue, code, words, deaths
+):
+    async with serve(backend, **options) as model:
         answer = await model.answer(await model.send(cue))
         assert isinstance(answer, TritiumError)
-        assert answer.code is ErrorCode.POISONED
-        assert model.state.statistics.deaths == {label: 2}
+        assert answer.code is code
+        assert words in answer.message
+        assert model.state.statistics.deaths == deaths
         assert (await model.infer(0.5)).tolist() == [[1.0] * 4]
 
 
@@ -213,13 +214,12 @@ async def test_a_rewritten_control_page_misleads_nobody(serve):
         assert (await model.infer(0.5)).tolist() == [[1.0] * 4]
 
 
-async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(serve, tmp_path):
-    gate = tmp_path / "gate"
+async def test_a_retry_reads_the_requests_own_inputs_not_the_dead_workers_arena(serve, gate):
     async with serve("pausing", parameters={"gate": str(gate)}) as model:
         big = np.arange(300_000, dtype=np.float32).reshape(1, -1)
         request = model.request(big)
         await model.state.submit(request)
-        await until(lambda: executes(model))
+        await until(lambda: bool(model.begun()))
         os.kill(model.pid(), signal.SIGKILL)
         gate.touch()
         answer = await model.answer(request)
@@ -274,9 +274,9 @@ TWO = tuple(InstanceSpec(name=f"model_{n}") for n in range(2))
 
 
 @pytest.fixture
-def selective(serve, tmp_path):
+def selective(serve, tmp_path, gate):
     """A model whose negative requests wait for the test's gate, and the values that it has executed."""
-    gate, journal = tmp_path / "gate", tmp_path / "journal"
+    journal = tmp_path / "journal"
     journal.touch()
 
     def executed():
@@ -286,11 +286,11 @@ def selective(serve, tmp_path):
         changes.setdefault("scheduling", Direct())
         return serve("selective", parameters={"gate": str(gate), "journal": str(journal)}, **changes)
 
-    return opened, gate, executed
+    return opened, executed
 
 
 async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_other(selective):
-    serve, _, executed = selective
+    serve, executed = selective
     async with serve(instances=TWO) as model:
         # All in one turn of the loop: while both instances are busy, each is sent one more.
         hang, *others = model.send_together(HANG, 1.0, 2.0, 3.0, 4.0)
@@ -303,8 +303,10 @@ async def test_what_was_sent_ahead_to_an_instance_that_hangs_is_answered_by_the_
         model.state.give_up("the test is over")
 
 
-async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_client_has_left(selective):
-    serve, gate, executed = selective
+async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_client_has_left(
+    selective, gate
+):
+    serve, executed = selective
     async with serve() as model:
         long, left, stays = model.send_together(LONG, 1.0, 2.0)
         await until(lambda: len(model.begun()) == 1)
@@ -318,8 +320,8 @@ async def test_what_was_sent_ahead_and_has_not_begun_is_never_executed_once_its_
         assert executed() == [LONG, 2.0, 3.0]
 
 
-async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selective):
-    serve, gate, executed = selective
+async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selective, gate):
+    serve, executed = selective
     async with serve(scheduling=DynamicBatching()) as model:
         long = model.request([LONG])
         model.state.submit_nowait(long)  # alone in its model, so it goes at once
@@ -333,7 +335,7 @@ async def test_a_batch_mate_of_a_request_whose_client_has_left_is_executed(selec
 
 
 async def test_a_worker_that_dies_with_batches_taken_back_loses_nothing(selective):
-    serve, _, executed = selective
+    serve, executed = selective
     async with serve(execution_timeout=0.5, instances=TWO) as model:
         hang, *others = model.send_together(HANG, 1.0, 2.0, 3.0)
         assert (await model.answer(hang)).code is ErrorCode.DEADLINE_EXCEEDED
@@ -361,7 +363,7 @@ async def three_clients(model, until_true):
 
 
 async def test_an_idle_worker_that_is_stopped_is_replaced_though_others_take_what_it_is_sent(selective):
-    serve, _, executed = selective
+    serve, executed = selective
     async with serve(execution_timeout=1.0, instances=TWO) as model:
         stopped, instance = model.pid(), model.state.instances[0]
         os.kill(stopped, signal.SIGSTOP)
@@ -373,7 +375,7 @@ async def test_an_idle_worker_that_is_stopped_is_replaced_though_others_take_wha
 async def test_where_executions_have_no_limit_a_stopped_worker_counts_as_stuck_though_others_take_its_work(
     selective,
 ):
-    serve, _, _ = selective
+    serve, _ = selective
     async with serve(instances=TWO) as model:
         worker, pid = model.state.instances[0].worker, model.pid()
         os.kill(pid, signal.SIGSTOP)

@@ -62,30 +62,42 @@ async def test_a_leak_ends_at_the_limit_with_the_reason_oom(serve):
         assert exited["reason"] == "oom"
 
 
-async def test_a_request_that_makes_a_pure_model_leak_is_refused_after_two_workers(serve):
-    async with serve("greedy", confinement=ROOMY) as model:
-        assert (await model.answer(await model.send(LEAK))).code is ErrorCode.POISONED
-        assert model.state.statistics.deaths == {"oom": 2}
+@pytest.mark.parametrize(
+    ("retry", "cue", "code", "deaths"),
+    [
+        pytest.param(Retry.ALWAYS, LEAK, ErrorCode.POISONED, 2, id="a pure model is tried twice"),
+        pytest.param(
+            Retry.NEVER, LEAK_IN_A_CHILD, ErrorCode.UNAVAILABLE, 1, id="processes that a model starts count"
+        ),
+    ],
+)
+async def test_a_request_that_makes_a_model_leak_is_answered(serve, retry, cue, code, deaths):
+    async with serve("greedy", confinement=ROOMY, retry=retry) as model:
+        assert (await model.answer(await model.send(cue))).code is code
+        assert model.state.statistics.deaths == {"oom": deaths}
         assert model.state.status is Status.READY
 
 
-async def test_memory_of_the_processes_that_a_model_starts_counts_too(serve):
-    async with serve("greedy", confinement=ROOMY, **NEVER) as model:
-        assert "lack of memory" in (await model.answer(await model.send(LEAK_IN_A_CHILD))).message
-        assert model.state.statistics.deaths == {"oom": 1}
-
-
-async def test_an_allocation_far_beyond_the_limit_fails_in_the_model_and_kills_nobody(serve):
-    async with serve("greedy", confinement=ROOMY, **NEVER) as model:
+@pytest.mark.parametrize(
+    ("limits", "cue", "output"),
+    [
+        pytest.param(ROOMY, ONE_LARGE_ALLOCATION, 0.0, id="an allocation far beyond the limit fails"),
+        pytest.param(
+            Confinement(memory=200 * MEBIBYTE), SHARE_AFTER_A_FORK, 1.0, id="what processes share counts once"
+        ),
+        pytest.param(Confinement(processes=1), START_ONE, 0.0, id="the second process is refused"),
+        pytest.param(
+            Confinement(memory=400 * MEBIBYTE, processes=4), START_ONE, 1.0, id="a model within its limits"
+        ),
+    ],
+)
+async def test_what_a_limit_refuses_within_the_model_kills_no_worker(serve, limits, cue, output):
+    async with serve("greedy", confinement=limits, **NEVER) as model:
         first = model.pid()
-        assert (await model.infer(ONE_LARGE_ALLOCATION)).tolist() == [[0.0] * 4]
-        assert model.pid() == first
-
-
-async def test_what_processes_share_counts_once(serve):
-    async with serve("greedy", confinement=Confinement(memory=200 * MEBIBYTE), **NEVER) as model:
-        assert (await model.infer(SHARE_AFTER_A_FORK)).tolist() == [[1.0] * 4]
-        assert not model.state.statistics.deaths
+        assert (await model.infer(cue)).tolist() == [[output] * 4]
+        assert (await model.infer(100.0)).tolist() == [[100.0] * 4]
+        assert (model.pid(), model.state.statistics.deaths) == (first, {})
+        assert not model.logged("worker_unconfined")
 
 
 async def test_a_worker_that_starts_too_many_processes_is_killed_with_all_of_them(serve):
@@ -108,14 +120,6 @@ def in_session(pid, session):
         return os.getsid(pid) == session and lives(pid)
     except ProcessLookupError:
         return False
-
-
-async def test_a_limit_of_one_process_refuses_the_second(serve):
-    async with serve("greedy", confinement=Confinement(processes=1), **NEVER) as model:
-        first = model.pid()
-        assert (await model.infer(START_ONE)).tolist() == [[0.0] * 4]
-        assert model.pid() == first
-        assert not model.logged("worker_unconfined")
 
 
 @pytest.mark.parametrize("limits", [Confinement(), Confinement(processes=8)])
@@ -144,11 +148,3 @@ async def test_a_process_of_a_limited_worker_ends_with_it_even_without_a_trace(s
         await model.answer(request)
         (child,) = recorded(children)
         await until(lambda: not lives(child))
-
-
-async def test_a_model_within_its_limits_is_left_alone(serve):
-    async with serve("greedy", confinement=Confinement(memory=400 * MEBIBYTE, processes=4)) as model:
-        first = model.pid()
-        for value in (100.0, START_ONE, 200.0):
-            await model.infer(value)
-        assert model.pid() == first
