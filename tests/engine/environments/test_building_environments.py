@@ -8,6 +8,8 @@ import subprocess
 import sys
 import zipfile
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -359,38 +361,38 @@ printf '{"python": [3, 12, 1], "problem": "ModuleNotFoundError: No module named 
 
 
 @pytest.mark.parametrize(
-    ("python", "activate", "reason"),
+    ("make", "reason"),
     [
-        (OLD, "", "the Python of environment '{source}' is 3.8.18, and workers need 3.9 or newer"),
         (
-            BARE,
-            "",
+            partial(make_environment, python=OLD),
+            "the Python of environment '{source}' is 3.8.18, and workers need 3.9 or newer",
+        ),
+        (
+            partial(make_environment, python=BARE),
             "environment '{source}' has no numpy that its Python can import: ModuleNotFoundError: No module",
         ),
         (
-            "#!/bin/sh\necho broken >&2\nexit 3\n",
-            "",
+            partial(make_environment, python="#!/bin/sh\necho broken >&2\nexit 3\n"),
             "the Python of environment '{source}' does not start: broken",
         ),
-        (None, "echo no >&2; return 1", "'{source}/bin/activate' fails: no"),
+        (partial(make_environment, activate="echo no >&2; return 1"), "'{source}/bin/activate' fails: no"),
+        (
+            Path.mkdir,
+            "Path {source}/bin/activate does not exist. The Python environment should contain an"
+            " 'activate' script.",
+        ),
     ],
+    ids=["an old Python", "no numpy", "a broken Python", "a failing script", "no script"],
 )
-async def test_an_environment_that_no_worker_runs_on_is_told_of(builds, tmp_path, python, activate, reason):
-    source = make_environment(tmp_path / "env", python=python, activate=activate)
+async def test_an_environment_that_no_worker_runs_on_is_told_of(builds, tmp_path, make, reason):
+    source = tmp_path / "env"
+    make(source)
     failure = await builds.build(builds.asks(EXECUTION_ENV_PATH=str(source)))
     assert isinstance(failure, EnvironmentFailed)
     assert reason.format(source=source) in str(failure)
 
 
-async def test_a_directory_without_an_activation_script_is_no_environment(builds, tmp_path):
-    (tmp_path / "env").mkdir()
-    failure = await builds.build(builds.asks(EXECUTION_ENV_PATH=str(tmp_path / "env")))
-    assert str(failure) == (
-        f"Path {tmp_path}/env/bin/activate does not exist. The Python environment should contain an 'activate' script."
-    )
-
-
-async def test_so_is_an_archive_without_one(builds, tmp_path):
+async def test_an_archive_without_an_activation_script_is_no_environment(builds, tmp_path):
     source = make_environment(tmp_path / "nested" / "env")
     environment = builds.asks(EXECUTION_ENV_PATH=str(pack(source.parent, tmp_path / "env.tar.gz")))
     failure = await builds.build(environment)

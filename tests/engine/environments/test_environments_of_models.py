@@ -32,12 +32,12 @@ def model(tmp_path):
     """Write a model's files; return a reader of its configuration."""
     directory = tmp_path / "models" / "m"
 
-    def write(config="", files=None, *, outcomes=None, **options):
+    def write(config="", files=None, *, backend="python", outcomes=None, **options):
         for name, text in {"1/model.py": PLAIN, **(files or {})}.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        (directory / "config.pbtxt").write_text(f'backend: "python"\n{config}')
+        (directory / "config.pbtxt").write_text(f'backend: "{backend}"\n{config}')
         cache = EnvironmentCache(tmp_path / "cache", environ={"PATH": "/bin"})
         return load_model_config(
             directory, backends=discover(), environments=Standing(cache, outcomes or {}), **options
@@ -108,16 +108,14 @@ def test_no_environment_is_found_for_a_model_on_a_thread_of_the_server(model):
     assert loaded.unbuilt == ()
 
 
-def test_other_backends_have_no_environments(tmp_path):
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "requirements.txt").write_text("tiny")
-    (tmp_path / "m" / "config.pbtxt").write_text(
-        f'backend: "onnxruntime"\n{parameter("EXECUTION_ENV_PATH", "/x")}'
-    )
-    cache = EnvironmentCache(tmp_path / "cache", environ={})
-    loaded = load_model_config(tmp_path / "m", backends=discover(), environments=cache)
+def test_other_backends_have_no_environments(model):
+    config = parameter("EXECUTION_ENV_PATH", "/x") + parameter("tritium.requirements", "ignore")
+    loaded = model(config, {"requirements.txt": "tiny"}, backend="onnxruntime")
     assert loaded.unbuilt == ()
     assert any("'EXECUTION_ENV_PATH' has no effect" in problem.message for problem in loaded.warnings)
+    assert "'tritium.requirements' is a setting of Python models, not of 'onnxruntime'" in [
+        problem.message for problem in loaded.errors
+    ]
 
 
 def test_a_path_that_leads_nowhere_is_the_versions_reason(model):
@@ -197,14 +195,3 @@ def test_check_looks_into_an_unpacked_environment(model, check, tmp_path):
     status, said = check()
     assert status == 0, said
     assert 'name: "blue"' in said
-
-
-def test_only_python_models_have_that_setting(tmp_path):
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    config = parameter("tritium.requirements", "ignore")
-    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{config}')
-    loaded = load_model_config(tmp_path / "m", backends=discover())
-    assert any(
-        problem.message == "'tritium.requirements' is a setting of Python models, not of 'onnxruntime'"
-        for problem in loaded.errors
-    )

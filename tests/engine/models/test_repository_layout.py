@@ -131,37 +131,34 @@ class TestVersions:
         assert found == tuple(VersionDirectory(n, root / "m" / str(n)) for n in (1, 9, 10))
         assert problems == ()
 
-    @pytest.mark.parametrize("name", ["01", "0", "007abc", "9" * 40])
-    def test_leading_zeros_are_ignored_with_a_warning(self, repository, name):
-        found, (warning,) = version_directories(repository("m/3", f"m/{name}") / "m")
-        assert [directory.number for directory in found] == [3]
+    @pytest.mark.parametrize(
+        ("names", "versions", "words"),
+        [
+            *((("3", name), {3: "3"}, f"'{name}'") for name in ("01", "0", "007abc", "9" * 40)),
+            *(
+                (("3", name), {3: "3"}, f"'{name}' is ignored: a version is a positive number")
+                for name in ("-2", "+2")
+            ),
+            *(
+                ((name,), {}, "it is too large, a version is at most 9223372036854775807")
+                for name in ("9223372036854775808", "9" * 200)
+            ),
+            (("1abc", "abc2"), {1: "1abc"}, ""),  # it counts by the digits that it begins with
+            (
+                ("1abc", "1"),  # the plain number goes first
+                {1: "1"},
+                "version directory '1abc' is ignored: there is a version 1 already",
+            ),
+        ],
+    )
+    def test_a_name_that_is_no_plain_number_is_ignored_with_a_warning(
+        self, repository, names, versions, words
+    ):
+        model = repository(*(f"m/{name}" for name in names)) / "m"
+        found, (warning,) = version_directories(model)
+        assert found == tuple(VersionDirectory(number, model / name) for number, name in versions.items())
+        assert words in warning.message
         assert not warning.is_error
-        assert f"'{name}'" in warning.message
-
-    def test_a_name_counts_by_the_digits_it_begins_with(self, repository):
-        root = repository("m/1abc", "m/abc2")
-        found, (warning,) = version_directories(root / "m")
-        assert found == (VersionDirectory(1, root / "m/1abc"),)
-        assert not warning.is_error
-
-    @pytest.mark.parametrize("name", ["-2", "+2"])
-    def test_a_number_with_a_sign_is_ignored_with_a_warning(self, repository, name):
-        found, (warning,) = version_directories(repository("m/3", f"m/{name}") / "m")
-        assert [directory.number for directory in found] == [3]
-        assert f"'{name}' is ignored: a version is a positive number" in warning.message
-
-    @pytest.mark.parametrize("name", ["9223372036854775808", "9" * 200])
-    def test_a_number_that_is_too_large_is_said_to_be(self, tmp_path, name):
-        (tmp_path / "m" / name).mkdir(parents=True)
-        found, (warning,) = version_directories(tmp_path / "m")
-        assert found == ()
-        assert warning.message.endswith("it is too large, a version is at most 9223372036854775807")
-
-    def test_the_plain_number_goes_first(self, repository):
-        root = repository("m/1abc", "m/1")
-        found, (warning,) = version_directories(root / "m")
-        assert found == (VersionDirectory(1, root / "m/1"),)
-        assert warning.message == "version directory '1abc' is ignored: there is a version 1 already"
 
     def test_a_version_that_is_a_link_out_of_the_repository_is_refused(self, repository, tmp_path):
         root = repository("m/1")

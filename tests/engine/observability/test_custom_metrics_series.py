@@ -37,6 +37,23 @@ def counting(metrics):
     return hold
 
 
+@pytest.fixture
+def sizes(metrics):
+    """What a worker holds that has made the histogram `sizes`."""
+    hold = metrics.open()
+    family(hold, "sizes", "histogram")
+    return hold
+
+
+@pytest.fixture
+def both(metrics):
+    """What two workers hold that have made the family `requests`."""
+    holds = metrics.open(), metrics.open()
+    for hold in holds:
+        family(hold)
+    return holds
+
+
 def shown(metrics):
     """Return every sample by name and labels, read by Prometheus's own parser."""
     return {
@@ -46,13 +63,11 @@ def shown(metrics):
     }
 
 
-def test_workers_that_use_the_same_labels_share_a_series(metrics):
-    first, second = metrics.open(), metrics.open()
-    for hold in (first, second):
-        family(hold)
+def test_workers_that_use_the_same_labels_share_a_series(metrics, both):
+    for hold in both:
         change(hold, series(hold, tenant="a"), added=2)
     assert shown(metrics) == {("requests", (("tenant", "a"),)): 4}
-    assert first.value({"series": series(first, tenant="a")}) == {"value": 4}
+    assert both[0].value({"series": series(both[0], tenant="a")}) == {"value": 4}
 
 
 def test_a_whole_number_is_written_as_triton_writes_it(metrics, counting):
@@ -62,10 +77,8 @@ def test_a_whole_number_is_written_as_triton_writes_it(metrics, counting):
     )
 
 
-def test_a_series_is_shown_until_its_last_reference_is_gone(metrics):
-    first, second = metrics.open(), metrics.open()
-    for hold in (first, second):
-        family(hold)
+def test_a_series_is_shown_until_its_last_reference_is_gone(metrics, both):
+    first, second = both
     number = series(first)
     assert series(first) == series(second) == number
     first.release({"series": [number]})
@@ -75,10 +88,8 @@ def test_a_series_is_shown_until_its_last_reference_is_gone(metrics):
     assert not shown(metrics)
 
 
-def test_what_a_worker_held_goes_with_it(metrics):
-    first, second = metrics.open(), metrics.open()
-    for hold in (first, second):
-        family(hold)
+def test_what_a_worker_held_goes_with_it(metrics, both):
+    first, second = both
     series(first, only="here")
     change(second, series(second), added=1)
     series(first)
@@ -110,11 +121,9 @@ def test_a_gauge_is_put_and_then_added_to(metrics):
     assert hold.value({"series": number}) == {"value": 6}
 
 
-def test_a_histogram_counts_what_lies_below_each_bound(metrics):
-    hold = metrics.open()
-    family(hold, "sizes", "histogram")
-    number = series(hold, "sizes", buckets=[0.5, 10.0])
-    change(hold, number, added=23.25, counts=[1, 2, 1])
+def test_a_histogram_counts_what_lies_below_each_bound(metrics, sizes):
+    number = series(sizes, "sizes", buckets=[0.5, 10.0])
+    change(sizes, number, added=23.25, counts=[1, 2, 1])
     assert list("".join(metrics.blocks()).splitlines())[2:] == [
         'sizes_bucket{le="0.5"} 1',
         'sizes_bucket{le="10"} 3',
@@ -146,32 +155,26 @@ def test_so_is_a_label(counting, labels):
         series(counting, **labels)
 
 
-def test_a_histograms_lines_are_nobody_elses(metrics):
-    hold = metrics.open()
-    family(hold, "sizes", "histogram")
+def test_a_histograms_lines_are_nobody_elses(sizes):
     with pytest.raises(InvalidArgument, match="taken for a part"):
-        family(hold, "sizes_count")
-    family(hold, "times_sum")
+        family(sizes, "sizes_count")
+    family(sizes, "times_sum")
     with pytest.raises(InvalidArgument, match="taken for a part"):
-        family(hold, "times", "histogram")
+        family(sizes, "times", "histogram")
     with pytest.raises(InvalidArgument, match="no name for a label"):
-        series(hold, "sizes", buckets=[1.0], le="1")
+        series(sizes, "sizes", buckets=[1.0], le="1")
 
 
 @pytest.mark.parametrize("buckets", [[2.0, 1.0], [1.0, 1], [math.nan], [1.0, math.inf], [-math.inf]])
-def test_buckets_that_would_be_lines_twice_or_out_of_order_are_refused(metrics, buckets):
-    hold = metrics.open()
-    family(hold, "sizes", "histogram")
+def test_buckets_that_would_be_lines_twice_or_out_of_order_are_refused(sizes, buckets):
     with pytest.raises(InvalidArgument, match="not numbers in ascending order"):
-        series(hold, "sizes", buckets=buckets)
+        series(sizes, "sizes", buckets=buckets)
 
 
-def test_the_same_labels_with_other_buckets_are_refused(metrics):
-    hold = metrics.open()
-    family(hold, "sizes", "histogram")
-    series(hold, "sizes", buckets=[1.0])
+def test_the_same_labels_with_other_buckets_are_refused(sizes):
+    series(sizes, "sizes", buckets=[1.0])
     with pytest.raises(InvalidArgument, match="has buckets"):
-        series(hold, "sizes", buckets=[2.0])
+        series(sizes, "sizes", buckets=[2.0])
 
 
 def test_text_of_a_model_cannot_break_out_of_its_line(metrics):

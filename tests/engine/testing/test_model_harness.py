@@ -93,23 +93,32 @@ def test_a_file_in_a_repository_is_the_version_that_it_stands_in(triton_model):
         assert model.infer({"X": [1]})["Y"].tolist() == [2]
 
 
-def test_everything_that_keeps_a_server_from_loading_the_model_is_told(triton_model, tmp_path):
-    with pytest.raises(ModelNotLoaded, match=r"(?s)max_batch_size.*'nonsense'"):
-        with open_model(
-            triton_model(DOUBLE), config={"max_batch_size": -3}, parameters={"tritium.retry": "nonsense"}
-        ):
-            pass
-    with pytest.raises(ModelNotLoaded, match="no ModelConfig"):
-        with open_model(triton_model(DOUBLE), config={"max_batch": 3}):
-            pass
-    with pytest.raises(ModelNotLoaded, match="RuntimeError: no weights"):
-        with open_model(
-            triton_model(DOUBLE + 'def initialize(self, args):\n    raise RuntimeError("no weights")\n')
-        ):
-            pass
-    with pytest.raises(NotAModelFile, match="there is no such file"):
-        with open_model(tmp_path / "missing.py"):
-            pass
+@pytest.mark.parametrize(
+    ("methods", "options", "reason"),
+    [
+        (
+            DOUBLE,
+            {"config": {"max_batch_size": -3}, "parameters": {"tritium.retry": "nonsense"}},
+            r"(?s)max_batch_size.*'nonsense'",
+        ),
+        (DOUBLE, {"config": {"max_batch": 3}}, "no ModelConfig"),
+        (
+            DOUBLE + 'def initialize(self, args):\n    raise RuntimeError("no weights")\n',
+            {},
+            "RuntimeError: no weights",
+        ),
+    ],
+)
+def test_everything_that_keeps_a_server_from_loading_the_model_is_told(
+    triton_model, methods, options, reason
+):
+    with pytest.raises(ModelNotLoaded, match=reason), open_model(triton_model(methods), **options):
+        pass
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(NotAModelFile, match="there is no such file"), open_model(tmp_path / "missing.py"):
+        pass
 
 
 # -- faults

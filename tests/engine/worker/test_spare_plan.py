@@ -51,8 +51,8 @@ FIRST = [(0.0, launched("a")), (QUIET, decides(Start("a")))]
 # (id, how many spares, what happens and what is decided, each at its time)
 HISTORIES = [
     ("the first spare waits until starts are quiet", 1,
-     [(10.0, launched("a")), (10.0, waits(10.0 + QUIET)), (10.5, launched("a")), (10.0 + QUIET, waits(10.5 + QUIET)),
-      (10.5 + QUIET, decides(Start("a"))), (20.0, waits(math.inf))]),
+     [(10.0, launched("a")), (10.0, waits(10.0 + QUIET)), (10.5, launched("a")),
+      (10.0 + QUIET, waits(10.5 + QUIET)), (10.5 + QUIET, decides(Start("a"))), (20.0, waits(math.inf))]),
     ("a spare that was used is replaced at once", 1,
      [*FIRST, (5.0, launched("a", spare=True)), (5.0, decides(Start("a")))]),
     ("the keys used last have the spares", 2,
@@ -67,7 +67,8 @@ HISTORIES = [
      [*FIRST, (10.0, ended("a")), (30.0, launched("a", spare=True)), (30.0 + LINGER, decides(Start("a")))]),
     ("a spare that was of use ends the distrust", 1,
      [(0.0, launched("a")), (10.0, decides(Start("a"))), (10.0, lost("a")), (20.0, decides(Start("a"))),
-      (30.0, launched("a", spare=True)), (30.0, decides(Start("a"))), (40.0, lost("a")), (40.0, waits(40.0 + FIRST_PAUSE))]),
+      (30.0, launched("a", spare=True)), (30.0, decides(Start("a"))), (40.0, lost("a")),
+      (40.0, waits(40.0 + FIRST_PAUSE))]),
     ("after a crash of the spares' actor they are started anew", 1,
      [*FIRST, (QUIET, lambda plan, now: plan.reset()), (QUIET, decides(Start("a")))]),
 ]  # fmt: skip

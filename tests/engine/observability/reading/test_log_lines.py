@@ -162,74 +162,71 @@ def appended(path, *rows, end="\n"):
         file.write(("\n".join(rows) + end).encode())
 
 
-def test_a_line_is_seen_once_its_end_is_written(tmp_path):
-    path = write(tmp_path / "log")
-    tail = Tail(str(path), Census())
+@pytest.fixture
+def growing(tmp_path):
+    """The path of a log that is not there yet, what follows it, and what was counted of it."""
+    path, census = tmp_path / "log", Census()
+    tail = Tail(str(path), census)
+    yield path, tail, census
+    tail.close()
+
+
+def test_a_line_is_seen_once_its_end_is_written(growing):
+    path, tail, _ = growing
     row = text("server_ready")
     appended(path, row[:20], end="")
     assert tail.look() == []
     appended(path, row[20:])
     assert events(tail.look()) == ["server_ready"]
     assert tail.look() == []
-    tail.close()
 
 
-def test_a_renamed_file_is_read_to_its_end_and_then_the_new_one_of_its_name(tmp_path):
-    path = write(tmp_path / "log", text("server_starting"))
-    tail = Tail(str(path), Census())
+def test_a_renamed_file_is_read_to_its_end_and_then_the_new_one_of_its_name(growing):
+    path, tail, _ = growing
+    appended(path, text("server_starting"))
     assert events(tail.look()) == ["server_starting"]
-    path.rename(tmp_path / "log.1")
-    appended(tmp_path / "log.1", text("server_ready"))
+    old = path.rename(path.with_name("log.1"))
+    appended(old, text("server_ready"))
     # The name leads nowhere, and the writer still has the old file.
     assert events(tail.look()) == ["server_ready"]
-    appended(tmp_path / "log.1", text("server_draining"))
+    appended(old, text("server_draining"))
     appended(path, text("server_stopped"))
     assert events(tail.look()) == ["server_draining", "server_stopped"]
-    tail.close()
 
 
-def test_a_truncated_file_is_read_from_its_beginning(tmp_path):
-    path = write(tmp_path / "log", text("server_starting"), text("server_ready"))
-    tail = Tail(str(path), Census())
+def test_a_truncated_file_is_read_from_its_beginning(growing):
+    path, tail, _ = growing
+    write(path, text("server_starting"), text("server_ready"))
     assert len(tail.look()) == 2
     write(path, text("server_stopped"))
     assert events(tail.look()) == ["server_stopped"]
-    tail.close()
 
 
-def test_a_line_that_rotation_cut_off_is_broken_and_not_joined_to_the_next_files_first(tmp_path):
-    census = Census()
-    path = write(tmp_path / "log")
-    tail = Tail(str(path), census)
+def test_a_line_that_rotation_cut_off_is_broken_and_not_joined_to_the_next_files_first(growing):
+    path, tail, census = growing
     appended(path, text()[:25], end="")
     assert tail.look() == []
-    path.rename(tmp_path / "log.1")
+    path.rename(path.with_name("log.1"))
     appended(path, text("model_ready"))
     assert events(tail.look()) == ["model_ready"]
     assert census.all_broken == 1
-    tail.close()
 
 
-def test_a_file_that_does_not_exist_yet_is_waited_for(tmp_path):
-    path = tmp_path / "log"
-    tail = Tail(str(path), Census())
+def test_a_file_that_does_not_exist_yet_is_waited_for(growing):
+    path, tail, _ = growing
     assert tail.look() == []
     appended(path, text("server_ready"))
     assert events(tail.look()) == ["server_ready"]
-    tail.close()
 
 
-def test_a_growing_line_beyond_any_bound_is_one_broken_line(tmp_path):
-    census = Census()
-    path = write(tmp_path / "log")
-    tail = Tail(str(path), census)
+def test_a_growing_line_beyond_any_bound_is_one_broken_line(growing):
+    path, tail, census = growing
     for _ in range(3):
         appended(path, "x" * LONGEST, end="")
         assert tail.look() == []
     appended(path, "", text("server_ready"))
     assert events(tail.look()) == ["server_ready"]
     assert census.all_broken == 1
-    tail.close()
 
 
 def test_following_gives_what_is_there_and_then_what_comes(tmp_path):
@@ -308,15 +305,21 @@ def test_a_line_is_wanted_where_it_fits_all_that_is_asked_for(selection, wanted)
     assert selection.wants(made) is wanted
 
 
-def test_a_line_concerns_the_requests_that_it_names_however_it_does():
-    assert concerns(line("request_completed", request_id="r1", serial=4), "r1")
-    assert concerns(line("request_completed", request_id="", serial=4), "#4")
-    assert concerns(line("request_completed", request_id="", serial=5, parent=4), "#4")
-    assert concerns(line("batch_dispatched", requests=["r0", "#4"]), "#4")
-    assert concerns(line("batch_bisected", halves=[["r0"], ["r1"]]), "r1")
-    assert not concerns(line("batch_bisected", halves="r1", requests=1), "r1")
-    assert concerns(line("request_failed", request_id="#x"), "#x")
-    assert not concerns(line("request_completed", request_id="", serial=4), "4")
+@pytest.mark.parametrize(
+    ("made", "request_id", "does"),
+    [
+        (line("request_completed", request_id="r1", serial=4), "r1", True),
+        (line("request_completed", request_id="", serial=4), "#4", True),
+        (line("request_completed", request_id="", serial=5, parent=4), "#4", True),
+        (line("batch_dispatched", requests=["r0", "#4"]), "#4", True),
+        (line("batch_bisected", halves=[["r0"], ["r1"]]), "r1", True),
+        (line("batch_bisected", halves="r1", requests=1), "r1", False),
+        (line("request_failed", request_id="#x"), "#x", True),
+        (line("request_completed", request_id="", serial=4), "4", False),
+    ],
+)
+def test_a_line_concerns_the_requests_that_it_names_however_it_does(made, request_id, does):
+    assert concerns(made, request_id) is does
 
 
 @pytest.mark.parametrize(
