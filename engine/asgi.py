@@ -23,8 +23,8 @@ from protocols.http.admission import (
     MOST_DISCARDED,
     SMALL_BODY,
     Admission,
-    HttpRefusal,
 )
+from protocols.http.answers import Answer
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -104,7 +104,7 @@ class _OnAsyncio:
         body = await self._body(scope, receive)
         if body is None:
             return
-        if isinstance(body, HttpRefusal):
+        if isinstance(body, Answer):
             await _refuse(body, receive, send)
             return
         loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class _OnAsyncio:
         finally:
             gone.cancel()
 
-    async def _body(self, scope: Message, receive: Receive) -> bytes | HttpRefusal | None:
+    async def _body(self, scope: Message, receive: Receive) -> bytes | Answer | None:
         """Return the body, the refusal of one that may not come, or None if the client left too early."""
         parts: list[bytes] = []
         size = 0
@@ -138,7 +138,7 @@ class _OnAsyncio:
             if size > SMALL_BODY:
                 if verdict is None:
                     verdict = await self._admitted(scope)
-                if isinstance(verdict, HttpRefusal):
+                if isinstance(verdict, Answer):
                     return verdict
                 if size > verdict.most:
                     return verdict.too_long(size)
@@ -164,12 +164,13 @@ def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *arguments)
 
 
-async def _refuse(answer: HttpRefusal, receive: Receive, send: Send) -> None:
+async def _refuse(answer: Answer, receive: Receive, send: Send) -> None:
     """Answer a request whose body is still coming, and drop that; see `protocols.http.admission`."""
-    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+    body = b"".join(answer.buffers)
+    headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     # A server that is told that the answer is over would close the connection on what still comes.
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
     dropped = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_TIME):

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocols.http.fields import JSON, Header
-from protocols.kserve import metadata
+from protocols.http.answers import Answer, error_answer
+from protocols.http.fields import Header
 
 SMALL_BODY: Final = 64 * 1024
 """Bytes that a body may have where it brings no tensors and no files.
@@ -38,15 +38,6 @@ DISCARD_TIME: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRefusal:
-    """The answer to a request whose body is refused."""
-
-    status: int
-    headers: Sequence[Header]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
     """The body may come, up to `most` bytes.
 
@@ -54,10 +45,11 @@ class Admitted:
     """
 
     most: int
-    too_long: Callable[[int], HttpRefusal]
+    too_long: Callable[[int], Answer]
 
 
-Admission = HttpRefusal | Admitted
+Admission = Answer | Admitted
+"""An answer refuses the body."""
 
 Admit = Callable[[str, bytes, Sequence[Header], int], Admission]
 """Told method, path, header fields (names in lower case) and length (-1: chunked) of a request.
@@ -66,12 +58,7 @@ Never raises.
 """
 
 
-def refused(status: int, message: str, headers: Sequence[Header] = (JSON,)) -> HttpRefusal:
-    """Return a refusal that tells `message` as the v2 API tells errors."""
-    return HttpRefusal(status=status, headers=headers, body=metadata.error(message))
-
-
-def limited(most: int, length: int, too_long: Callable[[int], HttpRefusal]) -> Admission:
+def limited(most: int, length: int, too_long: Callable[[int], Answer]) -> Admission:
     """Admit a body of at most `most` bytes, which is announced to have `length`, or is chunked (-1)."""
     return too_long(length) if length > most else Admitted(most=most, too_long=too_long)
 
@@ -81,7 +68,7 @@ def short(length: int) -> Admission:
     return limited(
         SMALL_BODY,
         length,
-        lambda size: refused(
+        lambda size: error_answer(
             413, f"request body of {size} bytes exceeds the {SMALL_BODY} bytes that this endpoint takes"
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.values.errors import TritiumError
@@ -20,22 +21,14 @@ ONLY_JSON: Final[list[Header]] = [JSON]
 NO_HEADERS: Final[list[Header]] = []
 
 
+@dataclass(slots=True)
 class Answer:
-    """The answer to the client."""
+    """The answer to the client. `release` is called once the buffers are no longer read."""
 
-    __slots__ = ("buffers", "headers", "release", "status")
-
-    def __init__(
-        self,
-        status: int,
-        headers: list[Header],
-        buffers: Sequence[Buffer] = (),
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.buffers = buffers
-        self.release = release
+    status: int
+    headers: list[Header]
+    buffers: Sequence[Buffer] = ()
+    release: Callable[[], None] | None = None
 
 
 EndpointHandler = Callable[[Route, Scope, Receive], Awaitable[Answer | None]]

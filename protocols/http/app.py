@@ -21,7 +21,7 @@ from typing import Final
 
 from actors.values.errors import TritiumError
 from actors.values.interfaces import Server
-from protocols.http.admission import Admission, HttpRefusal
+from protocols.http.admission import Admission
 from protocols.http.answers import (
     NO_HEADERS,
     Answer,
@@ -32,7 +32,7 @@ from protocols.http.answers import (
     error_answer,
     failure,
 )
-from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, announced, as_refusal
+from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, announced
 from protocols.http.fields import Header, foreign_origin
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
@@ -63,10 +63,6 @@ class _Target:
 
 _NOT_FOUND: Final = error_answer(404, "Not Found", NO_HEADERS)
 _WRONG_METHOD: Final = error_answer(405, "Method Not Allowed")
-
-
-def _refusal(refused: HttpRefusal) -> Answer:
-    return Answer(refused.status, list(refused.headers), (refused.body,))
 
 
 def _turned_away(target: _Target | None, method: str, headers: Sequence[Header]) -> Answer | None:
@@ -129,13 +125,13 @@ class V2App:
         length = announced(scope["headers"])
         verdict = self.admit(scope["method"], scope["raw_path"], scope["headers"], length)
         foreign = ForeignBody(receive, verdict, length)
-        if isinstance(verdict, HttpRefusal):
-            answer: Answer | None = _refusal(verdict)
+        if isinstance(verdict, Answer):
+            answer: Answer | None = verdict
         else:
             try:
                 answer = await self._answer(scope, foreign.receive, send)
             except BodyTooLong as error:
-                answer = _refusal(error.answer)
+                answer = error.answer
         if answer is None:
             return
         body = b"".join(answer.buffers)
@@ -156,12 +152,12 @@ class V2App:
         target = self._targets.get(path) or self._look_up(path)
         answer = _turned_away(target, method, headers)
         if answer is not None:
-            return HttpRefusal(status=answer.status, headers=answer.headers, body=b"".join(answer.buffers))
+            return answer
         try:
             assert target is not None, "an unknown path was turned away"
             return self._limits.admit(target.route, headers, length)
         except TritiumError as error:
-            return as_refusal(error)
+            return failure(error)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
         path: bytes = scope["raw_path"]

@@ -17,18 +17,16 @@ from protocols.http.admission import (
     MOST_DISCARDED,
     Admission,
     Admitted,
-    HttpRefusal,
     limited,
-    refused,
     short,
 )
-from protocols.http.fields import JSON, Header, failure_fields
+from protocols.http.answers import Answer, error_answer, failure
+from protocols.http.fields import Header
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve.caps import check_json_size
 from protocols.kserve.compression import is_compressed
 from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
-from protocols.status import http_status
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -78,23 +76,18 @@ class BodyLimits:
             return limited(self._max_body_size, length, self._too_long)
         return limited(self._max_input_size, length, self._too_long_a_text)
 
-    def _too_long(self, size: int) -> HttpRefusal:
-        return refused(
+    def _too_long(self, size: int) -> Answer:
+        return error_answer(
             413,
             f"request body of {size} bytes exceeds the maximum allowed size of {self._max_body_size} bytes",
         )
 
-    def _too_long_a_text(self, size: int) -> HttpRefusal:
+    def _too_long_a_text(self, size: int) -> Answer:
         try:
             check_json_size(size, self._max_input_size)
         except TritiumError as error:
-            return as_refusal(error)
+            return failure(error)
         raise AssertionError(f"a text of {size} bytes was taken to be too long")
-
-
-def as_refusal(error: TritiumError) -> HttpRefusal:
-    """Return the answer that tells a client of `error`."""
-    return refused(http_status(error.code), error.message, [JSON, *failure_fields(error)])
 
 
 def announced(fields: Sequence[Header]) -> int:
@@ -111,7 +104,7 @@ def announced(fields: Sequence[Header]) -> int:
 class BodyTooLong(Exception):
     """More of a body came than is allowed. `answer` is the answer to the client."""
 
-    def __init__(self, answer: HttpRefusal) -> None:
+    def __init__(self, answer: Answer) -> None:
         super().__init__(answer)
         self.answer = answer
 

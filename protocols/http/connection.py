@@ -15,12 +15,12 @@ from typing import Final
 import trio
 
 from actors.seams import faults
-from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit, HttpRefusal, refused
+from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit
+from protocols.http.answers import EXITING, Answer, error_answer
 from protocols.http.conversation import Application, Conversation
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestParser
 from protocols.http.patience import ConnectionLimits, Patience, Phase
-from protocols.kserve.metadata import error
 from protocols.transport.room import LAST_CALL
 from protocols.transport.sockets import ConnectionLost, Transport
 
@@ -28,10 +28,11 @@ _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns sho
 # Pipelined requests answered before other tasks get a turn.
 _IN_A_ROW: Final = 8
 
-_TOO_SLOW: Final = 408, "Request Timeout"
-_EXITING: Final = 503, "Server exiting", (JSON, SOON)
-_CROWDED: Final = (
-    "the server has as many connections as it takes, and all of them are busy; see --max-connections"
+_TOO_SLOW: Final = error_answer(408, "Request Timeout")
+_CROWDED: Final = error_answer(
+    503,
+    "the server has as many connections as it takes, and all of them are busy; see --max-connections",
+    [JSON, SOON],
 )
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -156,7 +157,7 @@ class Connection:
         if self.phase is Phase.READING:
             self.expire()
         elif self.phase is Phase.ANSWERING:
-            self._conversation.give_up(refused(*_EXITING))
+            self._conversation.give_up(EXITING)
 
     # The task
 
@@ -201,7 +202,7 @@ class Connection:
         patience.rest(trio.current_time())
         while not parser.ready:
             if parser.refusal is not None:
-                await self._refuse(parser.refusal.as_answer())
+                await self._refuse(parser.refusal)
                 return None
             if parser.skipped is not None:
                 await self._answer_early(*parser.skipped)
@@ -220,7 +221,7 @@ class Connection:
                 continue  # roused
             if self._expired or not self._read():
                 if self._expired and parser.begun:
-                    await self._refuse(refused(*(_EXITING if patience.draining else _TOO_SLOW)))
+                    await self._refuse(EXITING if patience.draining else _TOO_SLOW)
                 return None
         patience.deadline = math.inf
         return parser.ready.popleft()
@@ -261,21 +262,24 @@ class Connection:
             return False
         guest.turned_away()
         self._conversation.keep_alive = False
-        await self._conversation.respond(503, [JSON, SOON], [error(_CROWDED)])
+        await self._respond(_CROWDED)
         return True
 
-    async def _answer_early(self, request: Request, answer: HttpRefusal) -> None:
+    async def _respond(self, answer: Answer) -> None:
+        await self._conversation.respond(answer.status, answer.headers, list(answer.buffers))
+
+    async def _answer_early(self, request: Request, answer: Answer) -> None:
         """Answer a request whose body is still coming, and is dropped as it comes."""
         self._parser.skipped = None
         self._conversation.begin(request)
-        await self._conversation.respond(answer.status, answer.headers, [answer.body])
+        await self._respond(answer)
 
-    async def _refuse(self, answer: HttpRefusal) -> None:
+    async def _refuse(self, answer: Answer) -> None:
         """Send a last answer, also to a client that is still sending (`protocols.http.admission`)."""
         patience = self._patience
         self._conversation.begin(Request())
         self._conversation.keep_alive = False
-        await self._conversation.respond(answer.status, answer.headers, [answer.body])
+        await self._respond(answer)
         self._transport.finish()
         if patience.yielding:
             return

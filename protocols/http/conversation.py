@@ -14,7 +14,7 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.tensors import Buffer
-from protocols.http.admission import HttpRefusal
+from protocols.http.answers import Answer
 from protocols.http.fields import JSON, Header
 from protocols.http.parser import Request
 from protocols.http.patience import Patience
@@ -140,13 +140,14 @@ class Conversation:
         if not self._answered:
             self.keep_alive = False
 
-    def give_up(self, last: HttpRefusal) -> None:
+    def give_up(self, last: Answer) -> None:
         """Answer with `last`, as the process is about to end; an answer that has begun is left as it is."""
         if self._answered or self._started or self._streaming is not None:
             return
         self._answered, self.keep_alive = True, False
         try:
-            unsent = self._transport.send([self._head(last.status, last.headers, len(last.body)), last.body])
+            head = self._head(last.status, last.headers, sum(map(len, last.buffers)))
+            unsent = self._transport.send([head, *last.buffers])
         except ConnectionLost:
             return
         if not unsent:

@@ -23,7 +23,8 @@ import httptools
 import numpy as np
 
 from actors.values.tensors import Buffer
-from protocols.http.admission import Admit, HttpRefusal, may_skip, refused
+from protocols.http.admission import Admit, may_skip
+from protocols.http.answers import Answer, error_answer
 
 # Bytes still to come above which a body is read past llhttp.
 _LONG_BODY: Final = 32 * 1024
@@ -66,22 +67,6 @@ class Request:
         self.keep_alive = True
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the connection can't go on.
-
-    `status` and `message` end the connection, or a whole `answer` does instead of the message.
-    """
-
-    status: int
-    message: str
-    answer: HttpRefusal | None = None
-
-    def as_answer(self) -> HttpRefusal:
-        """Return the answer to the client."""
-        return self.answer or refused(self.status, self.message)
-
-
 class RequestParser:
     """Collects the requests in what `feed` is given into `ready`, in order.
 
@@ -95,8 +80,8 @@ class RequestParser:
 
     def __init__(self, limits: RequestLimits, admit: Admit | None = None) -> None:
         self.ready: deque[Request] = deque()
-        self.refusal: Refusal | None = None
-        self.skipped: tuple[Request, HttpRefusal] | None = None
+        self.refusal: Answer | None = None
+        self.skipped: tuple[Request, Answer] | None = None
         self.begun = False  # a request is here in part
         self.in_body = False  # and its head is complete
         self.awaits_continue = False  # and its sender waits for `100 Continue`
@@ -107,7 +92,7 @@ class RequestParser:
         self._asked = False  # `admit`, about the request that is here in part
         self._skipping = False  # its body is dropped as it comes
         self._most = limits.max_body_size  # bytes of its body
-        self._complain: Callable[[int], HttpRefusal] | None = None  # makes the answer to more
+        self._complain: Callable[[int], Answer] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
         self._last = False  # a request closed the connection: later bytes are ignored
         self._request = Request()
@@ -175,7 +160,7 @@ class RequestParser:
 
     def _refuse(self, status: int, message: str) -> None:
         if self.refusal is None:
-            self.refusal = Refusal(status, message)
+            self.refusal = error_answer(status, message)
 
     def _refuse_head(self) -> None:
         self._refuse(431, "Request Header Fields Too Large")
@@ -187,7 +172,7 @@ class RequestParser:
             return
         request = self._request
         verdict = self._admit(request.method, request.path, request.headers, self._length)
-        if not isinstance(verdict, HttpRefusal):
+        if not isinstance(verdict, Answer):
             self._most = min(self._most, verdict.most)
             self._complain = verdict.too_long
             self._check_size()
@@ -200,10 +185,10 @@ class RequestParser:
         else:
             self._refuse_body(verdict)
 
-    def _refuse_body(self, answer: HttpRefusal) -> None:
+    def _refuse_body(self, answer: Answer) -> None:
         self._parts.clear()
         if self.refusal is None:
-            self.refusal = Refusal(answer.status, "", answer)
+            self.refusal = answer
 
     def _check_size(self) -> None:
         """Refuse a chunked body of which too much has come.

@@ -105,8 +105,14 @@ class LiveWorker:
             on_room=events.slot_freed,
             on_unsent=events.unsent,
         )
-        self.dispatch = self.sender.dispatch
         self.reports = WorkerReports(pipe, events)
+        # What schedulers and readiness ask of its parts, which they call without a detour.
+        self.dispatch = self.sender.dispatch
+        self.take_back = self.sender.take_back
+        self.stop_prefetching = self.sender.stop_prefetching
+        self.holding = self.held.holding
+        self.probe = self.reports.probe
+        self.forget = self.reports.forget
         self._handlers: dict[int, Callable[[bytes], Slow | None]] = {
             frames.RESULT: self._on_result,
             frames.READY: self.reports.on_ready,
@@ -203,29 +209,6 @@ class LiveWorker:
         """Return the batches that the model has not begun, oldest first, as far as the worker says now."""
         begun = self.memory.control.executing()
         return [batch for batch in self.outstanding.values() if batch.id not in begun]
-
-    def take_back(self, batch: InFlight, now: float) -> bool:
-        """Keep the worker from beginning with `batch`. See `BatchSender.take_back`."""
-        return self.sender.take_back(batch, now)
-
-    def holding(self, request: InferRequest) -> InFlight | None:
-        """See `HeldBatches.holding`."""
-        return self.held.holding(request)
-
-    def probe(self, tell: Callable[[bool], None]) -> None:
-        """Call `tell` with the model's own readiness. See `WorkerReports.probe`."""
-        self.reports.probe(tell)
-
-    def forget(self, tell: Callable[[bool], None]) -> None:
-        """A caller of `probe` no longer waits."""
-        self.reports.forget(tell)
-
-    def stop_prefetching(self) -> None:
-        """Let no further batch wait behind an execution here, while another instance may be free.
-
-        The execution may have to wait for other models.
-        """
-        self.sender.stop_prefetching()
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,15 @@ from protocols.http.admission import (
     MOST_SKIPPED,
     SMALL_BODY,
     Admitted,
-    HttpRefusal,
     admit_short,
     limited,
     may_skip,
-    refused,
 )
+from protocols.http.answers import Answer, error_answer
 
 
 def too_long(size):
-    return refused(413, f"{size} bytes are too many")
+    return error_answer(413, f"{size} bytes are too many")
 
 
 @pytest.mark.parametrize("length", [-1, 0, 10])
@@ -32,16 +31,19 @@ def test_a_body_within_the_limit_or_of_unknown_length_may_come(length):
 
 def test_a_body_over_the_limit_is_refused_with_its_length():
     refusal = limited(10, 11, too_long)
-    assert isinstance(refusal, HttpRefusal)
-    assert (refusal.status, json.loads(refusal.body)) == (413, {"error": "11 bytes are too many"})
+    assert isinstance(refusal, Answer)
+    assert (refusal.status, json.loads(b"".join(refusal.buffers))) == (
+        413,
+        {"error": "11 bytes are too many"},
+    )
 
 
 def test_an_application_may_take_short_bodies_only():
     admitted = admit_short("GET", b"/metrics", [], SMALL_BODY)
     assert isinstance(admitted, Admitted)
     refusal = admit_short("POST", b"/metrics", [], SMALL_BODY + 1)
-    assert isinstance(refusal, HttpRefusal)
-    assert json.loads(refusal.body) == {
+    assert isinstance(refusal, Answer)
+    assert json.loads(b"".join(refusal.buffers)) == {
         "error": "request body of 65537 bytes exceeds the 65536 bytes that this endpoint takes"
     }
     assert admitted.too_long(SMALL_BODY + 1) == refusal

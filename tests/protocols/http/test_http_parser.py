@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.http.parser import Refusal, RequestLimits, RequestParser
+from protocols.http.answers import error_answer
+from protocols.http.parser import RequestLimits, RequestParser
 
 GET = b"GET /v2/health/live?x=1 HTTP/1.1\r\nHost: h\r\nX-Key: Value\r\n\r\n"
 
@@ -43,6 +46,11 @@ def parse(*pieces, **limits):
                 scratch[:] = b"!" * len(scratch)  # the caller uses it again
                 rest = rest[len(rest) :]
     return list(parser.ready), parser.refusal
+
+
+def told_by(refusal):
+    """The message of the error that the answer `refusal` carries."""
+    return json.loads(b"".join(refusal.buffers))["error"]
 
 
 def test_a_request_without_a_body():
@@ -175,7 +183,7 @@ def test_what_is_malformed_or_smuggles_is_refused(message):
     requests, refusal = parse(GET + message)
     assert [request.method for request in requests] == ["GET"]
     assert refusal.status == 400
-    assert refusal.message.startswith("Bad Request: ")
+    assert told_by(refusal).startswith("Bad Request: ")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_a_head_that_two_servers_might_read_differently_is_refused(lines, status
     requests, refusal = parse(GET + head + b"0\r\n\r\n" + GET)
     assert [request.method for request in requests] == ["GET"]
     assert refusal.status == status
-    assert told in refusal.message
+    assert told in told_by(refusal)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +228,7 @@ def test_a_request_of_http_1_0_needs_no_host_but_may_not_have_two():
 
 def test_a_transfer_coding_in_http_1_0_is_refused():
     _, refusal = parse(b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-    assert refusal == Refusal(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
+    assert refusal == error_answer(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
 
 
 def test_blanks_behind_a_value_are_not_part_of_it():
@@ -256,7 +264,7 @@ def test_a_length_may_begin_with_any_number_of_zeros(zeros):
 )
 def test_a_bad_content_length_is_refused_in_triton_s_words(length, message):
     _, refusal = parse(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %b\r\n\r\n" % length)
-    assert refusal == Refusal(400, message)
+    assert refusal == error_answer(400, message)
 
 
 @pytest.mark.parametrize("version", [b"2.0", b"0.9", b"1.2"])
@@ -282,7 +290,7 @@ def test_http_2_without_negotiation_is_refused():
 def test_heads_are_bounded(message):
     requests, refusal = parse(message, max_head_size=4096, max_headers=20)
     assert requests == []
-    assert refusal == Refusal(431, "Request Header Fields Too Large")
+    assert refusal == error_answer(431, "Request Header Fields Too Large")
 
 
 def test_a_head_that_never_ends_is_refused_while_it_comes():
@@ -292,12 +300,14 @@ def test_a_head_that_never_ends_is_refused_while_it_comes():
 
 def test_a_body_over_the_limit_is_refused_by_its_head():
     _, refusal = parse(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n", max_body_size=10)
-    assert refusal == Refusal(413, "request body of 11 bytes exceeds the maximum allowed size of 10 bytes")
+    assert refusal == error_answer(
+        413, "request body of 11 bytes exceeds the maximum allowed size of 10 bytes"
+    )
 
 
 def test_a_chunked_body_over_the_limit_is_refused_while_it_comes():
     _, refusal = parse(chunked(b"12345", b"678901"), max_body_size=10)
-    assert refusal == Refusal(413, "request body exceeds the maximum allowed size of 10 bytes")
+    assert refusal == error_answer(413, "request body exceeds the maximum allowed size of 10 bytes")
 
 
 def test_chunks_are_counted():
@@ -306,7 +316,7 @@ def test_chunks_are_counted():
     assert refusal is None
     requests, refusal = parse(chunked(*[b"x"] * 6), max_chunks=5)
     assert requests == []
-    assert refusal == Refusal(
+    assert refusal == error_answer(
         400,
         "Chunked request body exceeds maximum of 5 non-empty chunks. Send fewer or larger HTTP chunks.",
     )
@@ -317,7 +327,7 @@ def test_triton_s_limit_is_65536_chunks():
     assert refusal is None
     assert len(request.body) == 65536
     _, refusal = parse(chunked(*[b"x"] * 65537))
-    assert refusal.message.startswith("Chunked request body exceeds maximum of 65536 non-empty chunks.")
+    assert told_by(refusal).startswith("Chunked request body exceeds maximum of 65536 non-empty chunks.")
 
 
 def test_chunk_extensions_are_bounded():
