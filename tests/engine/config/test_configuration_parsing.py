@@ -417,15 +417,7 @@ def test_scalars_lists_and_maps_are_there_at_their_defaults_and_unset_messages_a
     }
 
 
-def test_enums_are_names_and_dims_are_numbers():
-    (tensor,) = rendered(
-        'input { name: "A" data_type: TYPE_FP32 dims: [ -1, 9007199254740993 ] reshape { shape: 2 } }'
-    )["input"]
-    assert tensor["data_type"] == "TYPE_FP32"
-    assert tensor["dims"] == [-1, 9007199254740993]
-    assert tensor["reshape"] == {"shape": [2]}
-    assert tensor["format"] == "FORMAT_NONE"
-    assert tensor["optional"] is False
+TENSOR = 'input { name: "A" data_type: TYPE_FP32 dims: [ -1, 9007199254740993 ] reshape { shape: 2 } }'
 
 
 def test_delays_timeouts_levels_and_versions_are_numbers_and_map_keys_are_strings():
@@ -455,6 +447,7 @@ def test_delays_timeouts_levels_and_versions_are_numbers_and_map_keys_are_string
     [
         (
             "sequence_batching { state { initial_state { dims: 3 zero_data: true } } }",
+            # Triton leaves these 64-bit numbers as strings.
             ("sequence_batching", "state", 0, "initial_state", 0, "dims"),
             ["3"],
         ),
@@ -468,36 +461,34 @@ def test_delays_timeouts_levels_and_versions_are_numbers_and_map_keys_are_string
             ("optimization", "cuda", "graph_spec", 0, "input", "A", "dim"),
             ["5"],
         ),
+        (TENSOR, ("input", 0, "data_type"), "TYPE_FP32"),
+        (TENSOR, ("input", 0, "dims"), [-1, 9007199254740993]),
+        (TENSOR, ("input", 0, "reshape"), {"shape": [2]}),
+        (TENSOR, ("input", 0, "format"), "FORMAT_NONE"),
+        (TENSOR, ("input", 0, "optional"), False),
+        ("input { data_type: 99 }", ("input", 0, "data_type"), 99),  # it has no name
+        (
+            'parameters { key: "k" value { string_value: "v" } }',
+            ("parameters",),
+            {"k": {"string_value": "v"}},
+        ),
+        (
+            "model_metrics { metric_control { histogram_options { buckets: [ 0.1, inf, -inf, nan ] } } }",
+            ("model_metrics", "metric_control", 0, "histogram_options", "buckets"),
+            [0.1, "Infinity", "-Infinity", "NaN"],
+        ),
+        (
+            "sequence_batching { direct { minimum_slot_utilization: 0.1 } }",  # a 32-bit float
+            ("sequence_batching", "direct", "minimum_slot_utilization"),
+            0.1,
+        ),
     ],
 )
-def test_the_64_bit_numbers_that_triton_leaves_as_strings_are_strings(text, path, value):
+def test_values_have_triton_s_form(text, path, value):
     found = rendered(text)
     for step in path:
         found = found[step]
     assert found == value
-
-
-def test_parameters_have_the_python_backend_s_form():
-    assert rendered('parameters { key: "k" value { string_value: "v" } }')["parameters"] == {
-        "k": {"string_value": "v"}
-    }
-
-
-def test_an_enum_number_without_a_name_stays_a_number():
-    assert rendered("input { data_type: 99 }")["input"][0]["data_type"] == 99
-
-
-def test_what_json_has_no_number_for_is_spelt():
-    options = rendered(
-        "model_metrics { metric_control { histogram_options { buckets: [ 0.1, inf, -inf, nan ] } } }"
-    )
-    control = options["model_metrics"]["metric_control"][0]
-    assert control["histogram_options"]["buckets"] == [0.1, "Infinity", "-Infinity", "NaN"]
-
-
-def test_a_32_bit_float_is_as_short_as_it_was_written():
-    config = rendered("sequence_batching { direct { minimum_slot_utilization: 0.1 } }")
-    assert config["sequence_batching"]["direct"]["minimum_slot_utilization"] == 0.1
 
 
 def test_what_is_rendered_reads_back_as_the_same_configuration():

@@ -70,13 +70,18 @@ def told(config, *models):
     return [(problem.message, problem.key) for problem in composition_problems(config, models)]
 
 
-def test_models_that_fit_together_are_no_problem():
-    assert told(TWO, PLAIN, model("B", [("x",), ("z", I32, (1,), True)], [("y",), ("spare", I32)])) == []
-
-
 STEP = "ensemble_scheduling.step"
 # Each: an id, the ensemble, the models of its steps, and every problem: its text and its key.
 PROBLEMS = [
+    ("models that fit together", TWO,
+     [PLAIN, model("B", [("x",), ("z", I32, (1,), True)], [("y",), ("spare", I32)])], []),
+    ("outputs of one decoupled step that meet again",
+     ensemble(("A", -1, {"x": "IN"}, {"y": "a", "z": "b"}), ("C", -1, {"l": "a", "r": "b"}, {"y": "OUT"})),
+     [model("A", [("x",)], [("y",), ("z",)], decoupled=True), model("C", [("l",), ("r",)], [("y",)])], []),
+    ("answers from steps behind one decoupled step",
+     ensemble(("A", -1, {"x": "IN"}, {"y": "ONE", "z": "mid"}), ("B", -1, {"x": "mid"}, {"y": "TWO"}),
+              outputs=("ONE", "TWO")),
+     [model("A", [("x",)], [("y",), ("z",)], decoupled=True), model("B", [("x",)], [("y",)])], []),
     ("an input that the model doesn't have", ensemble(("A", -1, {"x": "IN", "w": "IN"}, {"y": "OUT"})), [PLAIN],
      [("in ensemble E, ensemble tensor IN is mapping to non-existing input w in model A", f'{STEP}[0].input_map["w"]')]),
     ("an input without a tensor", ONE, [model("A", [("x",), ("w",)], [("y",)])],
@@ -130,7 +135,7 @@ PROBLEMS = [
 @pytest.mark.parametrize(
     ("config", "models", "problems"), [pytest.param(*row[1:], id=row[0]) for row in PROBLEMS]
 )
-def test_what_does_not_fit_is_told(config, models, problems):
+def test_what_does_not_fit_is_told_and_nothing_else(config, models, problems):
     assert told(config, *models) == problems
 
 
@@ -150,27 +155,6 @@ FITTING = [
 def test_any_size_and_the_batch_dimension_are_allowed_for(dims, batch, inner, inner_batch):
     config = ensemble(("A", -1, {"x": "IN"}, {"y": "OUT"}), batch=batch, dims=dims)
     assert told(config, model("A", [("x", F32, inner)], [("y", F32, inner)], batch=inner_batch)) == []
-
-
-def test_outputs_of_one_decoupled_step_may_meet_again():
-    config = ensemble(
-        ("A", -1, {"x": "IN"}, {"y": "a", "z": "b"}), ("C", -1, {"l": "a", "r": "b"}, {"y": "OUT"})
-    )
-    models = [
-        model("A", [("x",)], [("y",), ("z",)], decoupled=True),
-        model("C", [("l",), ("r",)], [("y",)]),
-    ]
-    assert told(config, *models) == []
-
-
-def test_answers_may_come_from_any_steps_behind_one_decoupled_step():
-    config = ensemble(
-        ("A", -1, {"x": "IN"}, {"y": "ONE", "z": "mid"}),
-        ("B", -1, {"x": "mid"}, {"y": "TWO"}),
-        outputs=("ONE", "TWO"),
-    )
-    models = [model("A", [("x",)], [("y",), ("z",)], decoupled=True), model("B", [("x",)], [("y",)])]
-    assert told(config, *models) == []
 
 
 def test_answers_that_can_not_be_told_apart_are_named_with_their_steps():

@@ -146,17 +146,22 @@ def test_a_code_that_triton_does_not_have_is_its_nearest(model, calls, code, see
     assert got.parameters == {"code": seen.name}
 
 
-def test_an_unknown_model_is_an_error_response(model, calls):
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param(
+            "return [passed(call(r).exec()) for r in requests]",
+            "Model callee - Error when running inference: Request for unknown model: 'callee' is not found",
+            id="an unknown model",
+        ),
+        pytest.param("requests[0].exec()", "make a pb_utils.InferenceRequest", id="a request of the server"),
+        pytest.param("call(requests[0]).async_exec()", "no running event loop", id="async without a loop"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_an_error(model, calls, body, message):
     calls.callees.clear()
-    [got] = asked(model, "return [passed(call(r).exec()) for r in requests]")
-    assert got.message == (
-        "Model callee - Error when running inference: Request for unknown model: 'callee' is not found"
-    )
-
-
-def test_a_request_that_the_server_gave_cannot_be_sent_on(model):
-    [got] = asked(model, "requests[0].exec()")
-    assert "make a pb_utils.InferenceRequest" in got.message
+    [got] = asked(model, body)
+    assert message in got.message
 
 
 @pytest.mark.parametrize("method", ["initialize", "finalize"])
@@ -342,11 +347,6 @@ return [passed(await future)]
 """,
     )
     assert got.outputs["Y"].tolist() == [[2, 2]]
-
-
-def test_without_an_event_loop_there_is_no_async_call(model):
-    [got] = asked(model, "call(requests[0]).async_exec()")
-    assert "no running event loop" in got.message
 
 
 def test_no_more_threads_wait_than_the_pool_has(model, calls):
@@ -591,29 +591,6 @@ def test_what_a_request_cannot_do_without_is_named(missing):
         pb_utils.InferenceRequest(**given)
 
 
-def test_a_made_request_tells_what_it_was_made_of():
-    made = request(
-        correlation_id=7,
-        flags=2,
-        timeout=9,
-        model_version=3,
-        parameters={"k": True},
-        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
-    )
-    assert (made.request_id(), made.correlation_id(), made.flags(), made.timeout()) == ("a", 7, 2, 9)
-    assert made.requested_output_names() == ["Y"]
-    assert [tensor.name() for tensor in made.inputs()] == ["X"]
-    assert json.loads(made.parameters()) == {"k": True}
-
-
-def test_a_sender_of_a_made_request_has_nobody_to_send_to():
-    with pytest.raises(pb_utils.TritonModelException) as caught:
-        request().get_response_sender().send(pb_utils.InferenceResponse([]))
-    assert str(caught.value) == (
-        "Unable to send response. Response sender has no reference to the decoupled state of the model."
-    )
-
-
 def test_without_a_server_there_is_nobody_to_call(tmp_path):
     attach(Host(str(tmp_path), lambda level, message: None, phase="execute"))
     with pytest.raises(pb_utils.TritonModelException, match="only where that has loaded it"):
@@ -730,17 +707,27 @@ def repository():
     return made
 
 
-def test_a_model_is_loaded_by_its_name(repository):
-    pb_utils.load_model("other")
-    assert repository.asked == [({"name": "other"}, {})]
+FILES: dict[str, Any] = {"file:1/model.onnx": b"\x00\xff", "file:labels.txt": bytearray(b"a")}
 
 
-def test_a_configuration_and_files_go_along(repository):
-    files: Any = {"file:1/model.onnx": b"\x00\xff", "file:labels.txt": bytearray(b"a")}
-    pb_utils.load_model(model_name="other", config="{}", files=files)
-    assert repository.asked == [
-        ({"name": "other", "config": "{}"}, {"file:1/model.onnx": b"\x00\xff", "file:labels.txt": b"a"})
-    ]
+@pytest.mark.parametrize(
+    ("question", "asked"),
+    [
+        (lambda: pb_utils.load_model("other"), ({"name": "other"}, {})),
+        (
+            lambda: pb_utils.load_model(model_name="other", config="{}", files=FILES),
+            (
+                {"name": "other", "config": "{}"},
+                {"file:1/model.onnx": b"\x00\xff", "file:labels.txt": b"a"},
+            ),
+        ),
+        (lambda: pb_utils.unload_model("other"), ({"name": "other", "unload_dependents": False},)),
+        (lambda: pb_utils.unload_model("other", True), ({"name": "other", "unload_dependents": True},)),
+    ],
+)
+def test_a_model_is_loaded_and_unloaded_by_its_name(repository, question, asked):
+    question()
+    assert repository.asked == [asked]
 
 
 @pytest.mark.parametrize(
@@ -779,12 +766,6 @@ def test_what_is_refused_says_why(repository, question, answer, message):
         question()
     assert message in str(caught.value)
     assert len(repository.asked) == (answer is not None)
-
-
-def test_a_model_is_unloaded_with_what_it_alone_is_made_of(repository):
-    pb_utils.unload_model("other")
-    pb_utils.unload_model("other", True)
-    assert [body["unload_dependents"] for body, *_ in repository.asked] == [False, True]
 
 
 def test_readiness_is_a_boolean(repository):

@@ -3,6 +3,8 @@
 import ctypes
 import shutil
 import subprocess
+from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -35,7 +37,7 @@ def load(directory, inputs, outputs, **options):
 
 @pytest.fixture
 def two_outputs(onnx_model):
-    """Y = relu(X), Z = X + 1, any number of rows of 4."""
+    """Load Y = relu(X), Z = X + 1, any number of rows of 4."""
     one = numpy_helper.from_array(np.array(1, "f4"), "one")
     directory = onnx_model.save(
         [("Relu", ["X"], ["Y"]), ("Add", ["X", "one"], ["Z"])],
@@ -43,16 +45,15 @@ def two_outputs(onnx_model):
         [("Y", "FLOAT", ["n", 4]), ("Z", "FLOAT", ["n", 4])],
         initializers=[one],
     )
-    return directory, [("X", FP32, [4])], [("Y", FP32, [4]), ("Z", FP32, [4])]
+    return partial(load, directory, [("X", FP32, [4])], [("Y", FP32, [4]), ("Z", FP32, [4])])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40_000])
 def test_small_and_bound_outputs_equal_a_direct_run(two_outputs, rows):
-    directory, inputs, outputs = two_outputs
-    backend, model = load(directory, inputs, outputs, max_batch_size=100_000)
+    backend, model = two_outputs(max_batch_size=100_000)
     requests = [RNG.normal(size=(count, 4)).astype("f4") for count in (rows, 2, 1)]
     answers = run(backend, model, [LocalRequest({"X": x}) for x in requests])
-    session = onnxruntime.InferenceSession(directory / "model.onnx")
+    session = onnxruntime.InferenceSession(Path(model.version_directory, "model.onnx"))
     for x, answer in zip(requests, answers, strict=True):
         expected = session.run(["Y", "Z"], {"X": x})
         np.testing.assert_array_equal(answer.outputs["Y"], expected[0])
@@ -71,16 +72,14 @@ class Counting(LocalBatch):
 
 @pytest.mark.parametrize(("rows", "bound"), [(1, ()), (40_000, ("Y", "Z"))])
 def test_only_large_outputs_are_bound(two_outputs, rows, bound):
-    directory, inputs, outputs = two_outputs
-    backend, model = load(directory, inputs, outputs, max_batch_size=100_000)
+    backend, model = two_outputs(max_batch_size=100_000)
     batch = Counting(model, [LocalRequest({"X": np.ones((rows, 4), "f4")})])
     backend.execute(batch)
     assert batch.allocated == bound
 
 
 def test_an_output_that_nobody_wants_is_not_computed(two_outputs):
-    directory, inputs, outputs = two_outputs
-    backend, model = load(directory, inputs, outputs, max_batch_size=100_000)
+    backend, model = two_outputs(max_batch_size=100_000)
     batch = Counting(model, [LocalRequest({"X": np.ones((70_000, 4), "f4")}, requested_outputs=["Z"])])
     backend.execute(batch)
     assert batch.allocated == ("Z",)
@@ -210,8 +209,7 @@ def test_an_input_with_a_default_may_be_left_out(onnx_model):
 
 
 def test_a_missing_required_input_is_named(two_outputs):
-    directory, inputs, outputs = two_outputs
-    backend, model = load(directory, inputs, outputs, max_batch_size=4)
+    backend, model = two_outputs(max_batch_size=4)
     [answer] = run(backend, model, [LocalRequest({})])
     assert answer.code is ErrorCode.INTERNAL
     assert "X" in answer.message
@@ -315,10 +313,12 @@ def test_what_can_not_be_loaded_says_why(onnx_model, inputs, options, reason):
     assert str(caught.value) == reason
 
 
-def test_an_output_of_another_datatype_is_refused(two_outputs):
-    directory, inputs, _ = two_outputs
-    with pytest.raises(LoadError, match="datatype TYPE_FP64 for output 'Z', model provides TYPE_FP32"):
-        load(directory, inputs, [("Z", DataType.FP64, [4])], max_batch_size=4)
+def test_an_output_of_another_datatype_is_refused(onnx_model):
+    directory = onnx_model.save(
+        [("Relu", ["X"], ["Y"])], [("X", "FLOAT", ["n", 4])], [("Y", "FLOAT", ["n", 4])]
+    )
+    with pytest.raises(LoadError, match="datatype TYPE_FP64 for output 'Y', model provides TYPE_FP32"):
+        load(directory, [X], [("Y", DataType.FP64, [4])], max_batch_size=4)
 
 
 def test_a_missing_file_is_named(version_directory):
@@ -334,9 +334,8 @@ def test_a_broken_file_gives_onnx_runtimes_reason(version_directory):
 
 
 def test_a_gpu_instance_without_a_cuda_provider_is_refused(two_outputs):
-    directory, inputs, outputs = two_outputs
     with pytest.raises(LoadError, match="no CUDA provider"):
-        load(directory, inputs, outputs, max_batch_size=4, kind="GPU")
+        two_outputs(max_batch_size=4, kind="GPU")
 
 
 @pytest.mark.parametrize(
@@ -353,8 +352,7 @@ def test_a_gpu_instance_without_a_cuda_provider_is_refused(two_outputs):
     ],
 )
 def test_options_are_accepted_by_the_runtime(two_outputs, options):
-    directory, inputs, outputs = two_outputs
-    backend, model = load(directory, inputs, outputs, max_batch_size=4, **options)
+    backend, model = two_outputs(max_batch_size=4, **options)
     [answer] = run(backend, model, [LocalRequest({"X": -np.ones((1, 4), "f4")})])
     assert answer.outputs["Z"].tolist() == [[0, 0, 0, 0]]
     backend.unload()

@@ -47,8 +47,35 @@ def answers(model):
 RESPOND = "pb_utils.InferenceResponse([pb_utils.Tensor('Y', r.inputs()[0].as_numpy() * 2)])"
 
 
-def test_each_request_is_answered_with_its_own_response(answers):
-    got = answers(f"return [{RESPOND} for r in requests]", count=3)
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(f"return [{RESPOND} for r in requests]", id="a list"),
+        pytest.param(
+            f"""
+for r in requests:
+    r.get_response_sender().send({RESPOND}, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+return None
+""",
+            id="senders",
+        ),
+        pytest.param(
+            f"""
+import threading
+def later(sender, r):
+    sender.send({RESPOND})
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+self.threads = [threading.Thread(target=later, args=(r.get_response_sender(), r)) for r in requests]
+for thread in self.threads:
+    thread.start()
+return [None] * len(requests)
+""",
+            id="senders on other threads, which are waited for",
+        ),
+    ],
+)
+def test_each_request_is_answered_with_its_own_response(answers, body):
+    got = answers(body, count=3)
     assert [answer.outputs["Y"].tolist() for answer in got] == [[[2, 2]], [[4, 4]], [[6, 6]]]
 
 
@@ -128,15 +155,34 @@ return [pb_utils.InferenceResponse([], parameters={"facts": repr(facts)})]
     assert got.parameters["facts"] == repr(expected)
 
 
-def test_an_error_response_fails_its_request_only(answers):
-    first, second = answers(
-        f"""
-error = pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND))
-return [error] + [{RESPOND} for r in requests[1:]]
-""",
-        count=2,
-    )
-    assert (first.code, first.message) == (ErrorCode.NOT_FOUND, "no")
+@pytest.mark.parametrize(
+    ("response", "code", "message"),
+    [
+        pytest.param(
+            'pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND))',
+            ErrorCode.NOT_FOUND,
+            "no",
+            id="an error",
+        ),
+        pytest.param(
+            "None",
+            ErrorCode.INTERNAL,
+            f"{FAILED}Expected an 'InferenceResponse' object in the execute function return list, found type"
+            " '<class 'NoneType'>'.",
+            id="nothing",
+        ),
+        pytest.param(
+            'pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([chr(0xD800)], dtype=object))])',
+            ErrorCode.INTERNAL,
+            "UnicodeEncodeError",
+            id="an output that can't be encoded",
+        ),
+    ],
+)
+def test_a_response_that_fails_its_request_fails_no_other(answers, response, code, message):
+    first, second = answers(f"return [{response}] + [{RESPOND} for r in requests[1:]]", count=2)
+    assert first.code is code
+    assert message in first.message
     assert second.outputs["Y"].tolist() == [[4, 4]]
 
 
@@ -167,28 +213,6 @@ def test_a_wrong_return_fails_the_batch(answers, body, message):
     assert [answer.message for answer in answers(body, count=2)] == [FAILED + message] * 2
 
 
-def test_a_missing_response_fails_its_request_only(answers):
-    first, second = answers(f"return [None] + [{RESPOND} for r in requests[1:]]", count=2)
-    assert first.message == (
-        f"{FAILED}Expected an 'InferenceResponse' object in the execute function return list, found type"
-        " '<class 'NoneType'>'."
-    )
-    assert second.code is None
-
-
-def test_an_output_that_can_not_be_encoded_fails_its_request_only(answers):
-    first, second = answers(
-        f"""
-lone = np.array([chr(0xD800)], dtype=object)
-return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", lone)])] + [{RESPOND} for r in requests[1:]]
-""",
-        count=2,
-    )
-    assert first.code is ErrorCode.INTERNAL
-    assert "UnicodeEncodeError" in first.message
-    assert second.code is None
-
-
 def test_a_model_without_execute_says_so(python_model, version_directory):
     backend, info = python_model("class TritonPythonModel: pass\n", inputs=[X], outputs=[Y], max_batch_size=8)
     [got] = run(backend, info, [LocalRequest({"X": ONES})])
@@ -217,33 +241,6 @@ def test_an_exception_in_a_coroutine_is_told(model):
 
 
 # --- senders ------------------------------------------------------------------------------------------------
-
-
-def test_a_sender_answers_in_place_of_the_list(answers):
-    first, second = answers(
-        f"""
-for r in requests:
-    r.get_response_sender().send({RESPOND}, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-return None
-""",
-        count=2,
-    )
-    assert (first.outputs["Y"].tolist(), second.outputs["Y"].tolist()) == ([[2, 2]], [[4, 4]])
-
-
-def test_a_sender_on_another_thread_is_waited_for(answers):
-    [got] = answers(
-        f"""
-import threading
-def later(sender, r):
-    sender.send({RESPOND})
-    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-self.thread = threading.Thread(target=later, args=(requests[0].get_response_sender(), requests[0]))
-self.thread.start()
-return [None]
-"""
-    )
-    assert got.outputs["Y"].tolist() == [[2, 2]]
 
 
 def test_a_sender_that_is_dropped_fails_its_request(answers):

@@ -234,13 +234,16 @@ def test_fixed_width_bytes_are_strings_and_byte_order_does_not_matter():
 
 
 def test_constants_are_tritons():
-    assert pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START == 1
-    assert pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END == 2
-    assert pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL == 1
-    assert pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL == 1
-    assert pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE == 2
-    assert pb_utils.TRITONSERVER_MEMORY_CPU is pb_utils.MemoryType.TRITONSERVER_MEMORY_CPU
-    assert pb_utils.TRITONSERVER_MEMORY_GPU is pb_utils.MemoryType.TRITONSERVER_MEMORY_GPU
+    numbers = {
+        "REQUEST_FLAG_SEQUENCE_START": 1,
+        "REQUEST_FLAG_SEQUENCE_END": 2,
+        "RESPONSE_COMPLETE_FINAL": 1,
+        "REQUEST_RELEASE_ALL": 1,
+        "REQUEST_RELEASE_RESCHEDULE": 2,
+        "MEMORY_CPU": pb_utils.MemoryType.TRITONSERVER_MEMORY_CPU,
+        "MEMORY_GPU": pb_utils.MemoryType.TRITONSERVER_MEMORY_GPU,
+    }
+    assert {name: getattr(pb_utils, f"TRITONSERVER_{name}") for name in numbers} == numbers
     assert issubclass(pb_utils.TritonModelException, Exception)
 
 

@@ -157,25 +157,47 @@ def check_network(directory, inputs, outputs, **options):
     backend.unload()
 
 
-def test_torchscript_equals_the_module(script):
-    check_network(script(Network(), *EXAMPLES), INPUTS, OUTPUTS)
-
-
-def test_torchscript_inputs_may_be_named_by_index(script):
-    check_network(script(Network(), *EXAMPLES), INDEXED, [("x", FP32, [3]), ("y", FP32, [1])])
-
-
-def test_an_exported_program_equals_the_module(export):
-    check_network(export(Network(), *EXAMPLES), INDEXED, OUTPUTS)
-
-
-def test_an_exported_program_is_found_beside_an_unset_filename(export):
-    check_network(export(Network(), *EXAMPLES), INPUTS, OUTPUTS, artifact="model.pt")
-
-
-def test_an_exported_programs_tensors_may_be_named_by_place(export):
-    inputs = [("ARGS[0]", FP32, [4]), ("ARGS[1]", FP32, [3])]
-    check_network(export(Network(), *EXAMPLES), inputs, [("RESULT[0]", FP32, [3]), ("RESULT[1]", FP32, [1])])
+@pytest.mark.parametrize(
+    ("saved", "inputs", "outputs", "options"),
+    [
+        pytest.param("script", INPUTS, OUTPUTS, {}, id="TorchScript"),
+        pytest.param(
+            "script",
+            INDEXED,
+            [("x", FP32, [3]), ("y", FP32, [1])],
+            {},
+            id="TorchScript, whose inputs are named by index",
+        ),
+        *(
+            pytest.param(
+                "script", INPUTS, OUTPUTS, {"parameters": parameters}, id=f"parameters: {parameters}"
+            )
+            for parameters in (
+                {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true"},
+                {"ENABLE_JIT_EXECUTOR": "true", "ENABLE_JIT_PROFILING": "true", "DISABLE_CUDNN": "false"},
+                {
+                    "INTRA_OP_THREAD_COUNT": "1",
+                    "ENABLE_WEIGHT_SHARING": "true",
+                    "ENABLE_CACHE_CLEANING": "true",
+                },
+            )
+        ),
+        pytest.param("export", INDEXED, OUTPUTS, {}, id="an exported program"),
+        pytest.param(
+            "export", INPUTS, OUTPUTS, {"artifact": "model.pt"}, id="a program beside an unset filename"
+        ),
+        pytest.param(
+            "export",
+            [("ARGS[0]", FP32, [4]), ("ARGS[1]", FP32, [3])],
+            [("RESULT[0]", FP32, [3]), ("RESULT[1]", FP32, [1])],
+            {},
+            id="a program whose tensors are named by place",
+        ),
+    ],
+)
+def test_a_model_equals_its_module(request, saved, inputs, outputs, options):
+    directory = request.getfixturevalue(saved)(Network(), *EXAMPLES)
+    check_network(directory, inputs, outputs, **options)
 
 
 def test_nested_results_and_keywords_have_places(export):
@@ -185,18 +207,6 @@ def test_nested_results_and_keywords_have_places(export):
     x, scale = np.array([1, 2], "f4"), np.array([3, 4], "f4")
     [answer] = run(backend, model, [LocalRequest({"ARGS[0]": x, "KWARGS[scale]": scale})])
     assert [array.tolist() for array in answer.outputs.values()] == [[3, 8], [2, 3]]
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true"},
-        {"ENABLE_JIT_EXECUTOR": "true", "ENABLE_JIT_PROFILING": "true", "DISABLE_CUDNN": "false"},
-        {"INTRA_OP_THREAD_COUNT": "1", "ENABLE_WEIGHT_SHARING": "true", "ENABLE_CACHE_CLEANING": "true"},
-    ],
-)
-def test_parameters_change_no_result(script, parameters):
-    check_network(script(Network(), *EXAMPLES), INPUTS, OUTPUTS, parameters=parameters)
 
 
 def test_threads_are_the_models(script):
@@ -334,17 +344,20 @@ def test_lanes_share_one_model(script):
     assert len({answer.outputs["OUTPUT__0"].tobytes() for answer in got}) == 1
 
 
-def test_an_output_of_another_type_than_configured_is_an_error(script):
-    backend, model = load(script(Twice(), torch.ones(2)), [("x", FP32, [2])], [("y", DataType.FP64, [2])])
-    [answer] = run(backend, model, [LocalRequest({"x": np.ones(2, "f4")})])
-    assert answer.message == "unexpected datatype torch.float32 for inference output 'y', expecting TYPE_FP64"
-
-
-def test_a_result_that_is_not_there_is_an_error(script):
-    backend, model = load(script(OfDict()), [("a", FP32, [2]), ("b", FP32, [2])], [("OUT__5", FP32, [2])])
-    ones = np.ones(2, "f4")
-    [answer] = run(backend, model, [LocalRequest({"a": ones, "b": ones})])
-    assert answer.message == "the model returned nothing for output 'OUT__5'"
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (
+            ("sum", DataType.FP64, [2]),
+            "unexpected datatype torch.float32 for inference output 'sum', expecting TYPE_FP64",
+        ),
+        (("OUT__5", FP32, [2]), "the model returned nothing for output 'OUT__5'"),
+    ],
+)
+def test_an_output_that_the_model_does_not_give_is_an_error(script, output, message):
+    backend, model = load(script(OfDict()), [("a", FP32, [2]), ("b", FP32, [2])], [output])
+    [answer] = run(backend, model, [LocalRequest(dict.fromkeys("ab", np.ones(2, "f4")))])
+    assert answer.message == message
 
 
 class Pair(torch.nn.Module):
