@@ -34,12 +34,7 @@ class Memo(dict[K, V]):
         super().__init__()
         self._most = most
         self._most_bytes = most_bytes
-        self._charged = 0
-
-    @property
-    def charged(self) -> int:
-        """Estimated bytes of all entries."""
-        return self._charged
+        self.charged = 0  # estimated bytes of all entries
 
     def remember(self, key: K, value: V, size: int) -> bool:
         """Keep `value`, where `key` and it need `size` bytes at the most.
@@ -49,13 +44,13 @@ class Memo(dict[K, V]):
         size += _ENTRY
         if size > self._most_bytes:
             return False
-        if len(self) >= self._most or self._charged + size > self._most_bytes:
+        if len(self) >= self._most or self.charged + size > self._most_bytes:
             self.forget()
-        self._charged += size
+        self.charged += size
         self[key] = value
         return True
 
     def forget(self) -> None:
         """Forget everything."""
         self.clear()
-        self._charged = 0
+        self.charged = 0

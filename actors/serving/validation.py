@@ -349,14 +349,6 @@ class Validator:
         return (present, *shapes) if self._optional else tuple(shapes)
 
 
-def validate(request: InferRequest, spec: ModelSpec) -> None:
-    """Check one request against `spec`, as `Validator(spec)` does.
-
-    For many requests, keep the Validator.
-    """
-    Validator(spec)(request)
-
-
 def _is_long(tensor: Tensor) -> bool:
     return tensor.datatype is DataType.BYTES and len(tensor.data) > _WALKED_AT_ONCE
 

@@ -113,11 +113,6 @@ class Backoff:
                 f"Backoff.jitter is {self.jitter}; it is the share of a delay, between 0.0 and 1.0"
             )
 
-    @classmethod
-    def none(cls) -> "Backoff":
-        """Every restart is immediate, as in OTP: only the intensity bounds a crash loop."""
-        return cls(initial=0.0, cap=0.0)
-
     def delay(self, attempt: int, sample: float) -> float:
         """The wait in seconds before restart `attempt` (1 is the first), given `sample` uniform in [0, 1)."""
         if attempt < 1:

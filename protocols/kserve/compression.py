@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterable
-from typing import Final, TypeVar
+from typing import Final
 
 from actors.seams.steps import at_once
 from actors.values.errors import InvalidArgument, Unsupported
@@ -24,8 +24,6 @@ UNSUSPICIOUS: Final = 16 * 1024 * 1024
 
 RATIO: Final = 100
 """How many times the size of its stream a longer content may be."""
-
-T = TypeVar("T")
 
 Slices = Generator[None, None, tuple[bytearray, int]]
 

@@ -306,23 +306,6 @@ class TlsTransport(_SocketTransport):
         shutdown(self._raw, socket.SHUT_WR)
 
 
-def server_context(certificate: str, key: str, *, client_roots: str | None = None) -> ssl.SSLContext:
-    """Return a context for `TlsTransport` from PEM files.
-
-    With `client_roots`, clients must show a certificate. Raises OSError or ssl.SSLError where a file can't be
-    read or the key does not belong to the certificate.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # RFC 9113, 9.2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.load_cert_chain(certificate, key)
-    if client_roots is not None:
-        context.load_verify_locations(client_roots)
-        context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([_ALPN])
-    return context
-
-
 def _first(buffers: Sequence[Buffer], size: int) -> Buffer:
     """Return the first bytes of `buffers`, joined, `size` of them where there are as many."""
     head = buffers[0]

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from actors.serving.validation import validate
+from actors.serving.validation import Validator
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.requests import InferRequest, InferResponse
@@ -124,7 +124,7 @@ class CheckedModel(FakeModel):
     """A model in memory that refuses what a real one would."""
 
     def submit_nowait(self, request):
-        validate(request, self.spec)
+        Validator(self.spec)(request)
         super().submit_nowait(request)
 
 

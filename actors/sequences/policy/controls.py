@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
@@ -23,8 +22,6 @@ from actors.values.requests import (
 )
 from actors.values.specs import ControlKind, ControlSpec, ModelSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes
-
-_FLAGS: Final = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END
 
 Extra = tuple[Tensor, ...]
 

@@ -19,7 +19,7 @@ from actors.serving.probing import (
     probe_trouble,
 )
 from actors.serving.standing import Status
-from actors.serving.validation import validate
+from actors.serving.validation import Validator
 from actors.values.datatypes import DataType
 from actors.values.errors import (
     Cancelled,
@@ -44,7 +44,7 @@ GONE = ProbeOutcome(answered=False, error="no answer within 2 s", seconds=2.0)
 
 def request_for(**changes):
     request = probe_request(make_spec(**changes), reply=Port(), now=1.0)
-    validate(request, make_spec(**changes))
+    Validator(make_spec(**changes))(request)
     return request
 
 
@@ -99,7 +99,7 @@ def test_every_model_takes_its_probe(declared, max_batch_size):
         ),
     )
     request = probe_request(spec, reply=NoPort(), now=0.0)
-    validate(request, spec)
+    Validator(spec)(request)
     assert len(request.inputs) == sum(not each.optional for each in spec.inputs)
 
 

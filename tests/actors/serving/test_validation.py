@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.validation import Validator, validate
+from actors.serving.validation import Validator
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.requests import InferRequest
@@ -71,7 +71,7 @@ def request_of(*inputs, outputs=(), request_id=""):
 
 def refusal(spec, *inputs, outputs=(), request_id="r1"):
     with pytest.raises(InvalidArgument) as caught:
-        validate(request_of(*inputs, outputs=outputs, request_id=request_id), spec)
+        Validator(spec)(request_of(*inputs, outputs=outputs, request_id=request_id))
     assert caught.value.code is ErrorCode.INVALID_ARG
     return caught.value.message
 
@@ -121,19 +121,19 @@ LONG_TEXT = model(strings("A", -1))
 )
 def test_an_accepted_request_knows_its_rows_and_bytes(spec, inputs, rows, nbytes):
     request = request_of(*inputs)
-    validate(request, spec)
+    Validator(spec)(request)
     assert (request.rows, request.nbytes) == (rows, nbytes)
 
 
 def test_a_request_that_names_no_outputs_gets_all_of_them():
     request = request_of(tensor("A", 1, 4), tensor("B", 1, 4))
-    validate(request, ADD)
+    Validator(ADD)(request)
     assert request.requested_outputs == ("S", "T")
 
 
 def test_named_outputs_stay_as_they_are():
     request = request_of(tensor("A", 1, 4), tensor("B", 1, 4), outputs=["T"])
-    validate(request, ADD)
+    Validator(ADD)(request)
     assert request.requested_outputs == ["T"]
 
 
@@ -307,7 +307,7 @@ def test_a_wrong_number_of_bytes_is_refused(spec, shape, size, expected):
 def test_strings_of_any_length_are_accepted():
     data = pack_bytes([b"", b"a", b"bc" * 300, b"d"])
     request = request_of(tensor("A", 2, 2, datatype=DataType.BYTES, data=data))
-    validate(request, TEXT)
+    Validator(TEXT)(request)
     assert (request.rows, request.nbytes) == (2, len(data))
 
 
@@ -315,7 +315,7 @@ def test_strings_of_any_length_are_accepted():
 def test_many_strings_are_accepted_whether_or_not_they_are_alike(lengths):
     data = pack_bytes([b"x" * length for length in lengths])
     request = request_of(tensor("A", 1, 40, datatype=DataType.BYTES, data=data))
-    validate(request, LONG_TEXT)
+    Validator(LONG_TEXT)(request)
     assert request.nbytes == len(data)
 
 
@@ -378,7 +378,7 @@ def test_strings_are_accepted_exactly_when_they_can_be_unpacked(lengths, more, c
     except InvalidArgument:
         refusal(LONG_TEXT, given_tensor)
     else:
-        validate(request_of(given_tensor), LONG_TEXT)
+        Validator(LONG_TEXT)(request_of(given_tensor))
 
 
 # Long packed BYTES
@@ -471,7 +471,7 @@ def test_checks_come_in_the_contracts_order():
 
 def key(spec, *inputs):
     request = request_of(*inputs)
-    validate(request, spec)
+    Validator(spec)(request)
     hash(request.batch_key)
     return request.batch_key
 
@@ -538,7 +538,7 @@ def specs_and_inputs(draw):
 def test_whatever_fits_its_declaration_is_accepted_with_exact_figures(case):
     spec, tensors = case
     request = request_of(*tensors)
-    validate(request, spec)
+    Validator(spec)(request)
     assert request.nbytes == sum(len(tensor.data) for tensor in tensors)
     assert request.rows == (tensors[0].shape[0] if tensors and spec.batches else 1)
 
@@ -575,7 +575,7 @@ def test_a_request_in_the_configurations_order_is_judged_as_one_in_another_order
     for order in (inputs, inputs[::-1]):
         request = request_of(*order)
         try:
-            validate(request, spec)
+            Validator(spec)(request)
         except InvalidArgument:
             outcomes.append(None)
         else:

@@ -137,7 +137,7 @@ def test_a_constant_backoff_stays_constant():
 
 
 def test_no_backoff_never_waits():
-    assert {Backoff.none().delay(n, 0.9) for n in (1, 2, 5000)} == {0.0}
+    assert {Backoff(initial=0.0, cap=0.0).delay(n, 0.9) for n in (1, 2, 5000)} == {0.0}
 
 
 def test_attempts_count_from_one():

@@ -574,7 +574,9 @@ async def test_the_root_has_a_name_and_an_empty_path(autojump_clock):
 
 async def test_a_tree_without_an_observer_goes_about_in_silence(autojump_clock):
     a, b = Puppet("a", stop_delay=9), Puppet("b")
-    root = Supervisor([a.spec(shutdown=1.0), b.spec()], backoff=Backoff.none(), intensity=Intensity(2, 5.0))
+    root = Supervisor(
+        [a.spec(shutdown=1.0), b.spec()], backoff=Backoff(initial=0.0, cap=0.0), intensity=Intensity(2, 5.0)
+    )
 
     async def serve(task_status):
         with pytest.raises(IntensityExceeded):

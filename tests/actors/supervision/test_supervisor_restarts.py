@@ -116,7 +116,9 @@ async def test_a_slow_restart_does_not_delay_a_siblings_under_one_for_one(autoju
 async def test_one_crash_more_than_the_intensity_gives_up_and_stops_the_others_in_order(autojump_clock):
     journal, (a, b, c) = puppets("abc")
     async with serving(
-        Supervisor([a.spec(), b.spec(), c.spec()], intensity=Intensity(1, 5.0), backoff=Backoff.none())
+        Supervisor(
+            [a.spec(), b.spec(), c.spec()], intensity=Intensity(1, 5.0), backoff=Backoff(initial=0.0, cap=0.0)
+        )
     ) as tree:
         await settled(a.crash)
         journal.clear()
@@ -172,7 +174,7 @@ async def test_jitter_is_drawn_from_the_injected_source(autojump_clock):
 async def test_a_stop_request_is_never_starved_by_a_crash_loop(autojump_clock):
     a = Puppet("a")
     async with serving(
-        Supervisor([a.spec()], intensity=Intensity(10**6, 0.001), backoff=Backoff.none())
+        Supervisor([a.spec()], intensity=Intensity(10**6, 0.001), backoff=Backoff(initial=0.0, cap=0.0))
     ) as tree:
         a.fail_starts = 10**9
         a.crash()
@@ -194,7 +196,9 @@ async def test_a_stop_request_gets_through_while_a_child_backs_off(autojump_cloc
 async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_clock):
     a = Puppet("a")
     inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
-    middle = Supervisor([inner.spec("inner")], intensity=Intensity(1, 5.0), backoff=Backoff.none())
+    middle = Supervisor(
+        [inner.spec("inner")], intensity=Intensity(1, 5.0), backoff=Backoff(initial=0.0, cap=0.0)
+    )
     root = Supervisor([middle.spec("middle")], intensity=Intensity(0, 5.0))
     async with serving(root) as tree:
         await settled(a.crash)
