@@ -82,21 +82,16 @@ def test_a_taken_address_is_refused_in_the_contracts_words():
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"), [("192.0.2.1", "192.0.2.1:0"), ("2001:db8::1", "[2001:db8::1]:0")]
+    ("address", "shown", "reason"),
+    [
+        ("192.0.2.1", "192.0.2.1:0", "[^(]+"),  # the system's reason, and no more
+        ("2001:db8::1", r"\[2001:db8::1\]:0", "[^(]+"),
+        ("[::1]", r"\[::1\]:0", "an IPv6 address is given without brackets, such as ::1"),
+    ],
 )
-def test_an_address_that_is_not_ours_is_refused_with_the_systems_reason_and_no_more(address, shown):
-    with pytest.raises(AddressInUse) as caught:
+def test_an_address_that_is_not_ours_is_refused_with_the_reason(address, shown, reason):
+    with pytest.raises(AddressInUse, match=f"^Socket '{shown}' can't be opened: {reason}$"):
         bind(address, 0)
-    assert str(caught.value).startswith(f"Socket '{shown}' can't be opened: ")
-    assert "(" not in str(caught.value)
-
-
-def test_an_ipv6_address_in_brackets_is_refused_with_how_to_write_it():
-    with pytest.raises(AddressInUse) as caught:
-        bind("[::1]", 0)
-    assert str(caught.value) == (
-        "Socket '[::1]:0' can't be opened: an IPv6 address is given without brackets, such as ::1"
-    )
 
 
 # -- which backends there are

@@ -19,14 +19,17 @@ def write(path, text):
     path.write_text(text)
 
 
-def test_a_process_takes_its_share_of_what_it_shares(tmp_path):
-    write(tmp_path / "7" / "smaps_rollup", "55f4-7ffe ---p 00000000 [rollup]\nRss:  900 kB\nPss:  312 kB\n")
-    assert resident_bytes(7, tmp_path) == 312 * 1024
-
-
-def test_where_that_is_not_told_it_takes_all_it_has_resident(tmp_path):
-    write(tmp_path / "7" / "statm", "5000 250 10 1 0 100 0\n")
-    assert resident_bytes(7, tmp_path) == 250 * os.sysconf("SC_PAGE_SIZE")
+@pytest.mark.parametrize(
+    ("file", "text", "resident"),
+    [
+        ("smaps_rollup", "55f4-7ffe ---p 00000000 [rollup]\nRss:  900 kB\nPss:  312 kB\n", 312 * 1024),
+        ("statm", "5000 250 10 1 0 100 0\n", 250 * os.sysconf("SC_PAGE_SIZE")),
+    ],
+    ids=["its share of what it shares", "all it has resident, where that is not told"],
+)
+def test_a_process_takes_what_the_kernel_tells(tmp_path, file, text, resident):
+    write(tmp_path / "7" / file, text)
+    assert resident_bytes(7, tmp_path) == resident
 
 
 def test_one_that_has_ended_takes_nothing(tmp_path):
@@ -74,35 +77,40 @@ def machine(tmp_path):
     return proc, cgroup
 
 
-def test_without_control_groups_the_machines_memory_may_be_used(machine):
-    assert memory_total(*machine) == 16 * GIB
+SERVICE = "system.slice/tritium.service"
 
 
-def test_a_control_groups_limit_counts_where_it_is_lower(machine):
+@pytest.mark.parametrize(
+    ("group", "limits", "total"),
+    [
+        pytest.param("", {}, 16, id="no control groups"),
+        pytest.param("0::/", {"memory.max": "max"}, 16, id="no limit"),
+        pytest.param("0::/", {"memory.max": 4 * GIB}, 4, id="a lower limit"),
+        pytest.param("0::/", {"memory.max": 64 * GIB}, 16, id="a higher limit"),
+        pytest.param(
+            f"0::/{SERVICE}",
+            {f"{SERVICE}/memory.max": "max", "system.slice/memory.max": 8 * GIB},
+            8,
+            id="the lowest limit on the way up",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/box\n4:memory:/box",
+            {
+                "memory/box/memory.limit_in_bytes": 2 * GIB,
+                "memory/memory.limit_in_bytes": 9223372036854771712,
+            },
+            2,
+            id="the first version of control groups",
+        ),
+    ],
+)
+def test_a_control_groups_limit_counts_where_it_is_lower(machine, group, limits, total):
     proc, cgroup = machine
-    write(proc / "self" / "cgroup", "0::/\n")
-    write(cgroup / "memory.max", "max\n")
-    assert memory_total(*machine) == 16 * GIB
-    write(cgroup / "memory.max", f"{4 * GIB}\n")
-    assert memory_total(*machine) == 4 * GIB
-    write(cgroup / "memory.max", f"{64 * GIB}\n")
-    assert memory_total(*machine) == 16 * GIB
-
-
-def test_the_lowest_limit_on_the_way_up_counts(machine):
-    proc, cgroup = machine
-    write(proc / "self" / "cgroup", "0::/system.slice/tritium.service\n")
-    write(cgroup / "system.slice" / "tritium.service" / "memory.max", "max\n")
-    write(cgroup / "system.slice" / "memory.max", f"{8 * GIB}\n")
-    assert memory_total(*machine) == 8 * GIB
-
-
-def test_the_first_version_of_control_groups_counts_too(machine):
-    proc, cgroup = machine
-    write(proc / "self" / "cgroup", "5:cpu,cpuacct:/box\n4:memory:/box\n")
-    write(cgroup / "memory" / "box" / "memory.limit_in_bytes", f"{2 * GIB}\n")
-    write(cgroup / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
-    assert memory_total(*machine) == 2 * GIB
+    if group:
+        write(proc / "self" / "cgroup", f"{group}\n")
+    for file, limit in limits.items():
+        write(cgroup / file, f"{limit}\n")
+    assert memory_total(*machine) == total * GIB
 
 
 def test_a_machine_that_does_not_tell_its_memory_is_a_mistake(machine):

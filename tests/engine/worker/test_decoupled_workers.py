@@ -76,6 +76,13 @@ async def stream(model, count, *, columns=4, port=None, **options):
     return port
 
 
+async def streamed(model, count, **options):
+    """The same; return the port when the last response has come."""
+    port = await stream(model, count, **options)
+    await port.ended.wait()
+    return port
+
+
 def decoupled(mode, tmp_path, **changes):
     return {"decoupled": True, "parameters": {"mode": mode, "directory": str(tmp_path)}, **changes}
 
@@ -92,8 +99,7 @@ async def test_responses_come_in_order_and_the_end_alone(serve, tmp_path, backen
     name, isolation = backend
     async with serve(name, **decoupled(mode, tmp_path), **isolation) as model:
         for count in (0, 1, 3, 200):
-            port = await stream(model, count)
-            await port.ended.wait()
+            port = await streamed(model, count)
             assert port.numbers == list(range(count))
             assert port.parts[-1] is None
 
@@ -123,22 +129,19 @@ async def test_requests_of_one_batch_and_of_many_are_answered_side_by_side(serve
 )
 async def test_a_request_ends_however_its_model_ends_it(serve, tmp_path, mode, parts):
     async with serve("streaming", **decoupled(mode, tmp_path)) as model:
-        port = await stream(model, 3)
-        await port.ended.wait()
+        port = await streamed(model, 3)
         assert [getattr(part, "message", part) for part in port.parts] == parts
 
 
 async def test_large_responses_come_whole(serve, tmp_path):
     async with serve("streaming", **decoupled("in_threads", tmp_path)) as model:
-        port = await stream(model, 5, columns=1_000_003)
-        await port.ended.wait()
+        port = await streamed(model, 5, columns=1_000_003)
         assert port.numbers == [0, 1, 2, 3, 4]
 
 
 async def test_errors_do_not_end_a_request_and_nothing_comes_after_the_end(serve, tmp_path):
     async with serve("streaming", **decoupled("with_errors", tmp_path)) as model:
-        port = await stream(model, 3 * WINDOW_PARTS)
-        await port.ended.wait()
+        port = await streamed(model, 3 * WINDOW_PARTS)
         assert [part.message for part in port.parts[:2]] == ["not 0", "not 1"]
         assert port.parts[0].code is ErrorCode.UNAVAILABLE
         assert (port.parts[-1].code, port.parts[-1].message) == (ErrorCode.INVALID_ARG, "and no more")
@@ -171,8 +174,7 @@ async def test_a_reader_that_stalls_costs_a_window_and_holds_up_nobody_else(serv
         stalled = await stream(model, 500, id="stalled", port=Parts(takes=False))
         large = await stream(model, 50, columns=WINDOW_BYTES, id="large", port=Parts(takes=False))
         await until(lambda: len(stalled.parts) == WINDOW_PARTS and len(large.parts) == 1)
-        other = await stream(model, 500, id="other")
-        await other.ended.wait()
+        other = await streamed(model, 500, id="other")
         assert other.numbers == list(range(500))
         assert (len(stalled.parts), len(large.parts)) == (WINDOW_PARTS, 1)
         sent = (tmp_path / "sent").read_text().splitlines()
@@ -207,8 +209,7 @@ async def test_a_request_whose_client_leaves_before_the_model_has_begun_is_never
             os.kill(model.pid(), signal.SIGCONT)
             await until(lambda: not worker.memory.in_use)  # it has passed over it
         assert not (tmp_path / "cancelled-a").exists()
-        last = await stream(model, 1)
-        await last.ended.wait()
+        last = await streamed(model, 1)
         assert last.numbers == [0.0]
 
 
@@ -244,8 +245,7 @@ async def test_the_death_of_a_worker_ends_each_open_request_once_and_the_model_s
 
 async def test_a_request_that_kills_is_not_run_again(serve, tmp_path):
     async with serve("streaming", **decoupled("dying", tmp_path)) as model:
-        port = await stream(model, -1)
-        await port.ended.wait()
+        port = await streamed(model, -1)
         assert "died of signal 11" in port.parts[-1].message
         assert port.request.attempts == 1
 
@@ -266,6 +266,5 @@ async def test_warmup_waits_for_the_last_response(serve, tmp_path):
     options = decoupled("in_threads", tmp_path, warmup=(sample,), instances=(InstanceSpec(name="model_0_0"),))
     async with serve("streaming", **options) as model:
         assert len((tmp_path / "sent").read_text().splitlines()) == 12 * 2 * 20
-        port = await stream(model, 2)
-        await port.ended.wait()
+        port = await streamed(model, 2)
         assert port.numbers == [0, 1]

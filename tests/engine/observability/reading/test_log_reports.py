@@ -127,24 +127,30 @@ def test_an_instance_is_away_from_its_death_until_it_serves_again():
     assert outage.seconds == pytest.approx(0.5)
 
 
-def test_deaths_on_the_way_back_belong_to_the_same_outage():
-    [outage] = timeline([died(1, "oom"), died(2, "signal_11"), served(4)]).outages
-    assert (outage.reason, outage.deaths, outage.seconds) == ("oom", 2, pytest.approx(3))
-
-
-def test_an_instance_that_has_not_come_back_is_still_away():
-    [outage] = timeline([died(1)]).outages
-    assert outage.ended is None
-    assert outage.as_dict()["seconds"] is None
-
-
-def test_a_worker_that_was_asked_to_stop_leaves_no_outage():
-    assert not timeline([served(0), line("worker_exited", 1, actor=WHERE, reason="stopped")]).outages
-
-
-def test_the_next_servers_instances_end_no_outage_of_the_last_one():
-    [outage] = timeline([died(1), line("server_stopped", 2), served(100)]).outages
-    assert outage.ended is None
+@pytest.mark.parametrize(
+    ("lines", "outages"),
+    [
+        pytest.param(
+            [died(1, "oom"), died(2, "signal_11"), served(4)],
+            [("oom", 2, 3.0)],
+            id="deaths on the way back belong to the same outage",
+        ),
+        pytest.param([died(1)], [("signal_9", 1, None)], id="one that has not come back is still away"),
+        pytest.param(
+            [served(0), line("worker_exited", 1, actor=WHERE, reason="stopped")],
+            [],
+            id="a worker that was asked to stop leaves none",
+        ),
+        pytest.param(
+            [died(1), line("server_stopped", 2), served(100)],
+            [("signal_9", 1, None)],
+            id="the next server's instances end no outage of the last one",
+        ),
+    ],
+)
+def test_an_outage_has_its_deaths_and_its_end(lines, outages):
+    found = timeline(lines).outages
+    assert [(each.reason, each.deaths, each.as_dict()["seconds"]) for each in found] == outages
 
 
 def test_a_model_is_away_while_it_is_unavailable_and_not_when_it_was_unloaded():

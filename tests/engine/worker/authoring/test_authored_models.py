@@ -324,32 +324,34 @@ def test_numbers_text_and_lists_become_arrays_and_none_is_left_out(model_file):
 # -- loading
 
 
-@pytest.mark.slow
-def test_a_configuration_written_by_hand_must_say_what_the_hints_say(model_file):
-    source = """
-        @tritium.model
-        def double(x: FP32[Array, 2]) -> FP32[Array, 2]:
-            return x * 2
-    """
-    wrong = {"input": [{"name": "x", "data_type": "TYPE_FP64", "dims": [2]}]}
-    with pytest.raises(
-        ModelNotLoaded, match="expects datatype TYPE_FP64 for input 'x', model provides TYPE_FP32"
-    ):
-        with open_model(model_file(source), config=wrong):
-            pass
-    more = {"output": [{"name": "z", "data_type": "TYPE_FP32", "dims": [2]}]}
-    with pytest.raises(
-        ModelNotLoaded, match="declares the outputs output, and the configuration has output, z"
-    ):
-        with open_model(model_file(source), config=more):
-            pass
+DOUBLE = """
+    @tritium.model
+    def double(x: FP32[Array, 2]) -> FP32[Array, 2]:
+        return x * 2
+"""
 
 
 @pytest.mark.slow
-def test_a_file_that_raises_where_it_is_imported_says_why_it_does_not_load(model_file):
-    with pytest.raises(ModelNotLoaded, match="ZeroDivisionError: division by zero"):
-        with open_model(model_file("1 / 0")):
-            pass
+@pytest.mark.parametrize(
+    ("source", "config", "text"),
+    [
+        (
+            DOUBLE,
+            {"input": [{"name": "x", "data_type": "TYPE_FP64", "dims": [2]}]},
+            "expects datatype TYPE_FP64 for input 'x', model provides TYPE_FP32",
+        ),
+        (
+            DOUBLE,
+            {"output": [{"name": "z", "data_type": "TYPE_FP32", "dims": [2]}]},
+            "declares the outputs output, and the configuration has output, z",
+        ),
+        ("1 / 0", {}, "ZeroDivisionError: division by zero"),
+    ],
+    ids=["another datatype than in the hints", "another output than in the hints", "a file that raises"],
+)
+def test_a_model_that_does_not_load_says_why(model_file, source, config, text):
+    with pytest.raises(ModelNotLoaded, match=text), open_model(model_file(source), config=config):
+        pass
 
 
 # -- what is printed in `docs/authoring.md`, `docs/testing_models.md` and the README does what they say

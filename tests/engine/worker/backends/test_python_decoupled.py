@@ -61,39 +61,37 @@ def values(request):
     return [part.outputs["Y"][0, 0] for part in request.parts if part.code is None]
 
 
-def test_a_sender_sends_any_number_of_responses_and_the_end(answered):
-    [request] = answered("count(requests[0].get_response_sender(), requests[0])")
-    assert values(request) == [0, 1, 2]
-
-
-def test_no_response_at_all_is_an_answer(answered):
-    [request] = answered("requests[0].get_response_sender().send(flags=FINAL)")
-    assert request.parts == []
-
-
-def test_threads_send_after_execute_has_returned(answered):
-    requests = answered(
-        """
+@pytest.mark.parametrize(
+    ("body", "count", "sent"),
+    [
+        pytest.param("count(requests[0].get_response_sender(), requests[0])", 1, [0, 1, 2], id="several"),
+        pytest.param("requests[0].get_response_sender().send(flags=FINAL)", 1, [], id="no response at all"),
+        pytest.param(
+            """
 for request in requests:
     threading.Thread(target=count, args=(request.get_response_sender(), request)).start()
 """,
-        count=5,
-    )
-    assert [values(request) for request in requests] == [[0, 1, 2]] * 5
-
-
-def test_a_thread_may_take_the_sender_and_the_inputs_when_execute_has_returned(answered):
-    [request] = answered(
-        """
+            5,
+            [0, 1, 2],
+            id="threads, after execute has returned",
+        ),
+        pytest.param(
+            """
 gate = threading.Event()
 def later(request):
     gate.wait()
     request.get_response_sender().send(value(request.inputs()[0].as_numpy()[0, 0] * 5), FINAL)
 threading.Thread(target=later, args=(requests[0],)).start()
 threading.Timer(0.05, gate.set).start()
-"""
-    )
-    assert values(request) == [5]
+""",
+            1,
+            [5],
+            id="a thread that takes the sender and the inputs then",
+        ),
+    ],
+)
+def test_a_sender_sends_any_number_of_responses_and_the_end(answered, body, count, sent):
+    assert [values(request) for request in answered(body, count=count)] == [sent] * count
 
 
 def test_an_error_response_does_not_end_the_request(answered):
