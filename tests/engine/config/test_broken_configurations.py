@@ -245,12 +245,33 @@ def test_file_names_by_compute_capability_mean_nothing_on_the_cpu(load):
     assert load(plus('cc_model_filenames { key: "7.5" value: "a.onnx" }')).ok
 
 
-def test_a_gpu_that_is_not_there_is_named(load):
-    loaded = load(plus('instance_group { name: "G" kind: KIND_GPU gpus: [ 0, 5 ] }'), gpus=2)
-    assert loaded.errors[0].message == (
-        "instance group G of model m specifies invalid or unsupported gpu id 5. GPUs with at least the minimum"
-        " required CUDA compute compatibility of 6 are: 0, 1"
-    )
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        pytest.param(
+            plus('instance_group { name: "G" kind: KIND_GPU gpus: [ 0, 5 ] }'),
+            {"gpus": 2},
+            "instance group G of model m specifies invalid or unsupported gpu id 5. GPUs with at least the minimum"
+            " required CUDA compute compatibility of 6 are: 0, 1",
+            id="a GPU that is not there",
+        ),
+        pytest.param(
+            REST,
+            {"files": {"1/weights.bin": b""}},
+            "Invalid model name: Could not determine backend for model 'm' with no backend in model configuration."
+            " Expected model name of the form 'model.<backend_name>'.",
+            id="nothing that gives the backend away",
+        ),
+        pytest.param(
+            'platform: "onnxruntime_onnx"\n' + REST,
+            {"auto_complete": False},
+            "model configuration must specify 'name'",
+            id="no name, where nothing is completed",
+        ),
+    ],
+)
+def test_a_mistake_that_stands_in_no_file_is_told(load, text, options, message):
+    assert [problem.message for problem in load(text, **options).errors] == [message]
 
 
 def test_every_mistake_is_told_at_once_and_the_first_is_the_reason(load):
@@ -268,19 +289,6 @@ def test_every_mistake_is_told_at_once_and_the_first_is_the_reason(load):
         (7, 'parameters["tritium.threads"]'),
     ]
     assert loaded.reason == "Invalid argument: 'max_batch_size' must be non-negative value for m"
-
-
-def test_a_model_that_gives_no_backend_away_is_told_how_to_name_one(load):
-    loaded = load(REST, files={"1/weights.bin": b""})
-    assert [problem.message for problem in loaded.errors] == [
-        "Invalid model name: Could not determine backend for model 'm' with no backend in model configuration."
-        " Expected model name of the form 'model.<backend_name>'."
-    ]
-
-
-def test_a_name_is_required_where_nothing_is_completed(load):
-    loaded = load('platform: "onnxruntime_onnx"\n' + REST, auto_complete=False)
-    assert [problem.message for problem in loaded.errors] == ["model configuration must specify 'name'"]
 
 
 def test_metrics_that_can_not_be_customised_are_a_warning(load):
@@ -503,23 +511,29 @@ def test_a_file_that_is_large_enough_is_no_mistake(load, size):
     assert spec.scheduling.states[0].initial.data == bytes(24)
 
 
-def test_strings_in_a_file_are_checked(load):
-    text = sequence(
-        'state { input_name: "S" output_name: "T" data_type: TYPE_STRING dims: 1'
-        ' initial_state { name: "I" data_type: TYPE_STRING dims: 1 data_file: "text" } }'
-    )
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(
+            sequence(
+                'state { input_name: "S" output_name: "T" data_type: TYPE_STRING dims: 1'
+                ' initial_state { name: "I" data_type: TYPE_STRING dims: 1 data_file: "text" } }'
+            ),
+            "initial state data file 'text': ",
+            id="damaged strings",
+        ),
+        pytest.param(
+            initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "../config.pbtxt"'),
+            "initial state data file '../config.pbtxt' for state 'S' is outside the model's initial_state directory",
+            id="a file outside of the directory",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_an_initial_state_is_told(load, text, message):
     files = {"1/model.py": b"", "initial_state/text": b"\x09\0\0\0short"}
     (error,) = load(text, files=files, run_model_code=False).errors
-    assert error.message.startswith("initial state data file 'text': ")
+    assert error.message.startswith(message)
     assert error.key == "sequence_batching.state[0].initial_state[0].data_file"
-
-
-def test_a_file_outside_of_the_directory_is_not_read(load):
-    text = initial('name: "I" data_type: TYPE_FP32 dims: [ 2, 3 ] data_file: "../config.pbtxt"')
-    (error,) = load(text, files={"1/model.py": b""}, run_model_code=False).errors
-    assert error.message == (
-        "initial state data file '../config.pbtxt' for state 'S' is outside the model's initial_state directory"
-    )
 
 
 FROM = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 }\n'

@@ -231,17 +231,23 @@ class TestLabels:
         assert (loaded.errors[0].key, loaded.errors[0].line) == ("output[0].label_filename", 1)
         assert loaded.specs == ()
 
-    def test_a_missing_file_is_told(self, load):
-        assert load(self.TEXT % "labels.txt").errors[0].message == (
-            "failed to read label file 'labels.txt' for output 'S' in model 'm': No such file or directory"
-        )
-
-    def test_labels_are_text(self, load):
-        loaded = load(self.TEXT % "labels.txt", files={"1/model.onnx": b"", "labels.txt": b"\xff"})
-        assert (
-            loaded.errors[0].message
-            == "label file 'labels.txt' for output 'S' in model 'm' is not UTF-8 at byte 0"
-        )
+    @pytest.mark.parametrize(
+        ("files", "message"),
+        [
+            (
+                {},
+                "failed to read label file 'labels.txt' for output 'S' in model 'm': No such file or directory",
+            ),
+            (
+                {"labels.txt": b"\xff"},
+                "label file 'labels.txt' for output 'S' in model 'm' is not UTF-8 at byte 0",
+            ),
+        ],
+        ids=["missing", "no text"],
+    )
+    def test_a_file_without_labels_is_told(self, load, files, message):
+        loaded = load(self.TEXT % "labels.txt", files={"1/model.onnx": b"", **files})
+        assert loaded.errors[0].message == message
 
 
 # Each: a warmup input's fields, the content of its file, the message.
@@ -260,6 +266,9 @@ BROKEN_WARMUP = [
 ]  # fmt: skip
 
 
+ZEROS = "data_type: TYPE_FP32 dims: 4 zero_data: true"
+
+
 class TestWarmup:
     """`model_warmup` (contract, scheduling.md section 10)."""
 
@@ -271,32 +280,24 @@ class TestWarmup:
         )
 
     def test_a_sample_is_batch_size_requests_of_one_item(self, load):
-        loaded = load(
-            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true", batch_size=3, more="count: 5")
-        )
+        loaded = load(self.text(ZEROS, batch_size=3, more="count: 5"))
         (sample,) = loaded.specs[0].warmup
         assert (sample.name, sample.count, len(sample.requests)) == ("w", 5, 3)
         (tensor,) = sample.requests[2]
         assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("A", DataType.FP32, (1, 4))
         assert tensor.as_numpy().tolist() == [[0.0] * 4]
 
-    def test_no_count_is_one_run(self, load):
-        assert load(self.text("data_type: TYPE_FP32 dims: 4 zero_data: true")).specs[0].warmup[0].count == 1
-
     def test_a_sample_of_batch_size_0_is_skipped(self, load):
         assert load(self.text("dims: -1", batch_size=0)).specs[0].warmup == ()
 
-    def test_a_model_without_batches_gets_no_batch_dimension(self, load):
-        loaded = load(
-            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace("max_batch_size: 8", "")
-        )
-        assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
-
-    def test_a_tensor_that_is_no_input_gets_no_batch_dimension(self, load):
-        loaded = load(
-            self.text("data_type: TYPE_FP32 dims: 4 zero_data: true").replace('key: "A"', 'key: "START"')
-        )
-        assert tuple(loaded.specs[0].warmup[0].requests[0][0].shape) == (4,)
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [("max_batch_size: 8", ""), ('key: "A"', 'key: "START"')],
+        ids=["a model without batches", "a tensor that is no input"],
+    )
+    def test_where_nothing_is_batched_there_is_no_batch_dimension(self, load, old, new):
+        (sample,) = load(self.text(ZEROS).replace(old, new)).specs[0].warmup
+        assert (sample.count, tuple(sample.requests[0][0].shape)) == (1, (4,))
 
     @pytest.mark.parametrize(
         "datatype", [datatype for datatype in DataType if datatype is not DataType.BYTES]
@@ -308,20 +309,32 @@ class TestWarmup:
         assert array.any()
         assert not (array != array).any()
 
-    @pytest.mark.parametrize("kind", ["zero_data", "random_data"])
-    def test_strings_are_empty(self, load, kind):
-        text = self.text(f"data_type: TYPE_STRING dims: 2 {kind}: true")
-        assert load(text).specs[0].warmup[0].requests[0][0].as_numpy().tolist() == [[b"", b""]]
-
-    def test_a_file_holds_one_item_and_may_be_longer(self, load):
-        text = self.text('data_type: TYPE_UINT8 dims: 4 input_data_file: "a.raw"')
-        loaded = load(text, files={"1/model.onnx": b"", "warmup/a.raw": bytes(range(6))})
-        assert loaded.specs[0].warmup[0].requests[1][0].as_numpy().tolist() == [[0, 1, 2, 3]]
-
-    def test_a_file_of_strings_is_packed(self, load):
-        text = self.text('data_type: TYPE_STRING dims: 2 input_data_file: "a"')
-        files = {"1/model.onnx": b"", "warmup/a": b"\x02\0\0\0hi\0\0\0\0"}
-        assert load(text, files=files).specs[0].warmup[0].requests[0][0].as_numpy().tolist() == [[b"hi", b""]]
+    @pytest.mark.parametrize(
+        ("fields", "content", "row"),
+        [
+            pytest.param("data_type: TYPE_STRING dims: 2 zero_data: true", b"", [b"", b""], id="no strings"),
+            pytest.param(
+                "data_type: TYPE_STRING dims: 2 random_data: true", b"", [b"", b""], id="any strings"
+            ),
+            pytest.param(
+                'data_type: TYPE_UINT8 dims: 4 input_data_file: "a.raw"',
+                bytes(range(6)),
+                [0, 1, 2, 3],
+                id="a file of one item, which may be longer",
+            ),
+            pytest.param(
+                'data_type: TYPE_STRING dims: 2 input_data_file: "a.raw"',
+                b"\x02\0\0\0hi\0\0\0\0",
+                [b"hi", b""],
+                id="a file of packed strings",
+            ),
+        ],
+    )
+    def test_each_request_has_the_same_data(self, load, fields, content, row):
+        (sample,) = (
+            load(self.text(fields), files={"1/model.onnx": b"", "warmup/a.raw": content}).specs[0].warmup
+        )
+        assert [tensor.as_numpy().tolist() for (tensor,) in sample.requests] == [[row]] * 2
 
     @pytest.mark.parametrize(("fields", "content", "message"), BROKEN_WARMUP)
     def test_unusable_data_keep_the_model_from_loading(self, load, fields, content, message):

@@ -23,6 +23,7 @@ from engine.environments.declared import declared
 from engine.environments.layout import EnvironmentFailed
 from engine.processes.runtime import interpreter, variables
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
+from tests.support.logged import Logged
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -38,7 +39,7 @@ class Builds:
         (self.model / "1").mkdir(parents=True)
         self.environ = {**os.environ, **offline(self.wheels)}
         self.steps = []
-        self.events = []
+        self.log = Logged()
 
     def asks(self, requirements=None, **parameters):
         """What the model's version asks for."""
@@ -54,9 +55,6 @@ class Builds:
         builder = EnvironmentBuilder(self.cache, environ=self.environ, log=self.log, **options)
         outcomes = await builder.prepare([environment], lambda phase, details: self.steps.append(details))
         return outcomes[environment]
-
-    def log(self, event, *, level="info", **keys):
-        self.events.append((str(event), keys))
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ async def test_requirements_are_installed_beside_the_servers_numpy_and_nothing_e
     assert run(runtime, code) == f"3.0 1.0 2.0 {builds.cache.path(environment)}"
     assert run(runtime, "import importlib.util as u; print(u.find_spec('trio'))") == "None"
     assert any("tiny-1.0-py3-none-any.whl" in step["step"] for step in builds.steps)
-    assert [name for name, _ in builds.events] == ["environment_building", "environment_built"]
+    assert [name for name, *_ in builds.log] == ["environment_building", "environment_built"]
 
 
 async def test_one_that_is_there_is_used_without_asking_pip(builds):

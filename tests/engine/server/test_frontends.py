@@ -16,6 +16,7 @@ from engine.server.frontends import Frontend
 from engine.server.sockets import bind, unix_listening
 from protocols.http.listener import HttpListener
 from tests.protocols.flaky_sockets import Flaky
+from tests.support.logged import Logged
 from tests.support.trees import serving, settled, states
 
 
@@ -78,13 +79,8 @@ class Greeter:
 
 
 @pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def log(said):
-    return lambda event, *, level="info", **keys: said.append((event, keys))
+def log():
+    return Logged()
 
 
 @pytest.fixture
@@ -117,9 +113,10 @@ async def echo(stream, word):
     return await stream.receive_some()
 
 
-async def test_it_says_where_it_listens_and_shows_it_in_the_tree(frontend, greeter, said):
+async def test_it_says_where_it_listens_and_shows_it_in_the_tree(frontend, greeter, log):
     async with serving(tree_of(frontend)) as tree:
-        assert said == [(Event.LISTENER_OPENED, {"service": "GreetingService", "address": frontend.address})]
+        about = {"service": "GreetingService", "address": frontend.address}
+        assert log == [(Event.LISTENER_OPENED, "info", about)]
         assert tree.root.tree().find("greet/listener").info["address"] == frontend.address
         frontend.close()
     assert greeter.closed
@@ -132,12 +129,8 @@ def test_an_ipv6_address_is_told_in_brackets_as_clients_take_it(greeter, log):
         assert frontend.address == f"[::1]:{frontend.port}"
 
 
-async def test_a_listener_that_can_accept_nothing_for_now_is_a_warning():
-    said = []
+async def test_a_listener_that_can_accept_nothing_for_now_is_a_warning(log):
     exhausted = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def log(event, *, level="info", **keys):
-        said.append((event, level, keys))
 
     async def answer(scope, receive, send):
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -156,7 +149,7 @@ async def test_a_listener_that_can_accept_nothing_for_now_is_a_warning():
                 assert (await client.receive_some()).startswith(b"HTTP/1.1 204")
         frontend.close()
     about = {"service": "HTTPService", "address": frontend.address, "error": os.strerror(errno.EMFILE)}
-    assert said[1:] == [(Event.LISTENER_EXHAUSTED, "warning", about)]
+    assert log[1:] == [(Event.LISTENER_EXHAUSTED, "warning", about)]
 
 
 async def test_a_connection_is_a_child_of_its_own(frontend):
@@ -175,7 +168,7 @@ async def test_a_listener_that_crashes_costs_neither_the_socket_nor_a_connection
             assert await echo(after, b"new") == b"new"
 
 
-async def test_draining_it_refuses_new_connections_and_waits_for_those_it_has(frontend, said):
+async def test_draining_it_refuses_new_connections_and_waits_for_those_it_has(frontend, log):
     async with serving(tree_of(frontend)), trio.open_nursery() as nursery:
         connection = await connect(frontend)
         drained = trio.Event()
@@ -186,10 +179,8 @@ async def test_draining_it_refuses_new_connections_and_waits_for_those_it_has(fr
 
         nursery.start_soon(drain)
         await settled()
-        assert said[-1] == (
-            Event.LISTENER_CLOSED,
-            {"service": "GreetingService", "address": frontend.address},
-        )
+        about = {"service": "GreetingService", "address": frontend.address}
+        assert log[-1] == (Event.LISTENER_CLOSED, "info", about)
         with pytest.raises(OSError, match=r"refused|attempts to connect"):
             await connect(frontend)
         assert not drained.is_set()

@@ -16,22 +16,13 @@ from engine.server.sockets import bind
 from engine.settings.listening import GrpcSettings, RestrictedHeader
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
+from tests.support.logged import Logged
 from tests.support.trees import serving
-
-
-class Told:
-    """Everything that was logged."""
-
-    def __init__(self):
-        self.events = []
-
-    def __call__(self, event, *, level="info", **keys):
-        self.events.append((event, level, keys))
 
 
 @asynccontextmanager
 async def served(server, settings=None, *, on_finished=None):
-    log = Told()
+    log = Logged()
     listener = grpc_listener(
         settings or GrpcSettings(), server.server, tls=None, on_finished=on_finished, log=log
     )
@@ -78,7 +69,7 @@ async def test_a_bug_is_told_with_its_call_and_costs_no_other():
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert "a bug" not in caught.value.details()
         assert (await call(address, "ServerLive", service_pb2.ServerLiveRequest())).live
-        assert log.events[1:] == [
+        assert log[1:] == [
             (
                 Event.CHILD_EXITED,
                 "error",
@@ -101,7 +92,7 @@ async def test_a_client_that_is_sent_away_costs_one_line_of_the_verbose_log():
                 assert b"DATA on stream 0" in b"".join([part async for part in client])
         assert (await call(address, "ServerLive", service_pb2.ServerLiveRequest())).live
         about = {"peer": peer, "reason": "DATA on stream 0 (PROTOCOL_ERROR)"}
-        assert log.events[1:] == [(Event.CONNECTION_REFUSED, "debug", about)]
+        assert log[1:] == [(Event.CONNECTION_REFUSED, "debug", about)]
 
 
 async def test_what_came_of_a_request_is_told_to_the_request_log():

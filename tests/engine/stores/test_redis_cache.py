@@ -14,6 +14,7 @@ from actors.values.datatypes import DataType
 from engine.settings.cache import RedisCache, RedisTls
 from engine.stores.redis_store import PREFIX, RedisStore, patience
 from tests.support.certificates import Authority
+from tests.support.logged import Logged
 from tests.support.model_doubles import Context
 from tests.support.redis_double import RedisDouble
 
@@ -100,12 +101,12 @@ class Running:
     """A far cache whose actors run."""
 
     def __init__(self, settings):
-        self.logged: list[tuple[str, dict[str, object]]] = []
+        self.logged = Logged()
         self.cache = FarCache(
             RedisStore(settings),
             threads=settings.pool_size,
             patience=patience(settings),
-            log=lambda event, **keys: self.logged.append((str(event), keys)),
+            log=self.logged,
         )
 
     async def look_up(self, key=KEY):
@@ -170,7 +171,7 @@ async def test_nobody_asks_before_there_was_a_sign_of_life(server):
         assert far.cache.counts.skipped == 1
         server.start()
         await far.until(lambda: far.cache.available)
-        assert [event for event, _ in far.logged] == ["cache_unavailable", "cache_available"]
+        assert [event for event, *_ in far.logged] == ["cache_unavailable", "cache_available"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from engine.processes.spare_plan import FIRST_PAUSE, QUIET
 from engine.processes.spares import END_SECONDS, FAMILIES, Environment, SpareCounts, Spares
 from engine.settings.reporting import MetricsSettings
 from engine.settings.settings import Settings, SettingsError
+from tests.support.logged import Logged
 
 HERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),))
 THERE = Environment(interpreter="/usr/bin/python", variables=(("PATH", "/bin"),), cores=(1,))
@@ -74,8 +75,9 @@ class Stage:
     """Spares, the tree they are in, and everything that was started."""
 
     def __init__(self, nursery, *, limit=1):
-        self.spares = Spares(self._start, limit=limit, log=self._log)
-        self.started, self.logged = [], []
+        self.logged = Logged()
+        self.spares = Spares(self._start, limit=limit, log=self.logged)
+        self.started = []
         self.refuse = None
         self.obedient = True
         self._nursery = nursery
@@ -91,9 +93,6 @@ class Stage:
         worker = Played(100 + len(self.started), obedient=self.obedient)
         self.started.append(worker)
         return worker
-
-    def _log(self, event, *, level="info", **keys):
-        self.logged.append((str(event), keys))
 
     def take(self, environment=HERE):
         """What the launcher does."""
@@ -180,7 +179,7 @@ async def test_a_spare_that_dies_is_told_of_with_its_last_words_and_replaced_aft
     spare.say(b"Killed by an operator\n")
     spare.die(Exit(3))
     await trio.testing.wait_all_tasks_blocked()
-    (keys,) = [keys for event, keys in play.logged if event == "spare_lost"]
+    (keys,) = play.logged.of("spare_lost")
     assert keys["output"] == "Killed by an operator\n"
     assert keys["pid"] == spare.pid
     assert play.take() is None
@@ -203,7 +202,7 @@ async def test_where_the_system_refuses_a_process_it_is_tried_again_later(stage,
     play.refuse = OSError("no more processes")
     assert play.take() is None
     await trio.sleep(QUIET + 0.2)
-    assert [event for event, _ in play.logged] == ["spare_lost"]
+    assert [event for event, *_ in play.logged] == ["spare_lost"]
     play.refuse = None
     await trio.sleep(FIRST_PAUSE + 0.2)
     assert play.spares.statistics().waiting == 1

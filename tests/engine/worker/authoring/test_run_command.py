@@ -195,34 +195,37 @@ def test_an_async_generator_streams_to_its_client(command, model_file):
 
 
 @pytest.mark.slow
-def test_a_file_that_does_not_load_says_where_it_fails(model_file, tmp_path):
-    file = model_file("raise RuntimeError('no weights')", "broken.py")
-    server = Server("run", str(file), log=tmp_path / "log")
-    assert server.process.wait(30) == 1
-    log = server.log.read_text()
-    line = file.read_text().splitlines().index("raise RuntimeError('no weights')") + 1
-    assert f"ImportError: {file}({line}): RuntimeError: no weights" in log
-
-
-@pytest.mark.slow
-def test_a_file_without_a_model_says_what_it_lacks(model_file, tmp_path):
-    file = model_file("number = 1", "empty.py")
-    server = Server("run", str(file), log=tmp_path / "log")
-    assert server.process.wait(30) == 1
-    lacks = "has no attribute 'TritonPythonModel', and nothing that is declared with tritium.model"
-    assert f"{file}: AttributeError: module 'empty' {lacks}" in server.log.read_text().replace("\\'", "'")
-
-
-@pytest.mark.slow
-def test_what_fails_in_an_environment_beside_the_file_is_told_at_the_files_own_line(model_file, tmp_path):
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        pytest.param(
+            "raise RuntimeError('no weights')",
+            "ImportError: {file}({line}): RuntimeError: no weights",
+            id="it raises",
+        ),
+        pytest.param(
+            "import sys; sys.path.append({packages!r}); import wanting",
+            "ImportError: {file}({line}): OSError: no driver",
+            id="what it imports from an environment beside it raises",
+        ),
+        pytest.param(
+            "number = 1",
+            "{file}: AttributeError: module 'broken' has no attribute 'TritonPythonModel', and nothing that is"
+            " declared with tritium.model",
+            id="it has no model",
+        ),
+    ],
+)
+def test_a_file_that_does_not_load_says_where_it_fails(model_file, tmp_path, source, reason):
     packages = tmp_path / ".venv" / "lib" / "site-packages"
     packages.mkdir(parents=True)
     (packages / "wanting.py").write_text("raise OSError('no driver')")
-    file = model_file(f"import sys\nsys.path.append({str(packages)!r})\nimport wanting", "broken.py")
+    written = source.format(packages=str(packages))
+    file = model_file(written, "broken.py")
     server = Server("run", str(file), log=tmp_path / "log")
     assert server.process.wait(30) == 1
-    line = file.read_text().splitlines().index("import wanting") + 1
-    assert f"ImportError: {file}({line}): OSError: no driver" in server.log.read_text()
+    line = file.read_text().splitlines().index(written) + 1
+    assert reason.format(file=file, line=line) in server.log.read_text().replace("\\'", "'")
 
 
 # -- mistakes
