@@ -23,15 +23,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Final, NoReturn, Self, TextIO
 
 import structlog
 from structlog.processors import CallsiteParameter, CallsiteParameterAdder
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from actors.values.events import Event
-from actors.values.requests import InferRequest
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
 
@@ -182,17 +180,12 @@ def configure_logging(
     settings: LogSettings,
     sink: LogSink,
     *,
-    strict: bool = False,
     wall_ns: Callable[[], int] = time.time_ns,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make structlog follow the settings and write to `sink`.
-
-    `strict` is for tests and development: an event that is not in the list raises ValueError where it is
-    logged.
-    """
+    """Make structlog follow the settings and write to `sink`."""
     structlog.configure(
-        processors=processors(settings, sink, strict=strict, wall_ns=wall_ns, environ=environ),
+        processors=processors(settings, sink, wall_ns=wall_ns, environ=environ),
         wrapper_class=structlog.make_filtering_bound_logger(_lowest_level(settings)),
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
@@ -203,15 +196,11 @@ def processors(
     settings: LogSettings,
     sink: LogSink,
     *,
-    strict: bool,
     wall_ns: Callable[[], int],
     environ: Mapping[str, str],
 ) -> list[Processor]:
-    """Return the chain that an event passes through, from the check of its name to the sink."""
-    chain: list[Processor] = [_only_what_is_on(settings)]
-    if strict:
-        chain.append(_only_known_events)
-    chain.append(_stamp(wall_ns))
+    """Return the chain that an event passes through, from the check of its level to the sink."""
+    chain: list[Processor] = [_only_what_is_on(settings), _stamp(wall_ns)]
     if settings.format != "console":
         chain.append(
             CallsiteParameterAdder(
@@ -247,16 +236,6 @@ def _only_what_is_on(settings: LogSettings) -> Processor:
         return event
 
     return drop_what_is_off
-
-
-def _only_known_events(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    try:
-        Event(event["event"])
-    except ValueError:
-        raise ValueError(
-            f"{event['event']!r} is not an event: add it to actors.values.events, or say it in a key"
-        ) from None
-    return event
 
 
 def _stamp(wall_ns: Callable[[], int]) -> Processor:
@@ -425,61 +404,3 @@ def _leave_out_machinery(told: traceback.TracebackException) -> None:
         if kept:
             each.stack = traceback.StackSummary.from_list(kept)
         ahead += [one for one in (each.__cause__, each.__context__, *(each.exceptions or ())) if one]
-
-
-# -- one line a request
-
-_TIMES: Final = ("queue_us", "compute_input_us", "compute_infer_us", "compute_output_us")
-
-
-class RequestLog:
-    """Writes the canonical line of each request, at its end, if `--log-requests` asks for it.
-
-    With `failures_only` it tells at the first verbose level why requests failed, as Triton does, and nothing
-    else.
-    """
-
-    def __init__(self, log: FilteringBoundLogger, *, failures_only: bool = False) -> None:
-        self._log = log
-        self._failures_only = failures_only
-
-    def finished(
-        self,
-        request: InferRequest,
-        *,
-        version: int,
-        outcome: Event,
-        times: tuple[int, int, int, int] = (0, 0, 0, 0),
-        total_ns: int = 0,
-        message: str = "",
-        about: Mapping[str, object] = MappingProxyType({}),
-    ) -> None:
-        """Log how `request` ended.
-
-        `outcome` is one of the `request_*` events, `message` what its client was told. `times` are
-        nanoseconds as in `InferResponse.timing`. `about` is what else is known, such as the instance that
-        executed it.
-        """
-        if self._failures_only:
-            if message:
-                self._log.debug(
-                    Event.REQUEST_FAILED, request_id=request.id, message=message, model=request.model_name
-                )
-            return
-        keys: dict[str, object] = {
-            "request_id": request.id,
-            "model": request.model_name,
-            "version": version,
-            "rows": request.rows,
-            "outcome": outcome.value.removeprefix("request_"),
-            **{name: ns // 1000 for name, ns in zip(_TIMES, times, strict=True)},
-            "total_us": total_ns // 1000,
-            **about,
-        }
-        if request.correlation_id:
-            keys["correlation_id"] = request.correlation_id
-        if request.attempts > 1:
-            keys["attempts"] = request.attempts
-        if message:
-            keys["message"] = message
-        self._log.info(outcome, **keys)

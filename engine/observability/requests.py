@@ -11,10 +11,10 @@ from actors.serving.records import RequestEnd, RequestRecord, record_of
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
-from engine.observability.logs import RequestLog
 
 RequestHook = RequestEnd
 
+_TIMES: Final = ("queue_us", "compute_input_us", "compute_infer_us", "compute_output_us")
 _NO_TIME: Final = (0, 0, 0, 0)
 _OUTCOMES: Final = {
     ErrorCode.CANCELLED: Event.REQUEST_CANCELLED,
@@ -28,13 +28,22 @@ def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestH
     """Return what is called at the end of each request, if `--log-requests` or `--log-verbose` asks for it.
 
     `protocol` is that of the frontend which calls it; empty for requests that the server makes of itself.
+    With `failures_only` it tells at the first verbose level why requests failed, as Triton does, and nothing
+    else.
     """
-    log = RequestLog(structlog.get_logger(), failures_only=failures_only)
+    log = structlog.get_logger()
+
+    def failed(request: InferRequest, outcome: InferResponse | TritiumError, peer: str) -> None:
+        if isinstance(outcome, TritiumError) and outcome.message:
+            log.debug(
+                Event.REQUEST_FAILED,
+                request_id=request.id,
+                message=outcome.message,
+                model=request.model_name,
+            )
 
     def finished(request: InferRequest, outcome: InferResponse | TritiumError, peer: str) -> None:
-        failed = isinstance(outcome, TritiumError)
-        if failures_only and not failed:
-            return
+        """Write the canonical line."""
         now = trio.current_time()
         record = record_of(request)
         about: dict[str, object] = {"protocol": protocol, "peer": peer} if protocol else {}
@@ -47,18 +56,25 @@ def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestH
         else:
             version, times = outcome.model_version, outcome.timing or _NO_TIME
             event, message = Event.REQUEST_COMPLETED, ""
-        total_ns = int((now - request.accepted_at) * 1e9)
-        log.finished(
-            request,
+        if request.correlation_id:
+            about["correlation_id"] = request.correlation_id
+        if request.attempts > 1:
+            about["attempts"] = request.attempts
+        if message:
+            about["message"] = message
+        log.info(
+            event,
+            request_id=request.id,
+            model=request.model_name,
             version=version,
-            outcome=event,
-            times=times,
-            total_ns=total_ns,
-            message=message,
-            about=about,
+            rows=request.rows,
+            outcome=event.value.removeprefix("request_"),
+            **{name: ns // 1000 for name, ns in zip(_TIMES, times, strict=True)},
+            total_us=int((now - request.accepted_at) * 1e9) // 1000,
+            **about,
         )
 
-    return finished
+    return failed if failures_only else finished
 
 
 def _waited(record: RequestRecord | None, since: float, now: float) -> int:
