@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import tempfile
@@ -152,11 +153,7 @@ async def _follow_phases(plan: Plan, clients: Clients, began: float, tell: Tell)
 
 async def _must_go_on(server: Server) -> None:
     """Raise ServerFailed once the server has ended: nothing in a run may end it."""
-    descriptor = os.pidfd_open(server.pid)
-    try:
-        await trio.lowlevel.wait_readable(descriptor)
-    finally:
-        os.close(descriptor)
+    await server.wait_ended(within=math.inf)
     raise ServerFailed(f"the server ended in the middle of a run: {server.last_words()}")
 
 

@@ -12,11 +12,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 import sniffio
 
-from engine.server.hosting import HostedTree, OwnLoop, SameLoop, StartupFailed
+from engine.server.hosting import HostedTree, Message, OwnLoop, SameLoop, StartupFailed
 from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,
@@ -26,7 +25,6 @@ from protocols.http.admission import (
 )
 from protocols.http.answers import Answer
 
-Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 

@@ -39,11 +39,6 @@ class Census:
         """Count one more of `path`."""
         self.broken[path] = self.broken.get(path, 0) + 1
 
-    @property
-    def all_broken(self) -> int:
-        """Broken lines of all files."""
-        return sum(self.broken.values())
-
 
 def read(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, census: Census | None = None
