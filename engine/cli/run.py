@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.cli.serve import started
 from engine.settings.settings import Settings, SettingsError
 from engine.worker.authoring.folder import NotAModelFile, config_beside, write_repository
 
@@ -53,9 +54,7 @@ def run(argv: Sequence[str]) -> int:
                 f"--model-control-mode={settings.control_mode} is for repositories",
                 "`tritium run` loads its file once: leave the flag out, or use `tritium serve`",
             )
-        from engine.server.run import run as serve
-
-        return serve(settings)
+        return started(settings)
 
 
 def _complain(message: str, hint: str = "") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -48,8 +49,18 @@ def serve(argv: Sequence[str]) -> int:
         else:
             sys.stderr.write(complaint(error))
         return 1
+    return started(settings)
+
+
+def started(settings: Settings) -> int:
+    """Import the server and serve until told to stop; return the process's exit status."""
+    # What is imported stays. The collector would look through all of it several times, for a sixth of the
+    # time that a start takes.
+    gc.disable()
     from engine.server.run import run
 
+    gc.freeze()  # until the models are loaded: see `settle_garbage_collection`
+    gc.enable()
     return run(settings)
 
 

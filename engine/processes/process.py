@@ -34,6 +34,7 @@ def settle_garbage_collection() -> None:
     loads do. So the collection runs often enough to be short, and no oftener. What is allocated and freed
     again doesn't count.
     """
+    gc.unfreeze()  # what was imported, in which there is waste as well
     gc.collect()
     gc.freeze()
     gc.set_threshold(2_000, 10, 50)
