@@ -19,7 +19,7 @@ from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS
-from tests.engine.cli.conftest import answering
+from tests.support.answering import answering
 
 
 def run(*words, **environ):
@@ -180,22 +180,47 @@ def repository(tmp_path):
     return write
 
 
-def test_check_shows_what_would_be_served(repository, capsys):
-    assert main(["check", repository(add=GOOD)]) == 0
-    out = capsys.readouterr().out
-    assert "✓ add  version 1\n" in out
-    assert "dynamic, up to 8 rows, waiting 0.1 ms for more" in out
-    assert "tritium.execution_timeout is off: hangs are not contained" in out
-    assert out.endswith("1 of 1 model would load\n")
+THREADED = GOOD + 'parameters { key: "tritium.isolation" value { string_value: "thread" } }\n'
 
 
-def test_check_points_at_the_mistake_and_exits_with_one(repository, capsys):
-    assert main(["check", repository(add=GOOD, broken=BAD)]) == 1
+@pytest.mark.parametrize(
+    ("models", "status", "words", "end"),
+    [
+        pytest.param(
+            {"add": GOOD},
+            0,
+            (
+                "✓ add  version 1\n",
+                "dynamic, up to 8 rows, waiting 0.1 ms for more",
+                "tritium.execution_timeout is off: hangs are not contained",
+            ),
+            "1 of 1 model would load\n",
+            id="what would be served",
+        ),
+        pytest.param(
+            {"add": GOOD, "broken": BAD},
+            1,
+            ("✗ broken", "broken/config.pbtxt:3:1: error: ", "did you mean 'max_batch_size'?"),
+            "1 of 2 models would load\n",
+            id="a mistake",
+        ),
+        pytest.param(
+            {"add": THREADED},
+            0,
+            ("a crash of it takes the server down",),
+            "1 of 1 model would load\n",
+            id="a model inside the server process",
+        ),
+        pytest.param({}, 0, (), "no models found\n", id="an empty repository"),
+    ],
+)
+def test_check_shows_what_would_be_served_and_points_at_mistakes(
+    repository, capsys, models, status, words, end
+):
+    assert main(["check", repository(**models)]) == status
     out = capsys.readouterr().out
-    assert "✗ broken" in out
-    assert "broken/config.pbtxt:3:1: error: " in out
-    assert "did you mean 'max_batch_size'?" in out
-    assert out.endswith("1 of 2 models would load\n")
+    assert [each for each in words if each not in out] == []
+    assert out.endswith(end)
 
 
 def test_check_says_the_same_as_json(repository, capsys):
@@ -206,12 +231,6 @@ def test_check_says_the_same_as_json(repository, capsys):
     assert (add["backend"], add["versions"], add["isolation"]) == ("python", [1], "process")
     assert add["config"]["max_batch_size"] == 8
     assert (broken["problems"][0]["line"], broken["problems"][0]["column"]) == (3, 1)
-
-
-def test_check_warns_of_a_model_inside_the_server_process(repository, capsys):
-    threaded = GOOD + 'parameters { key: "tritium.isolation" value { string_value: "thread" } }\n'
-    main(["check", repository(add=threaded)])
-    assert "a crash of it takes the server down" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("gpus", "ok"), [(0, False), (2, True)])
@@ -232,11 +251,6 @@ def test_check_finds_a_model_that_two_repositories_hold(tmp_path, capsys):
         (tmp_path / repository / "add" / "config.pbtxt").write_text(GOOD)
     assert main(["check", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     assert "model appears in two or more repositories" in capsys.readouterr().out
-
-
-def test_check_of_an_empty_repository_says_so(tmp_path, capsys):
-    assert main(["check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "no models found\n"
 
 
 # -- tree

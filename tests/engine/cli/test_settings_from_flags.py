@@ -580,18 +580,39 @@ def shown(*flags):
     return dict(read(*flags).options())
 
 
-def test_the_options_tell_the_control_mode_and_what_counts_in_it():
-    assert shown()["model_control_mode"] == "none"
+MUTUAL = ("--grpc-use-ssl-mutual=true", *FILES, "--grpc-root-cert=ca.pem", "--grpc-unix-socket=/s")
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ((), {"model_control_mode": "none", "grpc": "0.0.0.0:8001"}),
+        (
+            ("--model-control-mode=poll", "--repository-poll-secs=0.5"),
+            {"model_control_mode": "poll", "repository_poll_secs": "0.5"},
+        ),
+        (
+            ("--model-control-mode=explicit", "--load-model=a", "--load-model=b"),
+            {"model_control_mode": "explicit", "startup_models": "a, b"},
+        ),
+        (
+            ("--model-repository=gs://bucket/models", "--model-cache-directory=/c"),
+            {"model_cache_directory": "/c", "model_cache_size": str(50 * 1024**3)},
+        ),
+        (("--allow-grpc=false", "--grpc-unix-socket=/s"), {"grpc": "off"}),
+        (("--grpc-address=::1",), {"grpc": "[::1]:8001"}),
+        (("--grpc-use-ssl=true", *FILES), {"grpc": "0.0.0.0:8001 (TLS)"}),
+        (MUTUAL, {"grpc": "0.0.0.0:8001 (TLS, clients with certificates)", "grpc_unix_socket": "/s"}),
+    ],
+)
+def test_the_options_tell_what_counts(flags, options):
+    found = shown(*flags)
+    assert {name: found[name] for name in options} == options
+
+
+def test_the_options_tell_nothing_of_what_does_not_count():
     assert not shown().keys() & {"repository_poll_secs", "startup_models", "model_cache_directory"}
-    polling = shown("--model-control-mode=poll", "--repository-poll-secs=0.5")
-    assert (polling["model_control_mode"], polling["repository_poll_secs"]) == ("poll", "0.5")
-    explicit = shown("--model-control-mode=explicit", "--load-model=a", "--load-model=b")
-    assert (explicit["model_control_mode"], explicit["startup_models"]) == ("explicit", "a, b")
-
-
-def test_the_options_tell_of_the_cache_where_a_repository_is_remote():
-    remote = shown("--model-repository=gs://bucket/models", "--model-cache-directory=/c")
-    assert (remote["model_cache_directory"], remote["model_cache_size"]) == ("/c", str(50 * 1024**3))
+    assert "grpc_unix_socket" not in shown("--allow-grpc=false", "--grpc-unix-socket=/s")
 
 
 # -- the table
@@ -771,17 +792,3 @@ def test_a_unix_socket_whose_path_is_too_long_says_how_long_it_may_be():
     error = refusal("--grpc-unix-socket=" + "ü" * 54)
     assert error.message.startswith("--grpc-unix-socket is too long for a socket's path: 108 bytes. Got ü")
     assert error.hint == "such a path has 107 bytes at most"
-
-
-# -- what an operator sees
-
-
-def test_the_options_tell_where_grpc_listens_and_how():
-    assert shown()["grpc"] == "0.0.0.0:8001"
-    assert shown("--allow-grpc=false", "--grpc-unix-socket=/s")["grpc"] == "off"
-    assert shown("--grpc-address=::1")["grpc"] == "[::1]:8001"
-    assert shown("--grpc-use-ssl=true", *FILES)["grpc"] == "0.0.0.0:8001 (TLS)"
-    mutual = shown("--grpc-use-ssl-mutual=true", *FILES, "--grpc-root-cert=ca.pem", "--grpc-unix-socket=/s")
-    assert mutual["grpc"] == "0.0.0.0:8001 (TLS, clients with certificates)"
-    assert mutual["grpc_unix_socket"] == "/s"
-    assert "grpc_unix_socket" not in shown("--allow-grpc=false", "--grpc-unix-socket=/s")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.__main__ import main
-from tests.engine.cli.conftest import answering
+from tests.support.answering import answering
 
 PLAN: dict[str, Any] = {
     "model": "resnet",

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
 from engine.cli.tree import Fitted
-from tests.engine.cli.conftest import answering
+from tests.support.answering import answering
 
 NOW = 5000.0
 

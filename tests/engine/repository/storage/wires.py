@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.answering import answering
 
 
 class Wire:
@@ -125,32 +126,11 @@ class Recorder:
 def recorder() -> Iterator[Recorder]:
     record = Recorder()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        record.asked.append((request.command, request.path, headers))
+        return record.status, record.body
 
-        def do_GET(self) -> None:
-            record.asked.append(
-                (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
-            )
-            self.send_response(record.status)
-            self.send_header("Content-Length", str(len(record.body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(record.body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    record.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering(answer) as url:
+        record.port = int(url.rpartition(":")[2])
         yield record
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
