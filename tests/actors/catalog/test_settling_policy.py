@@ -74,21 +74,49 @@ def watching(*, now="1"):
     return Polls({"m": now}, {"m": now}, {"m": now})
 
 
-def test_everything_is_looked_at_once_after_the_start():
+def first_seen(name="m", source=""):
+    return Changed(key(name, source), Change.FIRST_SEEN)
+
+
+MODIFIED = Changed(key("m"), Change.MODIFIED)
+GONE = Left(key("m"))
+WHOLE, BOTH = {"one": {"m": "1"}, "two": {}}, {"one": {"m": "1"}, "two": {"m": "1"}}
+UNFINISHED = {"m": Seen("2", INCOMPLETE)}
+
+STORIES = {
+    "everything is looked at once after the start": [
+        ({"a": "1", "b": "1"}, []),
+        ({"a": "1", "b": "1"}, [first_seen("a"), first_seen("b")]),
+        ({"a": "1", "b": "1"}, []),
+    ],
+    "what changes between the first looks was modified": [
+        ({"m": "1"}, []),
+        ({"m": "2"}, []),
+        ({"m": "2"}, [MODIFIED]),
+        ({"m": "2"}, []),
+    ],
+    "an incomplete model waits for ever": [
+        *[({"m": "1"}, []), ({"m": "1"}, [first_seen()])],
+        *[(UNFINISHED, [])] * 50,
+        ({"m": Seen("3", Complete())}, [MODIFIED]),
+    ],
+    "a model that went right after the start has gone, for it may be loaded": [
+        ({"m": "1"}, []),
+        ({}, []),
+        ({}, [GONE]),
+    ],
+    "a source that never answered so far has everything looked at": [
+        *[(DOWN, []), (DOWN, []), ({"m": "1"}, [])],
+        ({"m": "1"}, [first_seen()]),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_model_is_looked_at_when_it_has_come_to_rest(story):
     polls = Polls()
-    assert polls.see({"a": "1", "b": "1"}) == []
-    assert polls.see({"a": "1", "b": "1"}) == [
-        Changed(key("a"), Change.FIRST_SEEN),
-        Changed(key("b"), Change.FIRST_SEEN),
-    ]
-    assert polls.see({"a": "1", "b": "1"}) == []
-
-
-def test_what_changes_between_the_first_looks_was_modified():
-    polls = Polls({"m": "1"})
-    assert polls.see({"m": "2"}) == []
-    assert polls.see({"m": "2"}) == [Changed(key("m"), Change.MODIFIED)]
-    assert polls.see({"m": "2"}) == []
+    for view, decisions in STORIES[story]:
+        assert polls.see(view) == decisions
 
 
 @pytest.mark.parametrize(
@@ -105,13 +133,6 @@ def test_what_changes_between_the_first_looks_was_modified():
 )
 def test_everything_is_found_when_each_source_has_answered_and_its_models_are_at_rest(views, found):
     assert Polls(*views).settling.found_all is found
-
-
-def test_an_incomplete_model_waits_for_ever():
-    polls = watching()
-    for _ in range(50):
-        assert polls.see({"m": Seen("2", Incomplete(("'x' is missing",)))}) == []
-    assert polls.see({"m": Seen("3", Complete())}) == [Changed(key("m"), Change.MODIFIED)]
 
 
 def test_why_a_model_is_incomplete_is_told_once_and_when_it_changes():
@@ -144,11 +165,6 @@ def test_a_model_that_went_before_it_was_looked_at_is_nobodys_business():
     polls = watching()
     assert [polls.see(view) for view in ({"m": "1", "n": "1"}, {"m": "1"}, {"m": "1"})] == [[], [], []]
     assert polls.settling.waiting() == ()
-
-
-def test_a_model_that_went_right_after_the_start_has_gone_for_it_may_be_loaded():
-    polls = Polls({"m": "1"}, {})
-    assert polls.see({}) == [Left(key("m"))]
 
 
 class TestSourcesThatDoNotAnswer:
@@ -197,81 +213,70 @@ class TestSourcesThatDoNotAnswer:
         (notice,) = polls.notices
         assert (notice.reason, notice.lasting) == ("it is another directory", True)
 
-    def test_a_source_that_never_answered_so_far_has_everything_looked_at(self):
-        polls = Polls(DOWN, DOWN, {"m": "1"})
-        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
 
-
-class TestSeveralSources:
-    """A name in two of them."""
-
-    def test_a_name_that_leaves_one_of_two_sources_is_looked_at(self):
-        polls = Polls()
-        polls.see(one={"m": "1"}, two={"m": "1"})
-        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
-        assert polls.see(one={"m": "1"}, two={}) == []
-        assert polls.see(one={"m": "1"}, two={}) == [Changed(key("m"), Change.MODIFIED)]
-        polls.see(one={}, two={})
-        assert polls.see(one={}, two={}) == [Left(key("m"))]
-
-    def test_a_name_that_moves_to_another_source_is_looked_at_once(self):
-        polls = Polls()
-        for _ in range(2):
-            polls.see(one={"m": "1"}, two={})
-        assert polls.see(one={}, two={"m": "1"}) == []
-        assert polls.see(one={}, two={"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
-
-    def test_what_a_look_saw_too_early_is_looked_at_again(self):
-        polls = Polls()
-        for _ in range(2):
-            polls.see(one={"m": "1"}, two={})
-        polls.see(one={"m": "2"}, two={})
+APART = "namespaces tell equal names apart"
+SEVERAL_SOURCES = {
+    "a name that leaves one of two sources is looked at": [
+        (BOTH, []),
+        (BOTH, [MODIFIED]),
+        (WHOLE, []),
+        (WHOLE, [MODIFIED]),
+        ({"one": {}, "two": {}}, []),
+        ({"one": {}, "two": {}}, [GONE]),
+    ],
+    "a name that moves to another source is looked at once": [
+        (WHOLE, []),
+        (WHOLE, [first_seen()]),
+        ({"one": {}, "two": {"m": "1"}}, []),
+        ({"one": {}, "two": {"m": "1"}}, [MODIFIED]),
+    ],
+    "what a look saw too early is looked at again": [
+        (WHOLE, []),
+        (WHOLE, [first_seen()]),
+        ({"one": {"m": "2"}, "two": {}}, []),
         # A look at this time finds the model in both repositories.
-        assert polls.see(one={"m": "2"}, two={"m": "half"}) == [Changed(key("m"), Change.MODIFIED)]
-        assert polls.see(one={"m": "2"}, two={}) == []
-        assert polls.see(one={"m": "2"}, two={}) == [Changed(key("m"), Change.MODIFIED)]
-
-    def test_namespaces_tell_equal_names_apart(self):
-        polls = Polls(namespacing=True)
-        polls.see(one={"m": "1"}, two={"m": "1"})
-        assert polls.see(one={"m": "1"}, two={"m": "1"}) == [
-            Changed(key("m", "one"), Change.FIRST_SEEN),
-            Changed(key("m", "two"), Change.FIRST_SEEN),
-        ]
-        polls.see(one={"m": "1"}, two={})
-        assert polls.see(one={"m": "1"}, two={}) == [Left(key("m", "two"))]
+        ({"one": {"m": "2"}, "two": {"m": "half"}}, [MODIFIED]),
+        ({"one": {"m": "2"}, "two": {}}, []),
+        ({"one": {"m": "2"}, "two": {}}, [MODIFIED]),
+    ],
+    APART: [
+        (BOTH, []),
+        (BOTH, [first_seen("m", "one"), first_seen("m", "two")]),
+        (WHOLE, []),
+        (WHOLE, [Left(key("m", "two"))]),
+    ],
+}
 
 
-class TestLookingAgain:
-    """A look without a result is repeated."""
+@pytest.mark.parametrize("story", SEVERAL_SOURCES)
+def test_a_name_in_two_sources_is_looked_at_when_either_has_come_to_rest(story):
+    polls = Polls(namespacing=story == APART)
+    for views, decisions in SEVERAL_SOURCES[story]:
+        assert polls.see(**views) == decisions
 
-    def test_a_model_is_looked_at_again_at_the_next_poll(self):
-        polls = watching()
-        polls.settling.look_again(key("m"), changed=False)
-        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
-        assert polls.see({"m": "1"}) == []
 
-    def test_a_change_that_was_told_in_vain_is_told_again_as_a_change(self):
-        polls = watching()
-        polls.settling.look_again(key("m"), changed=True)
-        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.MODIFIED)]
-
-    def test_it_is_not_before_its_source_answers(self):
-        polls = watching()
-        polls.settling.look_again(key("m"), changed=False)
-        assert [polls.see(view) for view in (DOWN, {"m": "1"})] == [[], []]
-        assert polls.see({"m": "1"}) == [Changed(key("m"), Change.FIRST_SEEN)]
-
-    def test_one_that_went_meanwhile_has_gone(self):
-        polls = watching()
-        polls.settling.look_again(key("m"), changed=False)
-        polls.see({})
-        assert polls.see({}) == [Left(key("m"))]
-
-    def test_an_unknown_name_is_nobodys(self):
-        polls = watching()
-        polls.settling.look_again(key("n"), changed=False)
-        assert polls.see({"m": "1"}) == []
+@pytest.mark.parametrize(
+    ("name", "changed", "story"),
+    [
+        ("m", False, [({"m": "1"}, [first_seen()]), ({"m": "1"}, [])]),
+        ("m", True, [({"m": "1"}, [MODIFIED])]),
+        ("m", False, [(DOWN, []), ({"m": "1"}, []), ({"m": "1"}, [first_seen()])]),
+        ("m", False, [({}, []), ({}, [GONE])]),
+        ("n", False, [({"m": "1"}, [])]),
+    ],
+    ids=[
+        "at the next poll",
+        "a change that was told in vain is told again as a change",
+        "not before its source answers",
+        "one that went meanwhile has gone",
+        "an unknown name is left alone",
+    ],
+)
+def test_a_look_without_a_result_is_repeated(name, changed, story):
+    polls = watching()
+    polls.settling.look_again(key(name), changed=changed)
+    for view, decisions in story:
+        assert polls.see(view) == decisions
 
 
 SOURCES = st.sampled_from(["one", "two"])

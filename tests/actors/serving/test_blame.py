@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, Quarantine, fingerprint_of
+from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, fingerprint_of
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from tests.support.ports import waiting_request
@@ -80,15 +80,6 @@ def test_the_like_of_a_convicted_request_is_quarantined_for_a_while(marked):
     assert blame.clean
 
 
-def test_who_is_convicted_again_is_quarantined_for_longer():
-    blame = Blame()
-    for now in (0.0, 100.0):
-        blame.convict(request_of(), now, None)
-    assert len(blame.quarantine) == 1
-    assert blame.quarantine.match(request_of(), QUARANTINE_SECONDS + 99)
-    assert not blame.quarantine.match(request_of(), QUARANTINE_SECONDS + 101)
-
-
 def test_a_request_that_hangs_is_quarantined_the_second_time():
     blame = Blame()
     assert not blame.hung(request_of(), 0.0, None)
@@ -103,21 +94,3 @@ def test_hangs_that_are_long_apart_are_bad_luck():
     blame = Blame()
     assert [blame.hung(request_of(), now, None) for now in (0.0, LATER)] == [False, False]
     assert blame.clean
-
-
-def test_a_full_quarantine_forgets_the_oldest():
-    quarantine = Quarantine(QUARANTINE_SECONDS, capacity=2)
-    requests = [request_of(bytes([n])) for n in range(3)]
-    for request in requests:
-        quarantine.add(request, 0.0)
-    assert [quarantine.match(request, 0.0) for request in requests] == [False, True, True]
-
-
-def test_of_two_requests_only_the_one_with_equal_inputs_is_held_though_samples_agree():
-    """The quick key reads the first, middle and last bytes only."""
-    blame = Blame()
-    long = bytearray(1000)
-    blame.convict(request_of(bytes(long)), 0.0, None)
-    long[100] = 1
-    assert not blame.quarantine.match(request_of(bytes(long)), 0.0)
-    assert blame.quarantine.match(request_of(bytes(1000)), 0.0)

@@ -77,13 +77,23 @@ async def test_a_retirement_goes_on_after_its_supervisor_was_restarted(loaded, a
     assert all(copy.removed for copy in world.source.copies)
 
 
-async def test_a_retirement_keeps_its_deadline_when_its_supervisor_is_restarted(loaded, autojump_clock):
+@pytest.mark.parametrize(
+    "kill",
+    [
+        lambda world, state: world.root.kill("retirements"),
+        lambda world, state: world.retirements.kill(f"retirements/{state.subtree}"),
+    ],
+    ids=["with its supervisor", "alone"],
+)
+async def test_a_retirement_that_is_restarted_keeps_its_deadline(loaded, autojump_clock, kill):
     world, state = await loaded(model("m", drain_timeout=10.0))
     await hold(state)
     begun = trio.current_time()
-    await world.unload("m")
-    world.root.kill("retirements")
-    await state.standing.ended.wait()
+    await world.catalog.unload("m")
+    await trio.sleep(6)
+    kill(world, state)
+    with trio.fail_after(60):
+        await state.standing.ended.wait()
     assert trio.current_time() - begun == pytest.approx(10)
 
 
@@ -120,17 +130,6 @@ async def test_a_retirement_that_crashes_is_taken_up_again_at_once(loaded, autoj
     assert all(copy.removed for copy in world.source.copies)
     await wait_all_tasks_blocked()
     assert world.retirements.which_children() == ()
-
-
-async def test_a_retirement_that_is_killed_keeps_its_deadline(loaded, autojump_clock):
-    world, state = await loaded(model("m", drain_timeout=10.0))
-    await hold(state)
-    begun = trio.current_time()
-    await world.unload("m")
-    world.retirements.kill(f"retirements/{state.subtree}")
-    with trio.fail_after(60):
-        await state.standing.ended.wait()
-    assert trio.current_time() - begun == pytest.approx(10)
 
 
 async def test_a_retirement_that_keeps_crashing_disturbs_no_other(loaded, autojump_clock):

@@ -79,20 +79,10 @@ async def test_a_temporary_sibling_ends_with_its_group_and_does_not_return(autoj
         assert b.lives == 1
 
 
-async def test_two_deaths_of_one_group_at_once_restart_it_once_and_charge_it_once(autojump_clock):
+@pytest.mark.parametrize("waits", [False, True])
+async def test_two_deaths_of_one_group_at_once_restart_it_once_and_charge_it_once(autojump_clock, waits):
     _, (a, b) = puppets("ab")
-    async with serving(
-        Supervisor([a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(1, 5.0))
-    ) as tree:
-        a.crash()
-        await settled(b.crash)
-        tree.check({"a": "running", "b": "running"})
-        assert [p.lives for p in (a, b)] == [2, 2]
-
-
-async def test_two_deaths_of_one_group_at_once_are_charged_once_however_long_the_wait(autojump_clock):
-    _, (a, b) = puppets("ab")
-    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=False)
+    backoff = Backoff(initial=1.0, jitter=0.0, first_immediate=not waits)
     supervisor = Supervisor(
         [a.spec(), b.spec()], strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(1, 5.0), backoff=backoff
     )
@@ -143,16 +133,6 @@ async def test_restarts_wait_longer_each_time_the_first_not_at_all(autojump_cloc
         tree.check({"a": "running"})
     first = a.started_at[0]
     assert [t - first for t in a.started_at[1:]] == pytest.approx([0, 0.1, 0.3, 0.7, 1.2, 1.7])
-
-
-async def test_the_first_restart_waits_too_if_configured(autojump_clock):
-    a = Puppet("a")
-    backoff = Backoff(initial=2.0, jitter=0.0, first_immediate=False)
-    async with serving(Supervisor([a.spec(backoff=backoff)])) as tree:
-        await settled(a.crash)
-        tree.check({"a": "backing_off"})
-        await trio.sleep(2.5)
-        assert a.started_at[1] - a.started_at[0] == pytest.approx(2.0)
 
 
 async def test_jitter_is_drawn_from_the_injected_source(autojump_clock):
