@@ -59,30 +59,25 @@ def one():
 
 async def run(lane, nursery):
     await nursery.start(Supervisor([ChildSpec("m", lane.run)]).serve)
+    await settled()
 
 
-async def test_a_caller_waits_for_a_place_and_operations_keep_their_order(one, autojump_clock):
+async def test_a_caller_waits_for_a_place_and_operations_keep_their_order(one, nursery, autojump_clock):
     await one.fill()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.lane.ask, Noted(one.notes, PLACES))
-        await settled()
-        assert not one.notes
-        await run(one.lane, nursery)
-        await settled()
-        assert one.notes == list(range(PLACES + 1))
-        assert not one.lane.has_work
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(one.lane.ask, Noted(one.notes, PLACES))
+    await settled()
+    assert not one.notes
+    await run(one.lane, nursery)
+    assert one.notes == list(range(PLACES + 1))
+    assert not one.lane.has_work
 
 
-async def test_a_caller_that_leaves_before_it_has_a_place_leaves_nothing_behind(one, autojump_clock):
+async def test_a_caller_that_leaves_before_it_has_a_place_leaves_nothing_behind(one, nursery, autojump_clock):
     await one.fill()
     with trio.move_on_after(1):
         await one.lane.ask(Noted(one.notes, "left"))
-    async with trio.open_nursery() as nursery:
-        await run(one.lane, nursery)
-        await settled()
-        assert one.notes == list(range(PLACES))
-        nursery.cancel_scope.cancel()
+    await run(one.lane, nursery)
+    assert one.notes == list(range(PLACES))
 
 
 async def test_who_tells_of_a_change_never_waits_and_hears_that_there_is_no_place(one, autojump_clock):
@@ -96,44 +91,35 @@ async def test_one_look_that_waits_stands_for_all(one, autojump_clock):
     assert all(one.lane.tell(each) for each in looks)
 
 
-async def test_a_changed_part_is_not_forgotten_where_there_is_no_place(one, autojump_clock):
+async def test_a_changed_part_is_not_forgotten_where_there_is_no_place(one, nursery, autojump_clock):
     one.lane.deployment.want(model("m", reason="a part is missing"))
     await one.fill()
     one.lane.recheck()
     one.lane.recheck()
-    async with trio.open_nursery() as nursery:
-        await run(one.lane, nursery)
-        await settled()
-        assert one.notes == list(range(PLACES))
-        assert len(one.world.composed) == 1
-        nursery.cancel_scope.cancel()
+    await run(one.lane, nursery)
+    assert one.notes == list(range(PLACES))
+    assert len(one.world.composed) == 1
 
 
 @pytest.mark.parametrize("order", [Unload, Gone])
-async def test_an_order_to_unload_does_not_wait_for_what_waits(one, autojump_clock, order):
+async def test_an_order_to_unload_does_not_wait_for_what_waits(one, nursery, autojump_clock, order):
     waiting = Noted(one.notes, "waits")
     await one.lane.send(waiting)
     await one.lane.send(order())
     assert isinstance(waiting.error, Superseded)
-    async with trio.open_nursery() as nursery:
-        await run(one.lane, nursery)
-        await settled()
-        assert not one.notes
-        assert bool(one.over) is (order is Gone)
-        nursery.cancel_scope.cancel()
+    await run(one.lane, nursery)
+    assert not one.notes
+    assert bool(one.over) is (order is Gone)
 
 
-async def test_that_a_model_has_left_is_not_forgotten_where_there_is_no_place(one, autojump_clock):
+async def test_that_a_model_has_left_is_not_forgotten_where_there_is_no_place(one, nursery, autojump_clock):
     await one.fill()
     assert one.lane.tell(Gone())
     one.lane.recheck()
-    async with trio.open_nursery() as nursery:
-        await run(one.lane, nursery)
-        await settled()
-        assert not one.notes
-        assert one.over
-        assert not one.lane.has_work
-        nursery.cancel_scope.cancel()
+    await run(one.lane, nursery)
+    assert not one.notes
+    assert one.over
+    assert not one.lane.has_work
 
 
 @pytest.fixture
@@ -169,12 +155,10 @@ async def test_news_outlast_a_crash_of_the_catalog(polled, autojump_clock):
     assert len(polled.swaps) == 2
 
 
-async def test_a_change_that_finds_no_place_is_told_again_as_a_change(autojump_clock):
+async def test_a_change_that_finds_no_place_is_told_again_as_a_change(nursery, autojump_clock):
     world = World(model("m"), mode=ControlMode.EXPLICIT)
-    async with trio.open_nursery() as nursery:
-        for _ in range(PLACES):
-            nursery.start_soon(world.catalog.load, "m", {})
-        await settled()
-        world.catalog.look_at(M, changed=True)
-        assert world.could_not == [("m", True)]
-        nursery.cancel_scope.cancel()
+    for _ in range(PLACES):
+        nursery.start_soon(world.catalog.load, "m", {})
+    await settled()
+    world.catalog.look_at(M, changed=True)
+    assert world.could_not == [("m", True)]

@@ -114,33 +114,24 @@ async def test_everything_is_looked_at_once_after_the_start_and_is_no_news(world
         assert world.logged() == []
 
 
-async def test_a_change_is_told_and_logged_once_when_it_has_come_to_rest(world, autojump_clock):
+@pytest.mark.parametrize(
+    ("models", "soon", "what", "name", "change"),
+    [
+        ({"m": Seen(2)}, False, "changed", "m", "modified"),
+        ({"m": Seen(1), "n": Seen(1, Complete())}, True, "changed", "n", "added"),
+        ({}, False, "gone", "m", "removed"),
+    ],
+    ids=["when it has come to rest", "a complete one at the first look", "a model that has gone"],
+)
+async def test_a_change_is_told_and_logged_once(world, autojump_clock, models, soon, what, name, change):
     async with world.serving():
         await world.polls(2)
-        world.models = {"m": Seen(2)}
+        world.models = models
         await world.polls(1)
-        assert len(world.told) == 1
-        await world.polls(3)
-        assert world.told[1:] == [("changed", "m")]
-        assert world.logged() == [("repository_changed", "info", {"model": "m", "change": "modified"})]
-
-
-async def test_a_complete_change_is_told_at_the_first_look(world, autojump_clock):
-    async with world.serving():
-        await world.polls(2)
-        world.models = {"m": Seen(1), "n": Seen(1, Complete())}
-        await world.polls(1)
-        assert world.told[1:] == [("changed", "n")]
-        assert world.logged() == [("repository_changed", "info", {"model": "n", "change": "added"})]
-
-
-async def test_a_model_that_has_gone_is_told_and_logged_once(world, autojump_clock):
-    async with world.serving():
-        await world.polls(2)
-        world.models = {}
-        await world.polls(5)
-        assert world.told[1:] == [("gone", "m")]
-        assert world.logged() == [("repository_changed", "info", {"model": "m", "change": "removed"})]
+        assert world.told[1:] == [(what, name)] * soon
+        await world.polls(4)
+        assert world.told[1:] == [(what, name)]
+        assert world.logged() == [("repository_changed", "info", {"model": name, "change": change})]
 
 
 async def test_the_tree_shows_what_is_waited_for_since_when_and_why(world, autojump_clock):

@@ -53,24 +53,20 @@ async def test_a_worker_with_too_many_processes_is_killed(nursery, autojump_cloc
     assert life.error.reason == TooManyProcesses(4, 3)
 
 
-async def test_memory_of_several_processes_is_measured_exactly_before_anybody_dies_of_it(nursery):
+@pytest.mark.parametrize(
+    ("large", "takes", "exactly", "measured"),
+    [(False, Usage(6000, 2), Usage(4000, 2), "exactly"), (True, Usage(1000, 1), None, "takes")],
+    ids=["several processes", "one that can't be taken in at a glance"],
+)
+async def test_memory_is_measured_exactly_before_a_worker_dies_of_it(
+    nursery, large, takes, exactly, measured
+):
     worker = Taking()
-    worker.takes, worker.exactly = Usage(6000, 2), Usage(4000, 2)
+    worker.large, worker.takes, worker.exactly = large, takes, exactly
     life = await serving(nursery, worker=worker, confinement=Confinement(memory=5000))
     await worker.looked_at.wait()
     assert not worker.signals
-    worker.exactly = Usage(5001, 2)
-    await life.ended()
-    assert life.error.reason == Oom(5001, 5000)
-
-
-async def test_one_that_can_t_be_taken_in_at_a_glance_is_measured_all_the_same(nursery):
-    worker = Taking()
-    worker.large = True
-    life = await serving(nursery, worker=worker, confinement=Confinement(memory=5000))
-    await worker.looked_at.wait()
-    assert not worker.signals
-    worker.takes = Usage(5001, 1)
+    setattr(worker, measured, Usage(5001, 2))
     await life.ended()
     assert life.error.reason == Oom(5001, 5000)
 

@@ -75,12 +75,11 @@ async def test_restarts_wait_for_nobody(nursery, autojump_clock):
     assert await Starts(nursery, LoadTurns(2), them).now() == 3
 
 
-async def test_while_nothing_serves_all_start_at_once(nursery, autojump_clock):
-    assert await Starts(nursery, LoadTurns(2, needed=lambda: False), instances(5)).now() == 5
-
-
-async def test_without_cores_to_think_of_all_start_at_once(nursery, autojump_clock):
-    assert await Starts(nursery, LoadTurns(0), instances(5)).now() == 5
+@pytest.mark.parametrize(
+    "turns", [LoadTurns(2, needed=lambda: False), LoadTurns(0)], ids=["nothing serves", "no cores"]
+)
+async def test_while_nothing_needs_the_cores_all_start_at_once(nursery, autojump_clock, turns):
+    assert await Starts(nursery, turns, instances(5)).now() == 5
 
 
 async def test_one_that_is_asked_to_stop_waits_no_longer_and_takes_nobodys_turn(nursery, autojump_clock):

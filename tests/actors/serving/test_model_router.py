@@ -162,30 +162,17 @@ async def test_unknown_models_and_versions_are_refused_in_the_contracts_words(ro
     add(router, "m", 2, ready=False)
     add(router, "sleepy", 1, ready=False)
     router.roster.mark_broken(ModelKey("broken"), (1, 4), "Invalid argument: no")
-    unknown = "Request for unknown model: "
-    assert refusal(router.resolve, "x") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
-    assert refusal(router.resolve, "x", "1") == (ErrorCode.NOT_FOUND, f"{unknown}'x' is not found")
-    assert refusal(router.resolve, "m", "9") == (ErrorCode.NOT_FOUND, f"{unknown}'m' version 9 is not found")
-    assert refusal(router.resolve, "m", "2") == (
-        ErrorCode.UNAVAILABLE,
-        f"{unknown}'m' version 2 is not at ready state",
-    )
-    assert refusal(router.resolve, "sleepy") == (
-        ErrorCode.NOT_FOUND,
-        f"{unknown}'sleepy' has no available versions",
-    )
-    assert refusal(router.resolve, "broken") == (
-        ErrorCode.NOT_FOUND,
-        f"{unknown}'broken' has no available versions",
-    )
-    assert refusal(router.resolve, "broken", "4") == (
-        ErrorCode.UNAVAILABLE,
-        f"{unknown}'broken' version 4 is not at ready state",
-    )
-    assert refusal(router.resolve, "broken", "5") == (
-        ErrorCode.NOT_FOUND,
-        f"{unknown}'broken' version 5 is not found",
-    )
+    for asked, code, why in (
+        (("x",), ErrorCode.NOT_FOUND, "'x' is not found"),
+        (("x", "1"), ErrorCode.NOT_FOUND, "'x' is not found"),
+        (("m", "9"), ErrorCode.NOT_FOUND, "'m' version 9 is not found"),
+        (("m", "2"), ErrorCode.UNAVAILABLE, "'m' version 2 is not at ready state"),
+        (("sleepy",), ErrorCode.NOT_FOUND, "'sleepy' has no available versions"),
+        (("broken",), ErrorCode.NOT_FOUND, "'broken' has no available versions"),
+        (("broken", "4"), ErrorCode.UNAVAILABLE, "'broken' version 4 is not at ready state"),
+        (("broken", "5"), ErrorCode.NOT_FOUND, "'broken' version 5 is not found"),
+    ):
+        assert refusal(router.resolve, *asked) == (code, f"Request for unknown model: {why}")
     assert refusal(router.versions, "x")[0] is ErrorCode.NOT_FOUND
 
 

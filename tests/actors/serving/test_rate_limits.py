@@ -78,23 +78,18 @@ def test_a_capacity_that_nobody_gave_is_the_most_that_one_instance_needs():
     assert not table.limiter.statistics().pools
 
 
-def test_who_withdraws_lets_those_behind_it_begin():
+@pytest.mark.parametrize(
+    ("key", "line", "rung"),
+    [("b", "c", ["c"]), ("a", "bc", []), ("unknown", "bc", [])],
+    ids=["in line", "executing", "unknown"],
+)
+def test_who_withdraws_lets_those_behind_it_begin_if_it_was_in_line(key, line, rung):
     table = Table({("R", None): 2}, a=instance(("R", 1)), b=instance(("R", 2)), c=instance(("R", 1)))
     table.begin("a")
     table.wait("b", "c")
     table.rung.clear()
-    table.limiter.withdraw("b")
-    assert (table.line, table.rung) == ("c", ["c"])
-
-
-@pytest.mark.parametrize("key", ["a", "unknown"])
-def test_who_is_not_in_line_may_withdraw_too(key):
-    table = Table({("R", None): 1}, a=instance(("R", 1)), b=instance(("R", 1)))
-    table.begin("a")
-    table.wait("b")
-    table.rung.clear()
     table.limiter.withdraw(key)
-    assert (table.line, table.rung) == ("b", [])
+    assert (table.line, table.rung) == (line, rung)
 
 
 def test_a_device_has_a_pool_of_its_own():
@@ -110,12 +105,13 @@ def test_a_device_has_a_pool_of_its_own():
     assert table.pool("R", HOST).capacity == 1
 
 
-def test_device_zero_is_the_host_where_an_instance_is_on_no_gpu():
-    assert Table({("R", 0): 4}, a=instance(("R", 1))).pool("R", HOST).capacity == 4
-
-
-def test_the_device_of_a_global_resources_capacity_does_not_matter():
-    assert Table({("R", 3): 4}, a=instance(("R", 1, True))).pool("R").capacity == 4
+@pytest.mark.parametrize(
+    ("device", "resource", "pool"),
+    [(0, ("R", 1), HOST), (3, ("R", 1, True), SHARED)],
+    ids=["device zero is the host of an instance on no GPU", "that of a global resource does not matter"],
+)
+def test_a_capacity_is_of_the_pool_of_its_device(device, resource, pool):
+    assert Table({("R", device): 4}, a=instance(resource)).pool("R", pool).capacity == 4
 
 
 def test_an_instance_that_could_never_execute_is_refused_in_the_contracts_words():

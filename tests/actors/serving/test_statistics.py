@@ -24,27 +24,22 @@ def counts(statistics):
     return (statistics.success_count, statistics.inference_count, statistics.execution_count)
 
 
-def test_a_request_of_eight_rows_is_one_success_eight_inferences_and_one_execution():
+@pytest.mark.parametrize(
+    ("requests", "batches", "expected"),
+    [
+        ([8], [8], (1, 8, 1)),
+        ([1, 8], [1, 8], (2, 9, 2)),
+        ([1, 8], [9], (2, 9, 1)),
+    ],
+    ids=["a request of eight rows", "two requests executed apart", "two requests in one batch"],
+)
+def test_successes_are_requests_inferences_rows_and_executions_batches(requests, batches, expected):
     statistics = ModelStatistics()
-    succeed(statistics, rows=8)
-    execute(statistics, rows=8)
-    assert counts(statistics) == (1, 8, 1)
-
-
-def test_two_requests_executed_apart_are_two_executions():
-    statistics = ModelStatistics()
-    for rows in (1, 8):
-        succeed(statistics, rows=rows)
+    for rows in batches:
         execute(statistics, rows=rows)
-    assert counts(statistics) == (2, 9, 2)
-
-
-def test_two_requests_in_one_batch_are_one_execution():
-    statistics = ModelStatistics()
-    execute(statistics, rows=9)
-    succeed(statistics, rows=1)
-    succeed(statistics, rows=8)
-    assert counts(statistics) == (2, 9, 1)
+    for rows in requests:
+        succeed(statistics, rows=rows)
+    assert counts(statistics) == expected
 
 
 def test_a_cache_hit_is_a_success_without_inference_or_execution():

@@ -39,6 +39,12 @@ def everything(sock):
     return packets
 
 
+def clog(pipe, descriptors=()):
+    """Send until packets wait, each with copies of the descriptors."""
+    while not pipe.backlog:
+        pipe.send_nowait(bytes(50_000), descriptors)
+
+
 def number(packet):
     return struct.unpack_from("<I", packet)[0]
 
@@ -54,25 +60,21 @@ async def test_packets_keep_their_order_through_a_full_socket(pipe, pair, nurser
         await trio.testing.wait_all_tasks_blocked()
     assert seen == list(range(200))
     assert not pipe.backlog
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_packet_sent_later_does_not_overtake_those_that_wait(pipe, pair, nursery):
-    while not pipe.backlog:
-        pipe.send_nowait(bytes(50_000))
+    clog(pipe)
     # There is room again, and no flush has happened yet.
     everything(pair[1])
     pipe.send_nowait(b"last")
     nursery.start_soon(pipe.flush)
     await trio.testing.wait_all_tasks_blocked()
     assert everything(pair[1])[-1] == b"last"
-    nursery.cancel_scope.cancel()
 
 
 async def test_descriptors_survive_the_wait_and_none_are_left_open(pipe, pair, nursery):
     before = open_descriptors()
-    while not pipe.backlog:
-        pipe.send_nowait(bytes(50_000))
+    clog(pipe)
     read_end, write_end = os.pipe()
     pipe.send_nowait(b"take this", (write_end,))
     os.close(write_end)
@@ -88,14 +90,12 @@ async def test_descriptors_survive_the_wait_and_none_are_left_open(pipe, pair, n
     os.close(got)
     os.close(read_end)
     assert not left_open(before)
-    nursery.cancel_scope.cancel()
 
 
 async def test_closing_drops_what_waits_and_its_descriptors(pair):
     before = open_descriptors()
     pipe = Pipe(pair[0])
-    while not pipe.backlog:
-        pipe.send_nowait(bytes(50_000), (0,))
+    clog(pipe, (0,))
     pipe.close()
     pipe.close()
     pipe.send_nowait(b"into the void")
@@ -138,8 +138,7 @@ async def test_a_descriptor_is_refused_and_not_kept(pipe, pair):
 
 
 async def test_sending_to_the_dead_is_left_to_the_receiving_side(pipe, pair, nursery):
-    while not pipe.backlog:
-        pipe.send_nowait(bytes(50_000))
+    clog(pipe)
     nursery.start_soon(pipe.flush)
     await trio.testing.wait_all_tasks_blocked()
     pair[1].close()
@@ -147,7 +146,6 @@ async def test_sending_to_the_dead_is_left_to_the_receiving_side(pipe, pair, nur
     assert not pipe.backlog
     pipe.send_nowait(b"more")
     assert pipe.receive_nowait() == b""
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_packet_that_the_system_refuses_breaks_the_connection_off(pipe, pair):
