@@ -103,11 +103,15 @@ async def near(nursery):
     return lambda **changes: Near(nursery, **changes)
 
 
+@pytest.fixture
+async def at(near):
+    return near()
+
+
 # -- hits and misses
 
 
-async def test_what_was_answered_before_is_answered_at_once(near, autojump_clock):
-    at = near()
+async def test_what_was_answered_before_is_answered_at_once(at, autojump_clock):
     first = await at.send(7.0, id="one")
     await at.finish()
     second = at.request(7.0, id="two")
@@ -119,8 +123,7 @@ async def test_what_was_answered_before_is_answered_at_once(near, autojump_clock
     assert not at.state.in_flight
 
 
-async def test_other_inputs_are_another_request(near, autojump_clock):
-    at = near()
+async def test_other_inputs_are_another_request(at, autojump_clock):
     await at.send(1.0)
     await at.finish()
     other = await at.send(2.0)
@@ -158,8 +161,7 @@ async def test_what_had_to_wait_for_room_finds_what_was_answered_meanwhile(near,
     assert at.worker.sizes == [1, 1, 1]
 
 
-async def test_errors_are_not_kept(near, autojump_clock):
-    at = near()
+async def test_errors_are_not_kept(at, autojump_clock):
     failed = await at.send(1.0)
     await at.finish(answers=[FAILED])
     assert isinstance(failed.reply.error, Internal)
@@ -168,8 +170,7 @@ async def test_errors_are_not_kept(near, autojump_clock):
     assert at.counts()["miss"] == 0
 
 
-async def test_the_servers_own_requests_are_computed(near, autojump_clock):
-    at = near()
+async def test_the_servers_own_requests_are_computed(at, autojump_clock):
     await at.send(1.0)
     await at.finish()
     probe = at.request(1.0)
@@ -179,8 +180,7 @@ async def test_the_servers_own_requests_are_computed(near, autojump_clock):
     assert at.worker.sizes == [1, 1]
 
 
-async def test_a_kept_answer_views_no_slot(near, autojump_clock):
-    at = near()
+async def test_a_kept_answer_views_no_slot(at, autojump_clock):
     request = at.request(5.0)
     memory = bytearray(request.inputs[0].data)
     request.inputs[0].data = memoryview(memory)
@@ -262,8 +262,7 @@ async def test_inputs_that_fail_do_not_fail_one_after_the_other(near, autojump_c
     assert len([each for each in requests if each.reply.error is not None]) == 2
 
 
-async def test_a_queued_leader_whose_client_leaves_is_followed_by_the_next(near, autojump_clock):
-    at = near()
+async def test_a_queued_leader_whose_client_leaves_is_followed_by_the_next(at, autojump_clock):
     await at.send(9.0)
     leader, follower = await at.send(1.0), await at.send(1.0)
     at.state.cancel(leader)
@@ -274,8 +273,7 @@ async def test_a_queued_leader_whose_client_leaves_is_followed_by_the_next(near,
     assert at.worker.sizes == [1, 1]
 
 
-async def test_a_running_leader_goes_on_for_the_sake_of_others(near, autojump_clock):
-    at = near()
+async def test_a_running_leader_goes_on_for_the_sake_of_others(at, autojump_clock):
     leader, follower = await at.send(1.0), await at.send(1.0)
     at.state.cancel(leader)
     assert at.worker.cancelled == []
@@ -296,8 +294,7 @@ async def test_a_running_leader_that_nobody_follows_is_told_and_not_followed_any
     assert value_of(other) == 1.0
 
 
-async def test_a_follower_whose_client_leaves_ends_alone(near, autojump_clock):
-    at = near()
+async def test_a_follower_whose_client_leaves_ends_alone(at, autojump_clock):
     leader, follower, last = [await at.send(1.0) for _ in range(3)]
     at.state.cancel(follower)
     assert isinstance(follower.reply.error, Cancelled)
@@ -307,8 +304,7 @@ async def test_a_follower_whose_client_leaves_ends_alone(near, autojump_clock):
     assert at.state.statistics.failures[FailureReason.CANCELED] == 1
 
 
-async def test_each_follower_keeps_its_own_deadline(near, autojump_clock):
-    at = near()
+async def test_each_follower_keeps_its_own_deadline(at, autojump_clock):
     now = trio.current_time()
     await at.send(1.0)
     patient, hasty, hastier = [await at.send(1.0, deadline=now + seconds) for seconds in (9.0, 5.0, 2.0)]
@@ -361,8 +357,7 @@ async def test_a_leader_that_the_queue_refuses_leads_nobody(near, autojump_clock
     assert value_of(third) == 3.0
 
 
-async def test_what_kills_workers_does_not_kill_one_for_each_follower(near, autojump_clock):
-    at = near()
+async def test_what_kills_workers_does_not_kill_one_for_each_follower(at, autojump_clock):
     leader, follower = await at.send(1.0), await at.send(1.0)
     at.state.blame.convict(leader, trio.current_time(), None)
     at.state.outcome.fail(leader, Poisoned("it kills"), FailureReason.BACKEND)
@@ -370,8 +365,7 @@ async def test_what_kills_workers_does_not_kill_one_for_each_follower(near, auto
     assert at.worker.sizes == [1]
 
 
-async def test_a_model_that_gives_up_answers_those_who_wait(near, autojump_clock):
-    at = near()
+async def test_a_model_that_gives_up_answers_those_who_wait(at, autojump_clock):
     requests = [await at.send(1.0) for _ in range(3)]
     at.state.intake.fail_queued(Unavailable("gone"))
     assert [each.reply.error is not None for each in requests] == [False, True, True]
@@ -380,8 +374,7 @@ async def test_a_model_that_gives_up_answers_those_who_wait(near, autojump_clock
     assert [len(each.reply.parts) for each in requests] == [1, 1, 1]
 
 
-async def test_draining_waits_for_followers(near, nursery, autojump_clock):
-    at = near()
+async def test_draining_waits_for_followers(at, nursery, autojump_clock):
     await at.send(1.0)
     follower = await at.send(1.0)
     drained = outcome_of(nursery, at.state.wait_drained)

@@ -74,6 +74,11 @@ def watching(*, now="1"):
     return Polls({"m": now}, {"m": now}, {"m": now})
 
 
+@pytest.fixture
+def polls():
+    return watching()
+
+
 def first_seen(name="m", source=""):
     return Changed(key(name, source), Change.FIRST_SEEN)
 
@@ -135,8 +140,7 @@ def test_everything_is_found_when_each_source_has_answered_and_its_models_are_at
     assert Polls(*views).settling.found_all is found
 
 
-def test_why_a_model_is_incomplete_is_told_once_and_when_it_changes():
-    polls = watching()
+def test_why_a_model_is_incomplete_is_told_once_and_when_it_changes(polls):
     waits = Waiting(source=REPOSITORY, name="m", since=4.0, reasons=("'x' is missing",))
     polls.see({"m": Seen("2", Incomplete(("'x' is missing",)))})
     assert polls.notices == [waits]
@@ -147,8 +151,7 @@ def test_why_a_model_is_incomplete_is_told_once_and_when_it_changes():
     assert polls.notices == [Waiting(source=REPOSITORY, name="m", since=4.0, reasons=("'x' does not match",))]
 
 
-def test_a_copy_that_goes_on_is_told_once():
-    polls = watching()
+def test_a_copy_that_goes_on_is_told_once(polls):
     polls.see({"m": "2"})
     assert polls.notices == []
     assert polls.settling.waiting() == (Waiting(source=REPOSITORY, name="m", since=4.0),)
@@ -161,8 +164,7 @@ def test_a_copy_that_goes_on_is_told_once():
     assert polls.settling.waiting() == ()
 
 
-def test_a_model_that_went_before_it_was_looked_at_is_nobodys_business():
-    polls = watching()
+def test_a_model_that_went_before_it_was_looked_at_is_nobodys_business(polls):
     assert [polls.see(view) for view in ({"m": "1", "n": "1"}, {"m": "1"}, {"m": "1"})] == [[], [], []]
     assert polls.settling.waiting() == ()
 
@@ -170,8 +172,7 @@ def test_a_model_that_went_before_it_was_looked_at_is_nobodys_business():
 class TestSourcesThatDoNotAnswer:
     """A vanished mount is not an order to unload."""
 
-    def test_loss_and_return_are_told_once(self):
-        polls = watching()
+    def test_loss_and_return_are_told_once(self, polls):
         polls.see(DOWN)
         lost = SourceLost(source=REPOSITORY, since=4.0, reason="it is not mounted")
         assert polls.notices == [lost]
@@ -184,8 +185,7 @@ class TestSourcesThatDoNotAnswer:
         assert polls.notices == [SourceBack(source=REPOSITORY, after=3.0)]
         assert polls.settling.unavailable() == ()
 
-    def test_a_loss_that_lasts_is_told_once_more(self):
-        polls = watching()
+    def test_a_loss_that_lasts_is_told_once_more(self, polls):
         start = polls.now + 1
         notices = []
         for _ in range(100):
@@ -195,8 +195,7 @@ class TestSourcesThatDoNotAnswer:
         assert notices == [brief, replace(brief, lasting=True)]
         assert polls.settling.unavailable() == (notices[-1],)
 
-    def test_a_loss_lasts_only_after_its_time_and_is_forgotten_with_its_return(self):
-        polls = watching()
+    def test_a_loss_lasts_only_after_its_time_and_is_forgotten_with_its_return(self, polls):
         for _ in range(int(LASTING)):  # polled once a second
             polls.see(DOWN)
             assert not any(notice.lasting for notice in polls.notices)
@@ -205,8 +204,7 @@ class TestSourcesThatDoNotAnswer:
         polls.see(DOWN)
         assert [notice.lasting for notice in polls.notices] == [False]
 
-    def test_another_reason_for_a_loss_that_lasts_is_one_that_lasts(self):
-        polls = watching()
+    def test_another_reason_for_a_loss_that_lasts_is_one_that_lasts(self, polls):
         for _ in range(int(LASTING) + 5):
             polls.see(DOWN)
         polls.see(NoAnswer("it is another directory"))
@@ -272,8 +270,7 @@ def test_a_name_in_two_sources_is_looked_at_when_either_has_come_to_rest(story):
         "an unknown name is left alone",
     ],
 )
-def test_a_look_without_a_result_is_repeated(name, changed, story):
-    polls = watching()
+def test_a_look_without_a_result_is_repeated(polls, name, changed, story):
     polls.settling.look_again(key(name), changed=changed)
     for view, decisions in story:
         assert polls.see(view) == decisions

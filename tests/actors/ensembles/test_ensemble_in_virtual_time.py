@@ -197,6 +197,16 @@ async def world(nursery):
     return World(nursery)
 
 
+@pytest.fixture
+async def a(world):
+    return world.model("a")
+
+
+@pytest.fixture
+async def b(world):
+    return world.model("b")
+
+
 def ask(value=0.0, *, rows=1, outputs=(), **options):
     return InferRequest(
         model_name="whole",
@@ -222,8 +232,7 @@ def answer_of(request):
     return float(output.as_numpy().ravel()[0])
 
 
-async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(a, b, world, autojump_clock):
     whole = await world.ensemble(chain("a", "b", "a"))
     request = put(whole, 5, id="r", priority=3, timeout=7.5, parameters={"k": 1}, correlation_id=9, flags=1)
     (step,) = a.running  # all of it happens where it is put
@@ -236,8 +245,7 @@ async def test_a_lone_request_goes_through_all_steps_without_waking_anybody(worl
     assert not whole.in_flight
 
 
-async def test_statistics_are_those_of_the_steps_and_one_execution(world, autojump_clock):
-    a = world.model("a")
+async def test_statistics_are_those_of_the_steps_and_one_execution(a, world, autojump_clock):
     whole = await world.ensemble(chain("a", "a"))
     put(whole, rows=3)
     await trio.sleep(1)
@@ -251,8 +259,7 @@ async def test_statistics_are_those_of_the_steps_and_one_execution(world, autoju
     assert counted.success_ns == 1_000_000_000
 
 
-async def test_an_error_of_a_step_is_told_with_the_names_of_all_ensembles(world, autojump_clock):
-    a = world.model("a")
+async def test_an_error_of_a_step_is_told_with_the_names_of_all_ensembles(a, world, autojump_clock):
     inner = Ensemble(
         steps=(EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"}),)
     )
@@ -266,8 +273,7 @@ async def test_an_error_of_a_step_is_told_with_the_names_of_all_ensembles(world,
     assert outer.statistics.failures[FailureReason.OTHER] == 2
 
 
-async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(a, b, world, autojump_clock):
     both = Ensemble(
         steps=(
             EnsembleStep(model_name="a", input_map={"INPUT": "X"}, output_map={"OUTPUT": "Y"}),
@@ -284,8 +290,7 @@ async def test_an_error_waits_until_steps_beside_it_have_ended_and_cancels_them(
     assert request.reply.error.retry_after == 3.0
 
 
-async def test_a_step_that_contradicts_its_model_fails_the_request(world, autojump_clock):
-    a = world.model("a")
+async def test_a_step_that_contradicts_its_model_fails_the_request(a, world, autojump_clock):
     world.model("wide", inputs=(InputSpec(name="INPUT", datatype=DataType.FP32, dims=(3,)),))
     whole = await world.ensemble(chain("a", "wide"))
     request = put(whole)
@@ -293,8 +298,7 @@ async def test_a_step_that_contradicts_its_model_fails_the_request(world, autoju
     assert "in ensemble 'whole', [request id: <id_unknown>] unexpected shape" in request.reply.error.message
 
 
-async def test_a_model_that_is_not_there_fails_the_request_and_no_other(world, autojump_clock):
-    a = world.model("a")
+async def test_a_model_that_is_not_there_fails_the_request_and_no_other(a, world, autojump_clock):
     whole = await world.ensemble(chain("a", "b"))
     request = put(whole)
     assert request.reply.error.message.startswith("in ensemble 'whole', Request for unknown model: 'b'")
@@ -339,8 +343,7 @@ async def test_a_queue_that_refuses_fails_the_request(world, autojump_clock):
     b.finish()
 
 
-async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(a, b, world, autojump_clock):
     whole = await world.ensemble(chain("a", "b"))
     request = put(whole)
     whole.cancel(request)
@@ -378,8 +381,7 @@ async def test_a_client_that_leaves_takes_its_step_out_of_a_full_models_line(wor
     assert answer_of(third) == 2
 
 
-async def test_a_steps_deadline_is_the_requests(world, autojump_clock):
-    b = world.model("b")
+async def test_a_steps_deadline_is_the_requests(b, world, autojump_clock):
     whole = await world.ensemble(chain("b"))
     await b.send()
     request = put(whole, deadline=trio.current_time() + 2)
@@ -444,8 +446,7 @@ async def test_a_crash_of_the_actor_under_load_loses_nothing(world, autojump_clo
         assert each.statistics.reply_violations == 0
 
 
-async def test_a_bug_in_the_data_flow_costs_one_request_and_is_the_actors_crash(world, autojump_clock):
-    a = world.model("a")
+async def test_a_bug_in_the_data_flow_costs_one_request_and_is_the_actors_crash(a, world, autojump_clock):
     whole = await world.ensemble(chain("a", "a"))
     one, other = ask(1), ask(2)
     whole.submit_nowait(one)
@@ -514,8 +515,7 @@ async def test_what_waits_in_a_retiring_ensemble_still_finds_its_models(world, a
         await b.state.wait_drained()
 
 
-async def test_giving_up_answers_at_once_and_cancels_the_steps(world, autojump_clock):
-    a = world.model("a")
+async def test_giving_up_answers_at_once_and_cancels_the_steps(a, world, autojump_clock):
     whole = await world.ensemble(chain("a"))
     request = put(whole)
     whole.give_up("too long")
@@ -530,9 +530,8 @@ async def test_giving_up_answers_at_once_and_cancels_the_steps(world, autojump_c
 
 
 async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_consumer_has_answered(
-    world, autojump_clock
+    a, b, world, autojump_clock
 ):
-    a, b = world.model("a"), world.model("b")
     whole = await world.ensemble(chain("a", "b"))
     put(whole)
     leases: list[Any] = []
@@ -545,8 +544,7 @@ async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_
     assert leases == ["taken", "released"]
 
 
-async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(a, b, world, autojump_clock):
     whole = await world.ensemble(chain("a", "b"))
     await b.send()
     put(whole)
@@ -561,8 +559,9 @@ async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(world
     b.finish()
 
 
-async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_waits(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_waits(
+    a, b, world, autojump_clock
+):
     whole = await world.ensemble(chain("a", "b"))
     request = put(whole, 3)
     leases: list[Any] = []
@@ -581,8 +580,7 @@ async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_
     assert answer_of(request) == 5
 
 
-async def test_the_answers_memory_is_given_back_when_the_answer_is_released(world, autojump_clock):
-    a = world.model("a")
+async def test_the_answers_memory_is_given_back_when_the_answer_is_released(a, world, autojump_clock):
     whole = await world.ensemble(chain("a"))
     request = put(whole)
     leases: list[Any] = []
@@ -691,8 +689,9 @@ async def test_a_decoupled_step_that_fails_in_the_middle_ends_the_answer_with_it
     assert request.reply.error.message == "in ensemble 'whole', broke off"
 
 
-async def test_a_steps_response_says_what_sequence_comes_after_it_up_to_the_answer(world, autojump_clock):
-    a, b = world.model("a"), world.model("b")
+async def test_a_steps_response_says_what_sequence_comes_after_it_up_to_the_answer(
+    a, b, world, autojump_clock
+):
     whole = await world.ensemble(chain("a", "b", "b"))
     request = put(whole, correlation_id=3, flags=1)
     a.finish(parameters={"sequence_id": 44, "sequence_end": True})
@@ -734,8 +733,7 @@ async def test_every_answer_tells_its_place_in_a_sequence(world, autojump_clock,
     assert end.parameters is None
 
 
-async def test_a_nested_ensembles_place_in_a_sequence_is_the_outer_ones(world, autojump_clock):
-    a = world.model("a")
+async def test_a_nested_ensembles_place_in_a_sequence_is_the_outer_ones(a, world, autojump_clock):
     ports = {"inputs": a.state.spec.inputs, "outputs": a.state.spec.outputs}
     only = EnsembleStep(model_name="a", input_map={"INPUT": "INPUT"}, output_map={"OUTPUT": "OUTPUT"})
     await world.ensemble(Ensemble(steps=(only,)), name="inner", **ports)

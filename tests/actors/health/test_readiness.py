@@ -162,6 +162,17 @@ async def served(serving):
     return begun
 
 
+@pytest.fixture
+async def server(serving):
+    return serving()
+
+
+@pytest.fixture
+async def worker(server):
+    """The worker of a model that the server serves."""
+    return server.serve()
+
+
 # -- the verdict
 
 
@@ -178,8 +189,7 @@ async def test_a_server_is_ready_once_its_start_is_over(serving, autojump_clock)
     assert server.context.info == {"ready": True, "failed": 0}
 
 
-async def test_a_change_of_status_shows_at_once(served, autojump_clock):
-    server, worker = served()
+async def test_a_change_of_status_shows_at_once(server, worker, autojump_clock):
     assert await server.is_ready()
     worker.state.standing.become(Status.UNAVAILABLE, "Unavailable: all instances keep dying: signal 11")
     assert not await server.is_ready()
@@ -190,8 +200,7 @@ async def test_a_change_of_status_shows_at_once(served, autojump_clock):
     assert [level for _, level, _ in server.log] == ["info", "warning", "info"]
 
 
-async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(served, autojump_clock):
-    server, _ = served()
+async def test_loading_a_model_takes_no_readiness_away_until_it_has_failed(server, worker, autojump_clock):
     assert await server.is_ready()
     other = server.loading("other")
     newer = server.loading(version=2)
@@ -216,8 +225,7 @@ async def test_a_lenient_server_is_ready_whatever_its_models_do(serving, autojum
 # -- what instances say of themselves
 
 
-async def test_a_model_that_says_no_shows_at_once(served, autojump_clock):
-    server, worker = served()
+async def test_a_model_that_says_no_shows_at_once(server, worker, autojump_clock):
     assert await server.is_ready()
     worker.says = False
     assert not await server.is_ready()
@@ -226,8 +234,7 @@ async def test_a_model_that_says_no_shows_at_once(served, autojump_clock):
     assert await server.is_ready()
 
 
-async def test_a_model_is_asked_when_somebody_asks_and_never_else(served, autojump_clock):
-    server, worker = served()
+async def test_a_model_is_asked_when_somebody_asks_and_never_else(server, worker, autojump_clock):
     await trio.sleep(60)
     assert worker.asked == 0
     for number in range(1, 4):
@@ -257,8 +264,7 @@ async def test_who_asks_waits_for_what_a_model_says_of_itself(serving, autojump_
     assert server.changes == [(True, [])]
 
 
-async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(served, autojump_clock):
-    server, worker = served()
+async def test_a_check_that_hangs_is_told_each_time_after_five_seconds(server, worker, autojump_clock):
     assert await server.is_ready()
     worker.says = None
     for _ in range(2):
@@ -281,8 +287,7 @@ async def test_one_instance_that_says_no_is_enough(served, autojump_clock):
     assert not await server.is_ready()
 
 
-async def test_a_worker_that_dies_while_it_is_asked_has_no_say(served, autojump_clock):
-    server, worker = served()
+async def test_a_worker_that_dies_while_it_is_asked_has_no_say(server, worker, autojump_clock):
     assert await server.is_ready()
     worker.says = None
     answers = outcome_of(server.nursery, server.is_ready)
@@ -315,8 +320,7 @@ class Front:
     spec = make_spec()
 
 
-async def test_a_model_behind_a_front_is_asked_by_its_highest_version(served, autojump_clock):
-    server, _ = served()
+async def test_a_model_behind_a_front_is_asked_by_its_highest_version(server, worker, autojump_clock):
     two = server.serve(version=2)
     server.router.roster.set_fronting(two.state.spec.key, lambda ready: Front())
     assert await server.readiness.model_ready("add")
@@ -324,8 +328,7 @@ async def test_a_model_behind_a_front_is_asked_by_its_highest_version(served, au
     assert not await server.readiness.model_ready("add")
 
 
-async def test_a_dormant_model_is_ready_and_left_alone(serving, autojump_clock):
-    server = serving()
+async def test_a_dormant_model_is_ready_and_left_alone(server, autojump_clock):
     server.router.roster.set_dormant(make_spec(name="add").key, {1: Front()})
     assert await server.is_ready()
     assert await server.readiness.model_ready("add")
@@ -439,8 +442,7 @@ async def test_a_model_that_answers_its_clients_is_busy(served, autojump_clock):
     assert server.changes == [(True, [])]
 
 
-async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(serving, autojump_clock):
-    server = serving()
+async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(server, autojump_clock):
     state = server.loading(probe_interval=1.0)
     await trio.sleep(3)
     assert not list(server.readiness.probes())
@@ -450,8 +452,7 @@ async def test_nothing_is_probed_while_it_loads_or_while_the_server_exits(servin
     assert not worker.sent
 
 
-async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_watch(served, nursery):
-    server, _ = served()
+async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_watch(server, worker, nursery):
     await wait_all_tasks_blocked()
     turned = []
 
@@ -474,9 +475,8 @@ async def test_a_server_that_is_about_to_end_is_not_ready_and_wakes_those_who_wa
 
 
 async def test_who_watches_is_woken_when_a_model_takes_readiness_away_and_brings_it_back(
-    served, nursery, autojump_clock
+    server, worker, nursery, autojump_clock
 ):
-    server, worker = served()
     await wait_all_tasks_blocked()
     turned = []
 
@@ -527,8 +527,7 @@ async def test_what_is_counted_is_forgotten_with_the_model(served, autojump_cloc
 # -- deep probes
 
 
-async def test_a_deep_report_names_every_part(served, autojump_clock):
-    server, _ = served()
+async def test_a_deep_report_names_every_part(server, worker, autojump_clock):
     sick = server.serve("sick")
     await trio.sleep(10)
     sick.hangs = True
@@ -591,8 +590,7 @@ async def test_a_deep_probe_during_the_start_says_so(serving, autojump_clock):
     assert report.document["reason"] == "the models found at start are still being loaded"
 
 
-async def test_an_error_answer_is_noted(served, autojump_clock):
-    server, worker = served()
+async def test_an_error_answer_is_noted(server, worker, autojump_clock):
     worker.answer = ERROR
     report = await server.readiness.deep()
     assert report.ready
@@ -609,8 +607,7 @@ async def test_a_deep_probe_of_a_periodic_model_feeds_the_verdict(served, autoju
     assert not await server.is_ready()
 
 
-async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(served, autojump_clock):
-    server, worker = served()
+async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(server, worker, autojump_clock):
     worker.after = 1.5
     for _ in range(2):
         await worker.state.submit(make_request())
@@ -621,8 +618,7 @@ async def test_a_busy_model_passes_a_deep_probe_and_the_report_says_why(served, 
     )
 
 
-async def test_a_storm_of_deep_probes_is_one_round(served, autojump_clock):
-    server, worker = served()
+async def test_a_storm_of_deep_probes_is_one_round(server, worker, autojump_clock):
     async with trio.open_nursery() as nursery:
         reports = [outcome_of(nursery, server.readiness.deep) for _ in range(100)]
     assert len(worker.sent) == 1
@@ -634,8 +630,7 @@ async def test_a_storm_of_deep_probes_is_one_round(served, autojump_clock):
     assert len(worker.sent) == 2
 
 
-async def test_deep_probes_run_eight_at_once_and_end_in_time(serving, autojump_clock):
-    server = serving()
+async def test_deep_probes_run_eight_at_once_and_end_in_time(server, autojump_clock):
     workers = [server.serve(f"m{number:02}") for number in range(50)]
     for worker in workers:
         worker.hangs = True
@@ -679,8 +674,7 @@ async def test_a_restarted_actor_goes_on_where_the_last_one_was(served, autojump
     assert len(worker.sent) > 4
 
 
-async def test_who_waits_for_a_report_outlives_the_actor(served, autojump_clock):
-    server, worker = served()
+async def test_who_waits_for_a_report_outlives_the_actor(server, worker, autojump_clock):
     worker.after = 1.0
     reports = outcome_of(server.nursery, server.readiness.deep)
     await trio.sleep(0.5)
@@ -693,8 +687,7 @@ async def test_who_waits_for_a_report_outlives_the_actor(served, autojump_clock)
     assert reports[0].ready
 
 
-async def test_without_its_actor_a_deep_probe_says_so_in_time(served, autojump_clock):
-    server, _ = served()
+async def test_without_its_actor_a_deep_probe_says_so_in_time(server, worker, autojump_clock):
     server.life.cancel()
     await wait_all_tasks_blocked()
     with trio.fail_after(13):
@@ -703,8 +696,7 @@ async def test_without_its_actor_a_deep_probe_says_so_in_time(served, autojump_c
     assert report.document["reason"] == "no probe was made: readiness itself is being restarted"
 
 
-async def test_a_caller_that_leaves_takes_nobody_along(serving, autojump_clock):
-    server = serving()
+async def test_a_caller_that_leaves_takes_nobody_along(server, autojump_clock):
     server.serve().after = 1.0
     with trio.move_on_after(0.5):
         async with trio.open_nursery() as nursery:
@@ -733,8 +725,7 @@ def sibling(worker):
     return next(each.worker for each in worker.state.instances if each.worker is not worker)
 
 
-async def test_a_server_is_not_ready_while_the_only_instance_of_a_model_hangs(served, autojump_clock):
-    server, worker = served()
+async def test_a_server_is_not_ready_while_the_only_instance_of_a_model_hangs(server, worker, autojump_clock):
     await wait_all_tasks_blocked()
     hang(worker)
     assert await server.is_ready(after=HANG_BOUND - 1)
@@ -759,8 +750,7 @@ async def test_one_instance_that_hangs_beside_another_does_not_count(served, aut
 
 
 @pytest.mark.parametrize("spec", [{"execution_timeout": 500.0}, {"essential": False}])
-async def test_a_model_with_a_limit_or_without_a_say_may_hang(serving, autojump_clock, spec):
-    server = serving()
+async def test_a_model_with_a_limit_or_without_a_say_may_hang(server, autojump_clock, spec):
     hang(server.serve(**spec))
     assert await server.is_ready(after=2 * HANG_BOUND)
 

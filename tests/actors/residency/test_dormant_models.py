@@ -91,6 +91,11 @@ class Bed:
         return request, outcome
 
 
+@pytest.fixture
+async def bed(nursery):
+    return Bed(nursery)
+
+
 async def test_who_can_not_wait_for_a_load_is_told_so_and_wakes_nobody():
     async with trio.open_nursery() as nursery:
         bed = Bed(nursery)
@@ -99,8 +104,7 @@ async def test_who_can_not_wait_for_a_load_is_told_so_and_wakes_nobody():
         assert (bed.rings, bed.room.waiting) == (0, 0)
 
 
-async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves(nursery):
-    bed = Bed(nursery)
+async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves(bed):
     sent = [bed.sending() for _ in range(5)]
     await settled()
     assert bed.room.waiting == 5
@@ -112,8 +116,7 @@ async def test_requests_wait_for_one_load_and_are_then_submitted_where_it_serves
     assert bed.room.wanted_since is None
 
 
-async def test_one_that_comes_to_a_model_just_loaded_goes_there_at_once(nursery):
-    bed = Bed(nursery)
+async def test_one_that_comes_to_a_model_just_loaded_goes_there_at_once(bed):
     bed.now_serving = model = Model()
     request, outcome = await bed.sent()
     assert outcome == [None]
@@ -128,8 +131,7 @@ async def test_the_version_that_the_client_named_is_the_one_that_answers(nursery
     assert sorted(bed.asked) == [("model", ""), ("model", "3")]
 
 
-async def test_a_request_that_contradicts_the_model_wakes_nobody(nursery):
-    bed = Bed(nursery)
+async def test_a_request_that_contradicts_the_model_wakes_nobody(bed):
     request = make_request()
     request.inputs = [Tensor(name="INPUT", datatype=request.inputs[0].datatype, shape=(1, 3), data=bytes(12))]
     with pytest.raises(InvalidArgument, match="unexpected shape"):
@@ -162,8 +164,7 @@ async def test_their_bytes_are_bounded_too_but_a_lone_one_is_let_in(nursery):
     assert outcome == []  # it waits: the first one's bytes have left with it
 
 
-async def test_the_clients_deadline_ends_its_wait_and_nobody_elses(nursery, autojump_clock):
-    bed = Bed(nursery)
+async def test_the_clients_deadline_ends_its_wait_and_nobody_elses(bed, autojump_clock):
     _, hasty = bed.sending(deadline=trio.current_time() + 2)
     _, patient = bed.sending()
     await trio.sleep(3)
@@ -176,8 +177,7 @@ async def test_the_clients_deadline_ends_its_wait_and_nobody_elses(nursery, auto
     assert patient == [None]
 
 
-async def test_a_client_that_leaves_waits_no_longer(nursery):
-    bed = Bed(nursery)
+async def test_a_client_that_leaves_waits_no_longer(bed):
     request, outcome = await bed.sent()
     bed.dormant.cancel(request)
     await settled()
@@ -187,8 +187,7 @@ async def test_a_client_that_leaves_waits_no_longer(nursery):
     assert bed.room.wanted_since is None
 
 
-async def test_a_task_that_is_cancelled_leaves_nothing_behind(nursery):
-    bed = Bed(nursery)
+async def test_a_task_that_is_cancelled_leaves_nothing_behind(bed):
     with trio.CancelScope() as scope:
         scope.cancel()
         await bed.dormant.submit(make_request())
@@ -196,8 +195,7 @@ async def test_a_task_that_is_cancelled_leaves_nothing_behind(nursery):
     assert bed.room.wanted_since is None
 
 
-async def test_a_client_that_leaves_later_is_told_of_where_its_request_is(nursery):
-    bed = Bed(nursery)
+async def test_a_client_that_leaves_later_is_told_of_where_its_request_is(bed):
     request, _ = await bed.sent()
     model = await bed.loaded()
     bed.dormant.cancel(request)
@@ -205,9 +203,8 @@ async def test_a_client_that_leaves_later_is_told_of_where_its_request_is(nurser
 
 
 async def test_a_load_that_fails_is_told_to_all_who_wait_and_not_repeated_for_those_who_come_soon(
-    nursery, autojump_clock
+    bed, autojump_clock
 ):
-    bed = Bed(nursery)
     sent = [bed.sending(id=name) for name in ("a", "b")]
     await settled()
     await settled(bed.room.load_failed, "the weights are not there")
@@ -224,10 +221,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_and_not_repeated_for_th
     assert bed.room.wanted_since is not None
 
 
-async def test_each_failure_in_a_row_is_followed_by_a_longer_pause_until_a_load_succeeds(
-    nursery, autojump_clock
-):
-    bed = Bed(nursery)
+async def test_each_failure_in_a_row_is_followed_by_a_longer_pause_until_a_load_succeeds(bed, autojump_clock):
 
     async def pause():
         """How long requests are refused after one more failure."""
@@ -250,8 +244,7 @@ async def test_each_failure_in_a_row_is_followed_by_a_longer_pause_until_a_load_
     assert outcome == []
 
 
-async def test_one_that_was_refused_room_may_be_tried_again_at_once(nursery):
-    bed = Bed(nursery)
+async def test_one_that_was_refused_room_may_be_tried_again_at_once(bed):
     _, outcome = await bed.sent(id="x")
     await settled(bed.room.refuse, "does not fit")
     assert outcome[0].message == "[request id: x] model 'model' does not fit"
@@ -259,16 +252,14 @@ async def test_one_that_was_refused_room_may_be_tried_again_at_once(nursery):
     assert bed.room.wanted_since is not None
 
 
-async def test_a_refusal_of_the_model_itself_is_the_clients_answer(nursery):
-    bed = Bed(nursery)
+async def test_a_refusal_of_the_model_itself_is_the_clients_answer(bed):
     bed.now_serving = model = Model(Unavailable("Exceeds maximum queue size"))
     with pytest.raises(Unavailable, match=r"^Exceeds maximum queue size$"):
         await bed.dormant.submit(make_request())
     assert model.accepted == []
 
 
-async def test_one_that_was_evicted_before_it_took_the_request_is_loaded_again(nursery):
-    bed = Bed(nursery)
+async def test_one_that_was_evicted_before_it_took_the_request_is_loaded_again(bed):
     request, outcome = await bed.sent()
 
     class Evicted(Model):
@@ -283,8 +274,7 @@ async def test_one_that_was_evicted_before_it_took_the_request_is_loaded_again(n
     assert model.accepted == [request]
 
 
-async def test_that_is_not_tried_for_ever(nursery):
-    bed = Bed(nursery)
+async def test_that_is_not_tried_for_ever(bed):
     _, outcome = bed.sending()
     for _ in range(20):
         await settled()
@@ -293,15 +283,13 @@ async def test_that_is_not_tried_for_ever(nursery):
     assert "was evicted whenever it had been loaded" in outcome[0].message
 
 
-async def test_a_model_that_has_gone_meanwhile_is_unknown(nursery):
-    bed = Bed(nursery)
+async def test_a_model_that_has_gone_meanwhile_is_unknown(bed):
     _, outcome = await bed.sent()
     await bed.loaded(NotFound("Request for unknown model: 'model' is not found"))
     assert isinstance(outcome[0], NotFound)
 
 
-async def test_when_the_server_stops_those_who_wait_are_answered_and_no_more_come_in(nursery):
-    bed = Bed(nursery)
+async def test_when_the_server_stops_those_who_wait_are_answered_and_no_more_come_in(bed):
     _, outcome = await bed.sent(id="x")
     await settled(bed.room.close)
     assert outcome[0].message == f"[request id: x] {STOPPING}"
@@ -309,16 +297,14 @@ async def test_when_the_server_stops_those_who_wait_are_answered_and_no_more_com
         await bed.dormant.submit(make_request())
 
 
-async def test_closing_catches_those_who_were_about_to_wait_again(nursery):
-    bed = Bed(nursery)
+async def test_closing_catches_those_who_were_about_to_wait_again(bed):
     _, outcome = await bed.sent()
     bed.room.open()
     await settled(bed.room.close)
     assert STOPPING in outcome[0].message
 
 
-async def test_wakes_are_timed_from_the_first_request_to_the_end_of_the_load(nursery, autojump_clock):
-    bed = Bed(nursery)
+async def test_wakes_are_timed_from_the_first_request_to_the_end_of_the_load(bed, autojump_clock):
     bed.sending()
     await trio.sleep(2)
     bed.sending()

@@ -35,6 +35,12 @@ def begin(nursery):
     nursery.cancel_scope.cancel()
 
 
+@pytest.fixture
+async def den(begin):
+    """One model on demand."""
+    return await begin("a")
+
+
 # -- loading
 
 
@@ -47,8 +53,7 @@ async def test_the_first_request_loads_its_model_and_no_other(begin, autojump_cl
     assert den.router.resolve("a") is den.serving("a")[1]
 
 
-async def test_the_load_goes_on_when_the_client_has_left(begin, autojump_clock):
-    den = await begin("a")
+async def test_the_load_goes_on_when_the_client_has_left(den, autojump_clock):
     request = make_request()
     with trio.move_on_after(0.5):
         await den.router.resolve("a").submit(request)
@@ -57,8 +62,7 @@ async def test_the_load_goes_on_when_the_client_has_left(begin, autojump_clock):
     assert den.sample("a").counters.waiting == 0
 
 
-async def test_why_a_load_failed_is_told_and_it_is_not_repeated_for_each_request(begin, autojump_clock):
-    den = await begin("a")
+async def test_why_a_load_failed_is_told_and_it_is_not_repeated_for_each_request(den, autojump_clock):
     den.farm.fails["a"] = 1
     first, second = den.asking("a"), den.asking("a")
     await trio.sleep(1.5)
@@ -73,8 +77,7 @@ async def test_why_a_load_failed_is_told_and_it_is_not_repeated_for_each_request
     assert (await den.ask("a")).model_name == "a"
 
 
-async def test_new_files_are_tried_at_once(begin, autojump_clock):
-    den = await begin("a")
+async def test_new_files_are_tried_at_once(den, autojump_clock):
     den.farm.fails["a"] = 1
     with pytest.raises(Unavailable):
         await den.ask("a")
@@ -93,8 +96,7 @@ async def test_a_load_that_an_operator_asked_for_serves_those_who_wait(begin, au
     assert len(den.farm.started) == 1
 
 
-async def test_one_that_is_loaded_and_cannot_serve_is_no_reason_to_load_it_again(begin, autojump_clock):
-    den = await begin("a")
+async def test_one_that_is_loaded_and_cannot_serve_is_no_reason_to_load_it_again(den, autojump_clock):
     await den.ask("a")
     den.serving("a")[1].standing.become(Status.UNAVAILABLE, "all instances keep dying")
     with pytest.raises(Unavailable, match="model 'a' is loaded and can't serve: all instances keep dying"):
@@ -196,8 +198,7 @@ async def test_new_files_are_estimated_anew(begin, autojump_clock):
     assert (await den.ask("a")).model_name == "a"
 
 
-async def test_files_that_change_while_they_are_looked_at_are_looked_at_again(begin, autojump_clock):
-    den = await begin("a")
+async def test_files_that_change_while_they_are_looked_at_are_looked_at_again(den, autojump_clock):
     den.memory.files["a"] = 5 * UNIT
     den.memory.file_seconds = 2.0
     outcome = den.asking("a")
@@ -328,8 +329,7 @@ async def test_a_crash_of_the_actor_is_not_noticed_by_those_who_wait(begin, auto
     assert outcomes == [["a"], ["b"], ["c"]]
 
 
-async def test_a_load_that_ended_while_there_was_no_actor_serves_those_who_wait(begin, autojump_clock):
-    den = await begin("a")
+async def test_a_load_that_ended_while_there_was_no_actor_serves_those_who_wait(den, autojump_clock):
     outcome = den.asking("a")
     await trio.sleep(0.9)
     den.root.kill("residency")  # the first time it is back at once
@@ -350,8 +350,7 @@ async def test_nor_is_one_while_the_files_are_looked_at_or_a_model_is_evicted(be
     assert (working, waiting) == (["a"], ["b"])
 
 
-async def test_nothing_is_evicted_while_the_server_stops(begin, autojump_clock):
-    den = await begin("a")
+async def test_nothing_is_evicted_while_the_server_stops(den, autojump_clock):
     await den.ask("a")
     den.residents.close()
     den.farm.nbytes["a"] = 10 * UNIT
@@ -359,8 +358,7 @@ async def test_nothing_is_evicted_while_the_server_stops(begin, autojump_clock):
     assert den.farm.resident == ["a"]
 
 
-async def test_one_that_leaves_while_it_waits_in_the_queue_is_answered_there(begin, autojump_clock):
-    den = await begin("a")
+async def test_one_that_leaves_while_it_waits_in_the_queue_is_answered_there(den, autojump_clock):
     den.farm.service["a"] = 50.0
     dormant = den.router.resolve("a")
     den.asking("a")
@@ -372,8 +370,7 @@ async def test_one_that_leaves_while_it_waits_in_the_queue_is_answered_there(beg
     assert isinstance(request.reply.error, Cancelled)
 
 
-async def test_memory_is_measured_after_a_load_and_then_now_and_again(begin, autojump_clock):
-    den = await begin("a")
+async def test_memory_is_measured_after_a_load_and_then_now_and_again(den, autojump_clock):
     await trio.sleep(2)
     await den.ask("a")
     await trio.sleep(2 * MEASURE_SECONDS + 1)
@@ -381,8 +378,7 @@ async def test_memory_is_measured_after_a_load_and_then_now_and_again(begin, aut
     assert (first, rest) == (0, [3, 3 + MEASURE_SECONDS, 3 + 2 * MEASURE_SECONDS])
 
 
-async def test_where_measuring_takes_long_it_is_done_less_often(begin, autojump_clock):
-    den = await begin("a")
+async def test_where_measuring_takes_long_it_is_done_less_often(den, autojump_clock):
     den.memory.seconds = 2.0
     await trio.sleep(100)
     at = den.memory.measured

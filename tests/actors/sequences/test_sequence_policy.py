@@ -75,6 +75,11 @@ def model_of(*, slots=4, instances=1, bounds=None, **scheduling):
     return model
 
 
+@pytest.fixture
+def model():
+    return model_of()
+
+
 def push(model, *args, now=0.0, **options):
     made = request_of(*args, **options)
     model.queue.push(made, now)
@@ -101,8 +106,7 @@ def finish(model, batch, now=0.0):
             model.done(member, now)
 
 
-def test_each_sequence_keeps_its_row_and_the_rows_between_are_padded():
-    model = model_of()
+def test_each_sequence_keeps_its_row_and_the_rows_between_are_padded(model):
     first = [push(model, n, START) for n in range(1, 4)]
     batch = batch_of(model)
     assert batch == first
@@ -161,8 +165,7 @@ def test_a_string_id_does_not_fit_a_control_of_numbers_nor_the_reverse():
     )
 
 
-def test_numbers_and_their_spellings_are_different_sequences():
-    model = model_of()
+def test_numbers_and_their_spellings_are_different_sequences(model):
     push(model, 1, START)
     push(model, "1", START)
     assert len(model.roll.live) == 2
@@ -272,8 +275,7 @@ def test_a_padding_row_is_used_again_unless_its_worker_may_still_stream_to_it(de
     assert (first is second) is not decoupled
 
 
-def test_outputs_of_a_model_without_states_are_all_its_client_s():
-    model = model_of()
+def test_outputs_of_a_model_without_states_are_all_its_client_s(model):
     member = push(model, 1, START)
     outputs = [Tensor.from_numpy("OUTPUT", np.ones((1, 2), np.float32))]
     assert model.collect(member, outputs, failed=False) is outputs
@@ -435,8 +437,7 @@ def test_draining_ends_every_sequence_that_waits():
     assert not model.roll.live
 
 
-def test_what_does_not_run_is_neither_put_back_nor_run_again_nor_done():
-    model = model_of()
+def test_what_does_not_run_is_neither_put_back_nor_run_again_nor_done(model):
     member = push(model, 1, START)
     model.put_back(member, alone=True, now=0.0)
     assert not model.reschedule(member, 0.0)
@@ -444,8 +445,7 @@ def test_what_does_not_run_is_neither_put_back_nor_run_again_nor_done():
     assert batch_of(model) == [member]
 
 
-def test_what_ran_in_an_instance_that_is_gone_with_its_state_is_not_run_again():
-    model = model_of()
+def test_what_ran_in_an_instance_that_is_gone_with_its_state_is_not_run_again(model):
     member = push(model, 1, START)
     batch_of(model)
     model.leave("0", 0.0)
@@ -497,8 +497,7 @@ def test_the_backlog_does_not_get_the_slots_of_an_instance_that_is_about_to_leav
     assert batch_of(model, "1") == [second]
 
 
-def test_no_more_requests_end_at_once_than_asked_for():
-    model = model_of()
+def test_no_more_requests_end_at_once_than_asked_for(model):
     late = [push(model, n, START, deadline=1.0) for n in (1, 2)]
     assert [request for request, _ in model.queue.expire(1.0, at_most=1)] == late[:1]
     assert [request for request, _ in model.queue.expire(1.0, at_most=1)] == late[1:]

@@ -58,6 +58,11 @@ async def stage(nursery):
     return make
 
 
+@pytest.fixture
+async def model(stage):
+    return stage()
+
+
 def step(model, sequence=1, flags=0, **options):
     return model.send(correlation_id=sequence, flags=flags, **options)
 
@@ -74,8 +79,7 @@ def real(worker):
     return [[each for each in requests if not each.padding] for _, requests, _ in worker.sent]
 
 
-async def test_a_lone_request_is_dispatched_by_its_caller(stage, autojump_clock):
-    model = stage()
+async def test_a_lone_request_is_dispatched_by_its_caller(model, autojump_clock):
     await model.settled()
     request = model.request(correlation_id=1, flags=START)
     model.state.submit_nowait(request)
@@ -144,8 +148,7 @@ async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, 
     assert real(model.worker)[-1] == [other]
 
 
-async def test_a_running_request_that_is_cancelled_is_only_flagged(stage, autojump_clock):
-    model = stage()
+async def test_a_running_request_that_is_cancelled_is_only_flagged(model, autojump_clock):
     running = await stepped(model, 1, START)
     model.state.cancel(running)
     assert model.worker.cancelled == [running]
@@ -189,8 +192,7 @@ async def test_a_deadline_in_the_queue_ends_the_sequence(stage, autojump_clock):
     assert model.now == pytest.approx(0.3)
 
 
-async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(stage, autojump_clock):
-    model = stage()
+async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(model, autojump_clock):
     model.worker.fail_next = OSError("no memory")
     lost = await step(model, 1, START)
     assert isinstance(await lost.reply.wait(), Unavailable)
@@ -198,8 +200,7 @@ async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(stage
     assert real(model.worker) == [[again]]
 
 
-async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(stage, autojump_clock):
-    model = stage()
+async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(model, autojump_clock):
     await step(model, 1, START)
     model.state.standing.become(Status.UNLOADING)
     last = await step(model, 1, END)
@@ -216,8 +217,7 @@ async def test_unloading_waits_for_what_is_queued_and_takes_what_goes_on(stage, 
     assert last.reply.answered
 
 
-async def test_a_start_on_a_live_sequence_is_logged(stage, autojump_clock):
-    model = stage()
+async def test_a_start_on_a_live_sequence_is_logged(model, autojump_clock):
     await model.settled()
     await step(model, 1, START)
     await stepped(model, 1, START)
@@ -239,8 +239,7 @@ async def come_back(model, at=0):
     await model.settled()
 
 
-async def test_a_death_gives_every_request_of_its_sequences_one_error(stage, autojump_clock):
-    model = stage()
+async def test_a_death_gives_every_request_of_its_sequences_one_error(model, autojump_clock):
     running = await stepped(model, 1, START)
     line = [await step(model), await step(model)]
     die(model, suspects=((running,),))

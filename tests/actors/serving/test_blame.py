@@ -14,6 +14,11 @@ def request_of(data=b"bad"):
     return waiting_request(inputs=[Tensor("INPUT", DataType.UINT8, (len(data),), data)], batch_key="shared")
 
 
+@pytest.fixture
+def blame():
+    return Blame()
+
+
 def accused(blame, now=0.0):
     """Accuse a request; return another one with the same inputs."""
     request = request_of()
@@ -21,8 +26,7 @@ def accused(blame, now=0.0):
     return request_of()
 
 
-def test_the_like_of_an_accused_request_runs_in_a_batch_of_its_own():
-    blame = Blame()
+def test_the_like_of_an_accused_request_runs_in_a_batch_of_its_own(blame):
     assert blame.clean
     again = accused(blame)
     assert not blame.clean
@@ -37,8 +41,7 @@ def test_the_like_of_an_accused_request_runs_in_a_batch_of_its_own():
     assert third.batch_key != again.batch_key
 
 
-def test_an_answer_acquits_the_request_and_its_like():
-    blame = Blame()
+def test_an_answer_acquits_the_request_and_its_like(blame):
     request = accused(blame)
     blame.recognise(request, 0.0)
     blame.acquit(request)
@@ -50,16 +53,14 @@ def test_an_answer_acquits_the_request_and_its_like():
     assert (again.accused, again.batch_key) == (None, "shared")
 
 
-def test_who_was_never_accused_acquits_nobody():
-    blame = Blame()
+def test_who_was_never_accused_acquits_nobody(blame):
     accused(blame)
     blame.acquit(request_of(b"good"))
     blame.look()
     assert not blame.clean
 
 
-def test_those_under_which_a_worker_has_died_before_are_known():
-    blame = Blame()
+def test_those_under_which_a_worker_has_died_before_are_known(blame):
     again, other = accused(blame), request_of(b"good")
     marks = {request: fingerprint_of(request) for request in (again, other)}
     assert blame.known(marks, 1.0) == {again: marks[again]}
@@ -80,8 +81,7 @@ def test_the_like_of_a_convicted_request_is_quarantined_for_a_while(marked):
     assert blame.clean
 
 
-def test_a_request_that_hangs_is_quarantined_the_second_time():
-    blame = Blame()
+def test_a_request_that_hangs_is_quarantined_the_second_time(blame):
     assert not blame.hung(request_of(), 0.0, None)
     assert blame.clean
     assert not blame.hung(request_of(b"good"), 1.0, None)
@@ -90,7 +90,6 @@ def test_a_request_that_hangs_is_quarantined_the_second_time():
     assert not blame.quarantine.match(request_of(b"good"), 1.0)
 
 
-def test_hangs_that_are_long_apart_are_bad_luck():
-    blame = Blame()
+def test_hangs_that_are_long_apart_are_bad_luck(blame):
     assert [blame.hung(request_of(), now, None) for now in (0.0, LATER)] == [False, False]
     assert blame.clean

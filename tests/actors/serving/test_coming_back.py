@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 from actors.serving.policy.coming_back import LONGEST, LONGEST_LOAD, AnswerPace, after_load
 
 
+@pytest.fixture
+def pace():
+    return AnswerPace()
+
+
 def test_a_queue_of_which_nothing_is_known_tells_nothing():
     assert AnswerPace().after(100, answered=0, usual=lambda: 0.0, now=5.0) == 0.0
 
@@ -17,14 +22,12 @@ def test_a_queue_that_refuses_for_the_first_time_counts_on_what_the_model_usuall
     assert AnswerPace().after(30, answered=1000, usual=lambda: 10.0, now=5.0) == pytest.approx(3.0)
 
 
-def test_a_queue_tells_by_what_it_answered_while_it_refused():
-    pace = AnswerPace()
+def test_a_queue_tells_by_what_it_answered_while_it_refused(pace):
     pace.after(30, answered=1000, usual=lambda: 1000.0, now=5.0)
     assert pace.after(30, answered=1010, usual=lambda: 1000.0, now=7.0) == pytest.approx(6.0)
 
 
-def test_a_rate_is_of_the_last_seconds():
-    pace = AnswerPace()
+def test_a_rate_is_of_the_last_seconds(pace):
     answered = 0
     for second in range(40):
         answered += 100 if second < 20 else 1
@@ -32,15 +35,13 @@ def test_a_rate_is_of_the_last_seconds():
     assert told == pytest.approx(10.0)
 
 
-def test_a_queue_that_has_not_refused_for_a_while_begins_anew():
-    pace = AnswerPace()
+def test_a_queue_that_has_not_refused_for_a_while_begins_anew(pace):
     for second in range(5):
         pace.after(10, answered=second, usual=lambda: 0.0, now=float(second))
     assert pace.after(10, answered=5000, usual=lambda: 5.0, now=500.0) == pytest.approx(2.0)
 
 
-def test_what_does_not_move_is_not_expected_to_soon():
-    pace = AnswerPace()
+def test_what_does_not_move_is_not_expected_to_soon(pace):
     for second in range(9):
         told = pace.after(10, answered=7, usual=lambda: 100.0, now=float(second))
     assert told >= 4.0

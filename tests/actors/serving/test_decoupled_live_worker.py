@@ -36,14 +36,24 @@ async def connect(connect):
     return partial(connect, decoupled=True)
 
 
+@pytest.fixture
+async def connection(connect):
+    return connect()
+
+
+@pytest.fixture
+async def batch(connection):
+    """A request that was dispatched over the connection."""
+    return connection.dispatch(connection.request())
+
+
 def say(connection, *parts):
     for each in parts:
         for packet in each.packets():
             connection.worker.on_packet(packet)
 
 
-async def test_parts_reach_their_requests_with_the_tensors_they_carry(connect):
-    connection = connect()
+async def test_parts_reach_their_requests_with_the_tensors_they_carry(connection):
     batch = connection.dispatch(connection.request(), connection.request())
     say(connection, part(batch, 1), part(batch, 0, values=range(50_000)), end(batch, 1))
     found = [
@@ -63,8 +73,7 @@ async def test_parts_reach_their_requests_with_the_tensors_they_carry(connect):
     ]
 
 
-async def test_a_batch_gives_its_slot_back_when_its_execution_is_over_and_stays_open(connect):
-    connection = connect()
+async def test_a_batch_gives_its_slot_back_when_its_execution_is_over_and_stays_open(connection):
     for _ in range(4 * (2 + SPARE_SLOTS)):
         assert connection.worker.has_room
         batch = connection.dispatch(connection.request())
@@ -90,8 +99,7 @@ async def test_no_more_requests_are_open_than_may_be(connect):
     assert connection.events.freed == freed + 1
 
 
-async def test_what_ended_before_the_execution_was_over_is_not_open(connect):
-    connection = connect()
+async def test_what_ended_before_the_execution_was_over_is_not_open(connection):
     batch = connection.dispatch(connection.request(), connection.request())
     say(connection, end(batch, 0), end(batch, 1))
     assert not connection.worker.open
@@ -100,8 +108,7 @@ async def test_what_ended_before_the_execution_was_over_is_not_open(connect):
     assert connection.worker.idle
 
 
-async def test_a_cancel_is_told_once_for_each_open_request(connect):
-    connection = connect()
+async def test_a_cancel_is_told_once_for_each_open_request(connection):
     batch = connection.dispatch(connection.request(), connection.request())
     connection.worker.on_packet(result(batch))
     connection.packets()
@@ -111,8 +118,7 @@ async def test_a_cancel_is_told_once_for_each_open_request(connect):
     assert [frames.decode_cancel(packet) for packet in connection.packets()] == [(batch.id, 1)]
 
 
-async def test_credit_is_given_when_half_a_window_has_been_taken(connect):
-    connection, batch = executing(connect)
+async def test_credit_is_given_when_half_a_window_has_been_taken(connection, batch):
     connection.packets()
     say(connection, *(part(batch) for _ in range(WINDOW_PARTS)))
     for arrived in connection.events.arrived[: WINDOW_PARTS // 2 - 1]:
@@ -123,8 +129,7 @@ async def test_credit_is_given_when_half_a_window_has_been_taken(connect):
     assert frames.decode_credit(packet) == (batch.id, 0, WINDOW_PARTS // 2, 8 * WINDOW_PARTS // 2)
 
 
-async def test_a_worker_that_never_reads_its_credit_is_found_out(connect):
-    connection, batch = executing(connect)
+async def test_a_worker_that_never_reads_its_credit_is_found_out(connection, batch):
 
     def send_for_ever():
         while True:
@@ -137,8 +142,7 @@ async def test_a_worker_that_never_reads_its_credit_is_found_out(connect):
         send_for_ever()
 
 
-async def test_silence_counts_from_the_last_part_and_not_while_a_client_is_waited_for(connect):
-    connection = connect()
+async def test_silence_counts_from_the_last_part_and_not_while_a_client_is_waited_for(connection):
     worker = connection.worker
     batch = worker.dispatch([connection.request()], now=10.0)
     worker.on_packet(result(batch))
@@ -158,8 +162,7 @@ async def test_silence_counts_from_the_last_part_and_not_while_a_client_is_waite
     assert worker.overdue(now + 1) is batch
 
 
-async def test_what_comes_after_the_worker_was_disowned_is_dropped(connect):
-    connection, batch = executing(connect)
+async def test_what_comes_after_the_worker_was_disowned_is_dropped(connection, batch):
     connection.worker.disown()
     say(connection, part(batch), end(batch))
     connection.worker.on_packet(result(batch))
@@ -167,8 +170,7 @@ async def test_what_comes_after_the_worker_was_disowned_is_dropped(connect):
     assert connection.worker.idle
 
 
-async def test_a_part_of_what_is_not_open_is_a_frame_error(connect):
-    connection, batch = executing(connect)
+async def test_a_part_of_what_is_not_open_is_a_frame_error(connection, batch):
     for each in (part(batch, 1), Part(99, 0, None, b"", 0, final=True)):
         with pytest.raises(FrameError, match="not open"):
             say(connection, each)
@@ -178,15 +180,13 @@ async def test_a_part_of_what_is_not_open_is_a_frame_error(connect):
             say(connection, each)
 
 
-async def test_a_second_answer_to_what_has_ended_is_a_frame_error(connect):
-    connection, batch = executing(connect)
+async def test_a_second_answer_to_what_has_ended_is_a_frame_error(connection, batch):
     say(connection, end(batch))
     with pytest.raises(FrameError, match="a second answer"):
         connection.worker.on_packet(connection.result(batch))
 
 
-async def test_parts_without_credit_or_without_end_are_frame_errors(connect):
-    connection, batch = executing(connect)
+async def test_parts_without_credit_or_without_end_are_frame_errors(connection, batch):
     large = part(batch, values=range(WINDOW_BYTES // 4))
     first, *more = large.packets()
     connection.worker.on_packet(first)
@@ -206,8 +206,7 @@ async def test_a_worker_of_another_model_has_no_parts_to_send(connect):
         connection.worker.on_packet(result(batch))
 
 
-async def test_malformed_strings_in_a_part_are_a_frame_error(connect):
-    connection, batch = executing(connect)
+async def test_malformed_strings_in_a_part_are_a_frame_error(connection, batch):
     answer = Answer([Placed("OUTPUT", DataType.BYTES, (1, 1), 0, 4)])
     with pytest.raises(FrameError, match="malformed output"):
         say(connection, Part(batch.id, 0, answer, b"\xff\xff\xff\xff", 4, final=False))

@@ -32,6 +32,11 @@ def fair(bounds=ROOMY, *, dynamic=None, **fairness):
     return RequestQueue(scheduling, bounds, Fairness(tenant_header="x-tenant", **fairness))
 
 
+@pytest.fixture
+def queue():
+    return fair()
+
+
 def push_all(queue, *requests, now=0.0):
     for request in requests:
         queue.push(request, now)
@@ -44,22 +49,19 @@ def tenants(requests):
 # Whose turn it is
 
 
-def test_tenants_take_turns_whoever_came_first():
-    queue = fair()
+def test_tenants_take_turns_whoever_came_first(queue):
     push_all(queue, *[make_request("a") for _ in range(4)], make_request("b"), make_request("c"))
     assert tenants(queue.take(6)) == "abcaaa"
 
 
-def test_a_tenant_saves_up_nothing_while_it_is_away():
-    queue = fair()
+def test_a_tenant_saves_up_nothing_while_it_is_away(queue):
     push_all(queue, *[make_request("a") for _ in range(50)])
     queue.take(40)
     push_all(queue, *[make_request("b") for _ in range(50)])
     assert Counter(tenants(queue.take(10))) == {"a": 5, "b": 5}
 
 
-def test_a_tenant_does_not_get_rid_of_what_it_owes_by_leaving_for_a_moment():
-    queue = fair()
+def test_a_tenant_does_not_get_rid_of_what_it_owes_by_leaving_for_a_moment(queue):
     push_all(queue, *[make_request("a") for _ in range(20)], make_request("b", rows=10))
     assert tenants(queue.take(2)) == "ab"
     queue.push(make_request("b"), 0.0)  # it had left, and owes ten rows
@@ -67,16 +69,14 @@ def test_a_tenant_does_not_get_rid_of_what_it_owes_by_leaving_for_a_moment():
     assert "b" in tenants(queue.take(2))
 
 
-def test_a_request_that_is_cancelled_costs_its_tenant_nothing():
-    queue = fair()
+def test_a_request_that_is_cancelled_costs_its_tenant_nothing(queue):
     big = make_request("a", rows=100)
     push_all(queue, make_request("b"), big, make_request("a"), make_request("b"), make_request("b"))
     assert queue.abandon(big, 0.0)
     assert tenants(queue.take(2)) == "ba"
 
 
-def test_what_comes_back_goes_first_and_is_not_charged_again():
-    queue = fair()
+def test_what_comes_back_goes_first_and_is_not_charged_again(queue):
     push_all(queue, *[make_request(tenant) for tenant in "abab"])
     back = queue.take(2)
     queue.push_front(back)
@@ -128,8 +128,7 @@ def test_virtual_time_begins_anew_before_small_costs_get_lost():
     assert tenants(queue.take(3)) == "abaheavy"[:3]
 
 
-def test_lines_that_emptied_out_of_turn_leave_nothing_behind():
-    queue = fair()
+def test_lines_that_emptied_out_of_turn_leave_nothing_behind(queue):
     push_all(queue, make_request("z", rows=5), make_request("z"))
     for n in range(500):
         request = make_request(f"t{n}")
@@ -221,8 +220,7 @@ def test_a_level_that_refuses_leaves_room_for_other_tenants():
     assert caught.value.message == "[request id: r2] Exceeds maximum queue size"
 
 
-def test_an_instance_gives_back_requests_of_several_tenants_and_they_go_first():
-    queue = fair()
+def test_an_instance_gives_back_requests_of_several_tenants_and_they_go_first(queue):
     given = [make_request("a"), make_request("b")]
     push_all(queue, *given, now=1.0)
     push_all(queue, make_request("c"), now=2.0)
@@ -261,6 +259,11 @@ def test_ageing_works_within_fair_levels():
 # Counting
 
 
+@pytest.fixture
+def tallies():
+    return TenantTallies([])
+
+
 def test_only_some_tenants_are_told_by_name_and_no_request_is_lost():
     tallies = TenantTallies(["gold"])
     for n in range(2000):
@@ -275,8 +278,7 @@ def test_only_some_tenants_are_told_by_name_and_no_request_is_lost():
     assert tallies.others.refused == 1
 
 
-def test_who_gets_much_is_told_by_name_in_the_end():
-    tallies = TenantTallies([])
+def test_who_gets_much_is_told_by_name_in_the_end(tallies):
     for n in range(SHOWN):
         tallies.served(make_request(f"early{n}"))
     for n in range(50):
@@ -289,16 +291,14 @@ def test_who_gets_much_is_told_by_name_in_the_end():
     assert tallies.others.requests == 101  # with those of the one whose place it took
 
 
-def test_two_who_get_alike_do_not_take_turns_in_being_told():
-    tallies = TenantTallies([])
+def test_two_who_get_alike_do_not_take_turns_in_being_told(tallies):
     for _ in range(10):
         for n in range(SHOWN + 1):
             tallies.served(make_request(f"t{n}"))
         assert f"t{SHOWN}" not in tallies.named()
 
 
-def test_candidates_are_forgotten_in_the_order_in_which_they_were_served():
-    tallies = TenantTallies([])
+def test_candidates_are_forgotten_in_the_order_in_which_they_were_served(tallies):
     for n in range(SHOWN):
         tallies.served(make_request(f"early{n}"))
     for _ in range(9):
@@ -308,15 +308,13 @@ def test_candidates_are_forgotten_in_the_order_in_which_they_were_served():
     assert "big" not in tallies.named()
 
 
-def test_a_client_can_not_take_the_name_of_the_rest():
-    tallies = TenantTallies([])
+def test_a_client_can_not_take_the_name_of_the_rest(tallies):
     tallies.served(make_request(OTHERS))
     assert tallies.named() == {}
     assert tallies.others.requests == 1
 
 
-def test_the_servers_own_requests_are_nobodys():
-    tallies = TenantTallies([])
+def test_the_servers_own_requests_are_nobodys(tallies):
     probe = make_request("a")
     probe.synthetic = True
     tallies.served(probe)

@@ -213,13 +213,18 @@ async def serving(nursery, **options):
     return life
 
 
+@pytest.fixture
+async def life(nursery):
+    """An instance whose worker has loaded the model."""
+    return await serving(nursery)
+
+
 def warmup():
     tensors = (Tensor.from_numpy("INPUT", np.zeros((1, 2), np.float32)),)
     return (WarmupSample(name="sample", requests=(tensors, tensors)),)
 
 
-async def test_a_batch_is_answered_and_that_is_progress(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_a_batch_is_answered_and_that_is_progress(life, autojump_clock):
     (request,) = life.queue()
     assert not life.ctx.progress
     life.worker.answer(await life.worker.batch())
@@ -239,8 +244,7 @@ async def test_a_worker_that_cannot_be_started_fails_the_load(nursery, autojump_
     await life.stop()
 
 
-async def test_a_worker_that_cannot_be_started_again_is_a_death_like_others(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_a_worker_that_cannot_be_started_again_is_a_death_like_others(life, nursery, autojump_clock):
     await life.die(SEGFAULT)
     again = Life(nursery, state=life.state, refuse=OSError(11, "Resource temporarily unavailable"))
     await again.ended()
@@ -260,8 +264,7 @@ async def test_no_memory_for_a_connection_ends_the_worker_and_leaks_nothing(nurs
     await life.stop()
 
 
-async def test_what_died_with_the_worker_is_settled_before_the_death_is_told(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_what_died_with_the_worker_is_settled_before_the_death_is_told(life, autojump_clock):
     requests = life.queue(2)
     await life.worker.batch()
     waiting = life.queue()
@@ -273,8 +276,7 @@ async def test_what_died_with_the_worker_is_settled_before_the_death_is_told(nur
     assert life.state.statistics.deaths == {"signal_11": 1}
 
 
-async def test_a_failed_start_is_no_progress_though_suspects_wait(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_a_failed_start_is_no_progress_though_suspects_wait(life, nursery, autojump_clock):
     life.queue(2)
     await life.worker.batch()
     await life.die(SEGFAULT)
@@ -356,8 +358,7 @@ async def test_a_worker_that_has_exited_is_not_taken_for_one_that_stays_alive(nu
     assert life.error.reason == SEGFAULT
 
 
-async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_a_worker_that_closes_its_connection_and_lives_on_is_killed(life, autojump_clock):
     life.worker.far.shutdown(socket.SHUT_RDWR)
     await life.ended()
     assert life.worker.signals[0] == "KILL"
@@ -378,8 +379,7 @@ async def test_a_worker_that_is_dying_is_not_taken_for_one_that_stays_alive(nurs
     assert life.state.statistics.deaths == {"signal_9": 1}
 
 
-async def test_a_frame_that_makes_no_sense_is_the_workers_end(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_a_frame_that_makes_no_sense_is_the_workers_end(life, autojump_clock):
     (request,) = life.queue()
     await life.worker.batch()
     life.worker.far.send(bytes((frames.LOG,)) + b"[" * 60_000)
@@ -388,8 +388,7 @@ async def test_a_frame_that_makes_no_sense_is_the_workers_end(nursery, autojump_
     assert list(life.instance.suspects) == [request]
 
 
-async def test_the_last_results_are_delivered_before_the_rest_is_settled(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_the_last_results_are_delivered_before_the_rest_is_settled(life, autojump_clock):
     (done,) = life.queue()
     (begun,) = life.queue()
     job = await life.worker.batch()
@@ -401,8 +400,7 @@ async def test_the_last_results_are_delivered_before_the_rest_is_settled(nursery
     assert list(life.instance.suspects) == [begun]
 
 
-async def test_stopping_waits_for_what_runs_and_then_asks_nicely(nursery, autojump_clock):
-    life = await serving(nursery)
+async def test_stopping_waits_for_what_runs_and_then_asks_nicely(life, autojump_clock):
     (request,) = life.queue()
     job = await life.worker.batch()
     life.ctx.stopping.set()
@@ -449,9 +447,8 @@ async def test_a_flood_of_log_lines_is_cut(nursery, autojump_clock):
 
 @pytest.mark.parametrize("removed", [True, False])
 async def test_a_version_that_is_given_up_waits_for_no_worker_of_an_instance_that_leaves(
-    nursery, autojump_clock, removed
+    life, autojump_clock, removed
 ):
-    life = await serving(nursery)
     (request,) = life.queue()
     await life.worker.batch()
     if removed:

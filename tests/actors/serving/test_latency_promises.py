@@ -157,21 +157,24 @@ def test_refusing_never_lasts(batches, p99):
 # Tuning
 
 
+@pytest.fixture
+def controller():
+    return Controller(0.05, CONFIGURED)
+
+
 def feed(controller, latency, *, batches=20, size=16, service=0.001, now=0.0):
     for n in range(batches):
         controller.batch(size, service, [latency] * 10, now + n * 0.01)
 
 
-def test_batches_begin_as_they_are_configured():
-    controller = Controller(0.05, CONFIGURED)
+def test_batches_begin_as_they_are_configured(controller):
     assert controller.policy is CONFIGURED
     feed(controller, 0.01)
     assert controller.policy is CONFIGURED
     assert controller.measured == 0.01
 
 
-def test_answers_that_come_late_halve_the_delay_and_then_it_comes_back_step_by_step():
-    controller = Controller(0.05, CONFIGURED)
+def test_answers_that_come_late_halve_the_delay_and_then_it_comes_back_step_by_step(controller):
     feed(controller, 0.06, batches=10)
     assert controller.policy.max_queue_delay == pytest.approx(0.008)
     assert controller.policy.max_batch_size == 16
@@ -183,8 +186,7 @@ def test_answers_that_come_late_halve_the_delay_and_then_it_comes_back_step_by_s
     assert controller.policy == CONFIGURED
 
 
-def test_batches_that_take_too_long_by_themselves_become_smaller():
-    controller = Controller(0.05, CONFIGURED)
+def test_batches_that_take_too_long_by_themselves_become_smaller(controller):
     feed(controller, 0.06, batches=10, service=0.03)
     assert controller.policy.max_batch_size == 12
     assert controller.policy.preferred_batch_sizes == {4}
@@ -195,22 +197,19 @@ def test_batches_that_take_too_long_by_themselves_become_smaller():
     assert controller.policy == CONFIGURED
 
 
-def test_batches_grow_only_where_larger_ones_would_be_formed():
-    controller = Controller(0.05, CONFIGURED)
+def test_batches_grow_only_where_larger_ones_would_be_formed(controller):
     feed(controller, 0.06, batches=10, service=0.03)
     feed(controller, 0.01, batches=100, size=2)
     assert controller.policy.max_batch_size == 12
 
 
-def test_one_answer_in_a_hundred_may_come_late():
-    controller = Controller(0.05, CONFIGURED)
+def test_one_answer_in_a_hundred_may_come_late(controller):
     for _ in range(10):
         controller.batch(16, 0.001, [0.06] + [0.01] * 99, 0.0)
     assert controller.policy == CONFIGURED
 
 
-def test_few_answers_are_looked_at_after_a_while():
-    controller = Controller(0.05, CONFIGURED)
+def test_few_answers_are_looked_at_after_a_while(controller):
     controller.batch(4, 0.001, [0.06] * 5, 0.0)
     controller.batch(4, 0.001, [0.06] * 5, 0.5)
     assert controller.policy == CONFIGURED
@@ -218,8 +217,7 @@ def test_few_answers_are_looked_at_after_a_while():
     assert controller.policy != CONFIGURED
 
 
-def test_late_answers_make_admission_stricter_within_bounds():
-    controller = Controller(0.05, CONFIGURED)
+def test_late_answers_make_admission_stricter_within_bounds(controller):
     feed(controller, 0.06, batches=10)
     assert controller.strictness == pytest.approx(0.9)
     feed(controller, 0.06, batches=1000)
@@ -253,8 +251,7 @@ def test_without_anything_to_tune_batches_are_formed_as_configured(slo, policy):
     assert sample.document()["rate"] is None
 
 
-def test_where_a_queue_has_built_up_batches_do_not_shrink():
-    controller = Controller(0.05, CONFIGURED)
+def test_where_a_queue_has_built_up_batches_do_not_shrink(controller):
     feed(controller, 0.06, batches=20, service=0.03)
     smaller = controller.policy.max_batch_size
     for n in range(10):

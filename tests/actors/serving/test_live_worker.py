@@ -158,16 +158,25 @@ def executing(connect, **changes):
     return connection, connection.dispatch(connection.request())
 
 
-async def test_loading_hands_over_the_letter_and_a_pair_of_segments_for_each_slot(connect):
-    connection = connect()
+@pytest.fixture
+async def connection(connect):
+    return connect()
+
+
+@pytest.fixture
+async def batch(connection):
+    """A request that was dispatched over the connection."""
+    return connection.dispatch(connection.request())
+
+
+async def test_loading_hands_over_the_letter_and_a_pair_of_segments_for_each_slot(connection):
     assert connection.opening == [bytes((frames.LOAD,))]
     assert connection.letter["backend"] == "module:Class"
     assert connection.letter["slots"] == 2 + SPARE_SLOTS
     assert sorted(connection.segments) == [(slot, side) for slot in range(4) for side in (INPUT, OUTPUT)]
 
 
-async def test_a_batch_reaches_the_worker_in_its_slot(connect):
-    connection = connect()
+async def test_a_batch_reaches_the_worker_in_its_slot(connection):
     batch = connection.dispatch(connection.request(id="a"), connection.request(rows=2))
     (packet,) = connection.packets()
     job = Execute.decode(packet)
@@ -187,16 +196,14 @@ async def test_room_is_for_as_many_batches_as_may_execute_and_one_behind_each(co
         assert not connection.worker.idle
 
 
-async def test_a_copied_result_frees_its_slot_at_once(connect):
-    connection, batch = executing(connect)
+async def test_a_copied_result_frees_its_slot_at_once(connection, batch):
     connection.worker.on_packet(connection.result(batch))
     assert connection.worker.idle
     assert connection.events.freed == 1
     assert connection.events.batches[0][3] is False
 
 
-async def test_a_borrowed_result_keeps_its_slot_until_it_is_released(connect):
-    connection, batch = executing(connect)
+async def test_a_borrowed_result_keeps_its_slot_until_it_is_released(connection, batch):
     connection.events.on_finished = lambda batch, borrowed: batch.slot.lease()
     connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, 2 * COPY_LIMIT))
     connection.packets()
@@ -209,8 +216,7 @@ async def test_a_borrowed_result_keeps_its_slot_until_it_is_released(connect):
     assert connection.events.freed == 1
 
 
-async def test_slots_held_by_slow_readers_do_not_hold_up_the_next_batches(connect):
-    connection = connect()
+async def test_slots_held_by_slow_readers_do_not_hold_up_the_next_batches(connection):
     connection.events.on_finished = lambda batch, borrowed: batch.slot.lease()
     for _ in range(SPARE_SLOTS):
         batch = connection.dispatch(connection.request())
@@ -220,8 +226,7 @@ async def test_slots_held_by_slow_readers_do_not_hold_up_the_next_batches(connec
         connection.dispatch(connection.request())
 
 
-async def test_a_lease_that_ends_after_the_worker_disturbs_nobody(connect):
-    connection = connect()
+async def test_a_lease_that_ends_after_the_worker_disturbs_nobody(connection):
     connection.events.on_finished = lambda batch, borrowed: batch.slot.lease()
     batch = connection.dispatch(connection.request())
     connection.worker.on_packet(connection.result(batch))
@@ -230,8 +235,7 @@ async def test_a_lease_that_ends_after_the_worker_disturbs_nobody(connect):
     assert connection.events.freed == 0
 
 
-async def test_inputs_that_outgrow_a_segment_get_a_new_one(connect):
-    connection = connect()
+async def test_inputs_that_outgrow_a_segment_get_a_new_one(connection):
     batch = connection.dispatch(connection.request(columns=300_000))
     connection.packets()
     view = connection.segments[batch.slot.index, INPUT].view
@@ -239,8 +243,7 @@ async def test_inputs_that_outgrow_a_segment_get_a_new_one(connect):
     assert np.frombuffer(view[:1_200_000], "<f4").min() == 1.0
 
 
-async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connect):
-    connection = connect()
+async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connection):
     connection.dispatch(connection.request(parameters={"story": "x" * 200_000}))
     (packet,) = connection.packets()
     job = Execute.decode(packet)
@@ -249,8 +252,7 @@ async def test_metadata_too_large_for_a_frame_goes_through_the_segment(connect):
     assert np.frombuffer(connection.segments[job.slot, INPUT].view[:8], "<f4").tolist() == [1.0, 1.0]
 
 
-async def test_a_result_too_large_for_a_frame_comes_through_the_segment(connect):
-    connection, batch = executing(connect)
+async def test_a_result_too_large_for_a_frame_comes_through_the_segment(connection, batch):
     answer = Answer(code=ErrorCode.INTERNAL, message="why " * 50_000)
     packet = Result(batch.id, batch.slot.index, 1, (0, 0, 0), answers=[answer]).encode()
     connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, len(packet)))
@@ -260,8 +262,7 @@ async def test_a_result_too_large_for_a_frame_comes_through_the_segment(connect)
     assert connection.events.batches[0][2][0][2].message == "why " * 50_000
 
 
-async def test_a_failed_dispatch_leaves_no_trace(connect):
-    connection = connect()
+async def test_a_failed_dispatch_leaves_no_trace(connection):
     request = connection.request(columns=300_000)
     with no_memory():
         for _ in range(10):
@@ -277,8 +278,7 @@ async def test_a_failed_dispatch_leaves_no_trace(connect):
     assert connection.segments[batch.slot.index, INPUT].size >= 1_200_000
 
 
-async def test_execution_is_timed_from_when_a_batch_is_the_oldest(connect):
-    connection = connect()
+async def test_execution_is_timed_from_when_a_batch_is_the_oldest(connection):
     first = connection.dispatch(connection.request(), now=1.0)
     second = connection.dispatch(connection.request(), now=2.0)
     assert connection.worker.oldest_began_at() == 1.0
@@ -290,8 +290,7 @@ async def test_execution_is_timed_from_when_a_batch_is_the_oldest(connect):
     assert connection.worker.overdue(4.0) is None
 
 
-async def test_a_batch_that_has_not_begun_is_taken_back_as_if_it_had_never_been_dispatched(connect):
-    connection = connect()
+async def test_a_batch_that_has_not_begun_is_taken_back_as_if_it_had_never_been_dispatched(connection):
     first, second = connection.request(), connection.request()
     connection.dispatch(first)
     batch = connection.worker.dispatch([second], now=1.0)
@@ -301,8 +300,7 @@ async def test_a_batch_that_has_not_begun_is_taken_back_as_if_it_had_never_been_
     assert connection.worker.holding(second) is None
 
 
-async def test_what_has_begun_is_not_taken_back(connect):
-    connection, batch = executing(connect)
+async def test_what_has_begun_is_not_taken_back(connection, batch):
     page = connection.page()
     assert connection.worker.not_begun() == [batch]
     assert page.begin(0, batch.id, batch.slot.index)
@@ -313,8 +311,7 @@ async def test_what_has_begun_is_not_taken_back(connect):
     assert len(connection.events.batches) == 1
 
 
-async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_another_user(connect):
-    connection = connect()
+async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_another_user(connection):
     page = connection.page()
     connection.dispatch(connection.request())
     batch = connection.dispatch(connection.request())
@@ -329,8 +326,7 @@ async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_anot
     assert connection.events.freed == 1
 
 
-async def test_what_waited_behind_a_batch_that_was_taken_back_is_next(connect):
-    connection = connect()
+async def test_what_waited_behind_a_batch_that_was_taken_back_is_next(connection):
     first = connection.dispatch(connection.request())
     second = connection.dispatch(connection.request(), now=1.0)
     assert second.began_at == math.inf
@@ -350,8 +346,7 @@ async def test_a_worker_is_busy_since_the_last_of_its_lanes_is(connect):
     assert connection.worker.busy_since == 4.0
 
 
-async def test_the_result_of_a_batch_that_was_taken_back_is_a_broken_worker_s(connect):
-    connection, batch = executing(connect)
+async def test_the_result_of_a_batch_that_was_taken_back_is_a_broken_worker_s(connection, batch):
     assert connection.worker.take_back(batch, 1.0)
     with pytest.raises(FrameError, match="which was not asked for"):
         connection.worker.on_packet(connection.result(batch))
@@ -399,8 +394,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_a_hostile_frame_is_a_frame_error_and_nothing_else_happens(connect, what):
-    connection, batch = executing(connect)
+async def test_a_hostile_frame_is_a_frame_error_and_nothing_else_happens(connection, batch, what):
     with pytest.raises(FrameError):
         connection.worker.on_packet(HOSTILE[what](batch))
     assert list(connection.worker.outstanding.values()) == [batch]
@@ -408,8 +402,7 @@ async def test_a_hostile_frame_is_a_frame_error_and_nothing_else_happens(connect
     assert connection.events.freed == 0
 
 
-async def test_a_result_is_taken_once(connect):
-    connection, batch = executing(connect)
+async def test_a_result_is_taken_once(connection, batch):
     packet = connection.result(batch)
     connection.worker.on_packet(packet)
     with pytest.raises(FrameError, match="which was not asked for"):
@@ -417,8 +410,7 @@ async def test_a_result_is_taken_once(connect):
     assert len(connection.events.batches) == 1
 
 
-async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connect):
-    connection, batch = executing(connect)
+async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connection, batch):
     before = open_descriptors()
 
     def ask():
@@ -430,14 +422,12 @@ async def test_a_worker_that_asks_for_room_and_never_reads_is_refused(connect):
     assert len(left_open(before)) < 20
 
 
-async def test_room_that_the_system_does_not_have_is_the_workers_fault(connect):
-    connection, batch = executing(connect)
+async def test_room_that_the_system_does_not_have_is_the_workers_fault(connection, batch):
     with no_memory(), pytest.raises(FrameError, match=SAID):
         connection.worker.on_packet(frames.encode_room(batch.slot.index, batch.id, 2**30))
 
 
-async def test_texts_of_a_worker_hold_characters_that_can_be_written(connect):
-    connection = connect()
+async def test_texts_of_a_worker_hold_characters_that_can_be_written(connection):
     connection.worker.on_packet(frames.encode_json(frames.LOG, {"level": "info", "message": "a\ud800"}))
     connection.worker.on_packet(frames.encode_json(frames.LOAD_FAILED, {"message": "b\udfff"}))
     assert connection.events.logs == [("info", "a?")]

@@ -44,6 +44,11 @@ async def stage(nursery):
     return make
 
 
+@pytest.fixture
+async def model(stage):
+    return stage()
+
+
 async def three_in_a_batch(stage):
     """A model that has begun with a batch of three requests, and those."""
     model, _ = await busy(stage, scheduling=DynamicBatching())
@@ -408,8 +413,7 @@ async def test_a_second_answer_goes_nowhere_and_is_counted(stage, autojump_clock
     assert batch.slot.leases == 0
 
 
-async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(stage, autojump_clock):
-    model = stage()
+async def test_a_batch_that_finds_no_memory_is_refused_and_the_next_one_runs(model, autojump_clock):
     model.worker.fail_next = OSError(12, "Cannot allocate memory")
     request = await model.sent()
     assert request.reply.error.code is ErrorCode.UNAVAILABLE
@@ -543,8 +547,7 @@ async def test_a_model_whose_instances_are_all_exhausted_is_unavailable_until_on
     assert request.reply.answered
 
 
-async def test_an_instance_whose_trial_fails_is_exhausted_again(stage, autojump_clock):
-    model = stage()
+async def test_an_instance_whose_trial_fails_is_exhausted_again(model, autojump_clock):
     die(model, model.worker)
     model.state.instance_exhausted(model.state.instances[0])
     model.state.instance_ready(model.worker.instance, model.worker)
@@ -584,8 +587,7 @@ async def test_a_failed_load_is_final_even_where_a_siblings_comes_to_an_end_afte
     assert model.state.reason == "Internal: no"
 
 
-async def test_standing_changes_only_as_its_table_says(stage, autojump_clock):
-    model = stage()
+async def test_standing_changes_only_as_its_table_says(model, autojump_clock):
     model.state.standing.become(Status.READY)
     assert model.changes == [(Status.READY, "")]
     with pytest.raises(ValueError, match="can't go from READY to LOADING"):
@@ -627,8 +629,7 @@ async def test_closing_answers_whatever_is_left(stage, autojump_clock):
     assert not model.state.in_flight
 
 
-async def test_a_request_that_contradicts_the_model_is_refused_before_the_queue(stage, autojump_clock):
-    model = stage()
+async def test_a_request_that_contradicts_the_model_is_refused_before_the_queue(model, autojump_clock):
     request = model.request()
     request.inputs = [Tensor.from_numpy("INPUT", np.zeros((1, 3), np.float32))]
     with pytest.raises(InvalidArgument):
@@ -636,8 +637,7 @@ async def test_a_request_that_contradicts_the_model_is_refused_before_the_queue(
     assert not model.state.in_flight
 
 
-async def test_a_quarantined_request_is_refused_for_a_while(stage, autojump_clock):
-    model = stage()
+async def test_a_quarantined_request_is_refused_for_a_while(model, autojump_clock):
     poison = model.request()
     poison.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
     model.state.in_flight[poison] = None
@@ -818,8 +818,7 @@ async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, a
     assert staying.sent[-1][1] == [ahead]
 
 
-async def test_what_the_last_instance_died_of_is_answered_where_it_was_dismissed(stage, autojump_clock):
-    model = stage()
+async def test_what_the_last_instance_died_of_is_answered_where_it_was_dismissed(model, autojump_clock):
     model.state.remove_instance(model.worker.instance)
     suspects, waiting = [model.request(), model.request()], model.request()
     model.state.in_flight.update(dict.fromkeys([*suspects, waiting]))

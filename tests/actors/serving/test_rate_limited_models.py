@@ -45,6 +45,16 @@ async def house(nursery):
     return House()
 
 
+@pytest.fixture
+async def one(house):
+    return house.model("one")
+
+
+@pytest.fixture
+async def other(house):
+    return house.model("other")
+
+
 async def work(*models, rounds):
     """Finish every execution, round after round; return the models in the order of execution."""
     order = []
@@ -58,8 +68,7 @@ async def work(*models, rounds):
     return order
 
 
-async def test_two_models_that_share_a_resource_never_execute_at_once(house, autojump_clock):
-    one, other = house.model("one"), house.model("other")
+async def test_two_models_that_share_a_resource_never_execute_at_once(one, other, house, autojump_clock):
     for _ in range(3):
         await one.sent()
         await other.send()
@@ -95,8 +104,7 @@ async def test_what_waits_for_a_resource_grows_into_a_batch(house, autojump_cloc
     assert other.worker.sizes == [5]
 
 
-async def test_a_death_hands_over_what_the_instance_held(house, autojump_clock):
-    one, other = house.model("one"), house.model("other")
+async def test_a_death_hands_over_what_the_instance_held(one, other, house, autojump_clock):
     (held,) = [await one.sent()]
     await other.sent()
     assert other.worker.sizes == []
@@ -108,8 +116,7 @@ async def test_a_death_hands_over_what_the_instance_held(house, autojump_clock):
     assert house.used == 1
 
 
-async def test_a_batch_that_can_not_be_handed_over_holds_nothing(house, autojump_clock):
-    one, other = house.model("one"), house.model("other")
+async def test_a_batch_that_can_not_be_handed_over_holds_nothing(one, other, house, autojump_clock):
     one.worker.fail_next = OSError("no memory")
     lost = await one.sent()
     await other.sent()
@@ -142,8 +149,7 @@ async def test_a_queue_timeout_holds_nobody_up(house, autojump_clock):
     assert three.worker.sizes == [1]
 
 
-async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(house, autojump_clock):
-    one, other = house.model("one"), house.model("other")
+async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(one, other, autojump_clock):
     await one.sent()
     suspects = [other.request(), other.request()]
     other.state.in_flight.update(dict.fromkeys(suspects))
@@ -157,8 +163,7 @@ async def test_an_instance_that_hunts_for_a_deadly_request_waits_in_line_too(hou
     assert await work(one, other, rounds=4) == ["other", "one", "other"]
 
 
-async def test_a_scheduler_that_ends_leaves_the_line(house, autojump_clock):
-    one, other = house.model("one"), house.model("other")
+async def test_a_scheduler_that_ends_leaves_the_line(one, other, house, autojump_clock):
     await one.sent()
     async with trio.open_nursery() as brief:
         crashing = Stage(brief, name="crashing", instances=instances("crashing"))

@@ -12,8 +12,12 @@ from actors.serving.policy.ordering import ReorderBuffer
 from tests.support.ports import waiting_request as make_request
 
 
-def test_a_retried_request_keeps_its_ticket():
-    buffer: Any = ReorderBuffer()
+@pytest.fixture
+def buffer():
+    return ReorderBuffer()
+
+
+def test_a_retried_request_keeps_its_ticket(buffer):
     first, second = make_request(), make_request()
     assert first not in buffer
     ticket = buffer.ticket(first)
@@ -23,8 +27,7 @@ def test_a_retried_request_keeps_its_ticket():
     assert len(buffer) == 2
 
 
-def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
-    buffer: Any = ReorderBuffer()
+def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket(buffer):
     request = make_request()
     first = buffer.ticket(request)
     buffer.release(first, "a")
@@ -33,16 +36,14 @@ def test_a_request_that_comes_back_after_its_answer_takes_a_new_ticket():
 
 
 @pytest.mark.parametrize("wrong", [-1, 0, 2])
-def test_a_ticket_that_is_not_out_is_refused(wrong):
-    buffer: Any = ReorderBuffer()
+def test_a_ticket_that_is_not_out_is_refused(buffer, wrong):
     buffer.release(buffer.ticket(make_request()), "done")
     buffer.ticket(make_request())
     with pytest.raises(ValueError, match=f"ticket {wrong} is not out"):
         buffer.release(wrong, "a")
 
 
-def test_a_second_answer_for_a_ticket_is_refused():
-    buffer: Any = ReorderBuffer()
+def test_a_second_answer_for_a_ticket_is_refused(buffer):
     buffer.ticket(make_request())
     second = buffer.ticket(make_request())
     buffer.release(second, "b")

@@ -613,8 +613,12 @@ def carrying(*inputs):
     return make_request(inputs=inputs)
 
 
-def test_a_quarantined_request_is_recognised_when_sent_again():
-    quarantine = Quarantine(60.0)
+@pytest.fixture
+def quarantine():
+    return Quarantine(60.0)
+
+
+def test_a_quarantined_request_is_recognised_when_sent_again(quarantine):
     quarantine.add(carrying(tensor("A"), tensor("B")), 0.0)
     assert quarantine
     assert quarantine.match(
@@ -640,15 +644,13 @@ ALTERED = bytes(100) + b"x" + bytes(899)  # where no sample looks
         ([tensor(data=LONG)], [tensor(data=ALTERED)]),
     ],
 )
-def test_a_different_request_passes(poison, innocent):
-    quarantine = Quarantine(60.0)
+def test_a_different_request_passes(quarantine, poison, innocent):
     quarantine.add(carrying(*poison), 0.0)
     assert not quarantine.match(carrying(*innocent), 0.0)
     assert quarantine.match(carrying(*poison), 0.0)
 
 
-def test_two_that_look_alike_leave_quarantine_one_by_one():
-    quarantine = Quarantine(60.0)
+def test_two_that_look_alike_leave_quarantine_one_by_one(quarantine):
     first, second = carrying(tensor(data=LONG)), carrying(tensor(data=ALTERED))
     quarantine.add(first, 0.0)
     quarantine.add(second, 30.0)
@@ -676,8 +678,7 @@ def test_quarantine_remembers_exactly_the_latest_and_unexpired(steps):
         assert len(quarantine) == len(expiries)
 
 
-def test_a_fingerprint_is_the_same_for_equal_inputs_and_can_be_forgotten():
-    quarantine = Quarantine(60.0)
+def test_a_fingerprint_is_the_same_for_equal_inputs_and_can_be_forgotten(quarantine):
     mark = fingerprint_of(carrying(tensor("A"), tensor("B")))
     assert mark == fingerprint_of(carrying(tensor("B"), tensor("A")))
     quarantine.add(carrying(tensor("A"), tensor("B")), 1.0, mark)

@@ -24,6 +24,11 @@ def counts(statistics):
     return (statistics.success_count, statistics.inference_count, statistics.execution_count)
 
 
+@pytest.fixture
+def statistics():
+    return ModelStatistics()
+
+
 @pytest.mark.parametrize(
     ("requests", "batches", "expected"),
     [
@@ -33,8 +38,9 @@ def counts(statistics):
     ],
     ids=["a request of eight rows", "two requests executed apart", "two requests in one batch"],
 )
-def test_successes_are_requests_inferences_rows_and_executions_batches(requests, batches, expected):
-    statistics = ModelStatistics()
+def test_successes_are_requests_inferences_rows_and_executions_batches(
+    statistics, requests, batches, expected
+):
     for rows in batches:
         execute(statistics, rows=rows)
     for rows in requests:
@@ -42,8 +48,7 @@ def test_successes_are_requests_inferences_rows_and_executions_batches(requests,
     assert counts(statistics) == expected
 
 
-def test_a_cache_hit_is_a_success_without_inference_or_execution():
-    statistics = ModelStatistics()
+def test_a_cache_hit_is_a_success_without_inference_or_execution(statistics):
     statistics.cache_hit(queue_ns=1, lookup_ns=2, total_ns=5)
     stats: Any = statistics.as_model_stats("m", 1)["inference_stats"]
     assert counts(statistics) == (1, 0, 0)
@@ -52,8 +57,7 @@ def test_a_cache_hit_is_a_success_without_inference_or_execution():
     assert stats["compute_infer"] == {"count": 0, "ns": 0}
 
 
-def test_a_cache_miss_adds_its_time_to_the_request():
-    statistics = ModelStatistics()
+def test_a_cache_miss_adds_its_time_to_the_request(statistics):
     succeed(statistics)
     statistics.cache_miss(7)
     stats: Any = statistics.as_model_stats("m", 1)["inference_stats"]
@@ -61,8 +65,7 @@ def test_a_cache_miss_adds_its_time_to_the_request():
     assert stats["success"] == {"count": 1, "ns": 207}
 
 
-def test_a_failed_request_that_reached_the_backend_is_a_failure_and_an_execution():
-    statistics = ModelStatistics()
+def test_a_failed_request_that_reached_the_backend_is_a_failure_and_an_execution(statistics):
     execute(statistics)
     statistics.failed(FailureReason.BACKEND, 99)
     assert counts(statistics) == (0, 0, 1)
@@ -70,16 +73,14 @@ def test_a_failed_request_that_reached_the_backend_is_a_failure_and_an_execution
     assert stats["fail"] == {"count": 1, "ns": 99}
 
 
-def test_failures_of_all_reasons_add_up():
-    statistics = ModelStatistics()
+def test_failures_of_all_reasons_add_up(statistics):
     for reason in FailureReason:
         statistics.failed(reason, 1)
     assert statistics.failure_count == 4
     assert set(statistics.failures.values()) == {1}
 
 
-def test_the_statistics_element_has_exactly_the_contracts_members():
-    statistics = ModelStatistics()
+def test_the_statistics_element_has_exactly_the_contracts_members(statistics):
     execute(statistics, rows=2, at_ms=123)
     succeed(statistics, rows=2)
     assert statistics.as_model_stats("add", 3) == {
@@ -132,8 +133,7 @@ def test_batch_statistics_add_up_to_the_executions(batches):
     )
 
 
-def test_containment_counts_are_plain_attributes_that_start_at_zero():
-    statistics = ModelStatistics()
+def test_containment_counts_are_plain_attributes_that_start_at_zero(statistics):
     statistics.deaths["oom"] += 1
     statistics.restarts += 1
     assert statistics.deaths == {"oom": 1}
@@ -186,17 +186,15 @@ def test_summaries_forget_when_batches_say_that_time_has_passed():
 
 
 @pytest.mark.slow
-def test_counting_a_request_costs_about_a_microsecond():
+def test_counting_a_request_costs_about_a_microsecond(statistics):
     """A guard against a lock, a label look-up or a log line slipping into the hot path, not a benchmark."""
-    statistics = ModelStatistics()
     started = time.perf_counter()
     for _ in range(20_000):
         statistics.succeeded(1, 1, 1, 1, 1, 1)
     assert (time.perf_counter() - started) / 20_000 < 20e-6
 
 
-def test_hits_are_no_proof_that_the_model_works():
-    statistics = ModelStatistics()
+def test_hits_are_no_proof_that_the_model_works(statistics):
     statistics.succeeded(1, 0, 0, 0, 0, 0)
     statistics.cache_hit(0, 0, 0, 17)
     assert (statistics.success_count, statistics.computed_count, statistics.last_hit_ms) == (2, 1, 17)
@@ -213,8 +211,7 @@ def test_answers_from_a_cache_are_in_the_latencies_too():
     assert first_response.counts == [0, 1, 0]
 
 
-def test_a_lane_s_rate_is_of_the_time_that_it_executes():
-    statistics = ModelStatistics()
+def test_a_lane_s_rate_is_of_the_time_that_it_executes(statistics):
     assert statistics.lane_rate == 0.0
     succeed(statistics)
     statistics.batch_executed(1, 0, 500_000_000, 0, 1)

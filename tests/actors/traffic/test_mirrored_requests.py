@@ -32,6 +32,11 @@ def mirrored(*, fraction=1.0, random=None, tolerance=1e-5, **changes):
     return versions
 
 
+@pytest.fixture
+async def versions():
+    return mirrored()
+
+
 def comparing(versions):
     """The actor that compares, under a supervisor."""
     return serving(Supervisor([ChildSpec("mirror", versions.control.compare)]))
@@ -59,8 +64,7 @@ def fp32(*values):
     return [Tensor.from_numpy("OUTPUT", np.array([values], np.float32))]
 
 
-async def test_a_mirror_gets_a_copy_and_the_client_the_primarys_answer():
-    versions = mirrored()
+async def test_a_mirror_gets_a_copy_and_the_client_the_primarys_answer(versions):
     request, port = await versions.send(3.0, id="r1", priority=1, parameters={"a": 1})
     (copy,) = versions[2].in_flight
     assert copy is not request
@@ -75,8 +79,7 @@ async def test_a_mirror_gets_a_copy_and_the_client_the_primarys_answer():
     assert len(port.parts) == 1
 
 
-async def test_the_mirrors_answer_may_come_first():
-    versions = mirrored()
+async def test_the_mirrors_answer_may_come_first(versions):
     _, port = await versions.send()
     versions.answer(2)
     assert port.parts == []
@@ -84,8 +87,7 @@ async def test_the_mirrors_answer_may_come_first():
     assert await compared(versions) == {"sent": 1, "same": 1}
 
 
-async def test_answers_that_differ_are_counted_and_the_last_ones_remembered():
-    versions = mirrored()
+async def test_answers_that_differ_are_counted_and_the_last_ones_remembered(versions):
     for number in range(10):
         await versions.send(id=f"r{number}")
         versions.answer(1, outputs=fp32(1, 2))
@@ -114,8 +116,7 @@ async def test_the_tolerance_is_the_plans():
     assert await compared(versions) == {"sent": 1, "same": 1}
 
 
-async def test_a_mirror_that_fails_is_an_error_of_the_mirror_only():
-    versions = mirrored()
+async def test_a_mirror_that_fails_is_an_error_of_the_mirror_only(versions):
     _, port = await versions.send(id="r1")
     versions.answer(2, error="no such weights")
     versions.answer(1)
@@ -134,8 +135,7 @@ async def test_a_mirror_that_fails_is_an_error_of_the_mirror_only():
     ]
 
 
-async def test_versions_that_fail_alike_are_alike_and_a_primary_that_fails_alone_differs():
-    versions = mirrored()
+async def test_versions_that_fail_alike_are_alike_and_a_primary_that_fails_alone_differs(versions):
     await versions.send()
     versions.answer(1, error="bad input")
     versions.answer(2, error="bad input indeed")
@@ -145,8 +145,7 @@ async def test_versions_that_fail_alike_are_alike_and_a_primary_that_fails_alone
     assert await compared(versions) == {"sent": 2, "same": 1, "different": 1}
 
 
-async def test_a_client_that_left_is_not_compared():
-    versions = mirrored()
+async def test_a_client_that_left_is_not_compared(versions):
     request, port = await versions.send()
     versions.router.resolve("model").cancel(request)
     assert port.error is not None
@@ -167,8 +166,7 @@ async def test_only_a_fraction_is_mirrored():
     assert counts(versions) == {"sent": 2, "outstanding": 2}
 
 
-async def test_requests_of_a_sequence_and_the_servers_own_are_not_mirrored():
-    versions = mirrored()
+async def test_requests_of_a_sequence_and_the_servers_own_are_not_mirrored(versions):
     await versions.send(correlation_id=7)
     probe = versions.request()
     probe.synthetic = True
@@ -179,8 +177,7 @@ async def test_requests_of_a_sequence_and_the_servers_own_are_not_mirrored():
 # -- the memory of an answer
 
 
-async def test_what_the_client_got_is_copied_before_its_memory_is_given_back():
-    versions = mirrored()
+async def test_what_the_client_got_is_copied_before_its_memory_is_given_back(versions):
     _, port = await versions.send()
     memory = bytearray(np.array([1, 2], np.float32).tobytes())
     slot_view = [Tensor.from_numpy("OUTPUT", np.frombuffer(memory, np.float32).reshape(1, 2))]
@@ -191,15 +188,13 @@ async def test_what_the_client_got_is_copied_before_its_memory_is_given_back():
     assert await compared(versions) == {"sent": 1, "same": 1}
 
 
-async def test_the_mirrors_memory_is_given_back_at_once():
-    versions = mirrored()
+async def test_the_mirrors_memory_is_given_back_at_once(versions):
     await versions.send()
     versions.answer(2, borrowed=True)
     assert [slot.leases for slot in versions.slots] == [0]
 
 
-async def test_large_answers_are_compared_in_a_thread_while_the_loop_turns():
-    versions = mirrored()
+async def test_large_answers_are_compared_in_a_thread_while_the_loop_turns(versions):
     large = np.zeros((1, KEPT_BYTES // 8), np.float32)
     other = large.copy()
     other[0, 77] = 1
@@ -215,8 +210,7 @@ async def test_large_answers_are_compared_in_a_thread_while_the_loop_turns():
 # -- never in the way
 
 
-async def test_a_mirror_that_is_not_ready_or_not_there_is_skipped():
-    versions = mirrored()
+async def test_a_mirror_that_is_not_ready_or_not_there_is_skipped(versions):
     versions[2].standing.become(Status.UNAVAILABLE, "dead")
     _, port = await versions.send()
     versions.answer(1)
@@ -286,8 +280,7 @@ async def test_a_copy_that_would_wait_behind_others_is_skipped(autojump_clock):
     assert counts(versions) == {"skipped": 1}
 
 
-async def test_no_more_than_so_many_copies_are_on_their_way():
-    versions = mirrored()
+async def test_no_more_than_so_many_copies_are_on_their_way(versions):
     for _ in range(OUTSTANDING + 3):
         await versions.send()
         versions.answer(1)
@@ -296,8 +289,7 @@ async def test_no_more_than_so_many_copies_are_on_their_way():
     assert await compared(versions) == {"sent": OUTSTANDING, "same": OUTSTANDING, "skipped": 3}
 
 
-async def test_a_primary_that_refuses_has_nothing_mirrored():
-    versions = mirrored()
+async def test_a_primary_that_refuses_has_nothing_mirrored(versions):
     request = versions.request()
     request.inputs = []
     with pytest.raises(InvalidArgument):
@@ -348,15 +340,13 @@ async def test_a_decoupled_model_is_not_mirrored():
     ]
 
 
-async def test_a_copy_waits_for_the_mirror_no_longer_than_somebody_may_care(autojump_clock):
-    versions = mirrored()
+async def test_a_copy_waits_for_the_mirror_no_longer_than_somebody_may_care(versions, autojump_clock):
     await versions.send()
     (copy,) = versions[2].in_flight
     assert copy.deadline == trio.current_time() + PATIENCE
 
 
-async def test_a_request_that_only_the_mirror_could_take_in_the_end_is_not_mirrored_to_itself():
-    versions = mirrored()
+async def test_a_request_that_only_the_mirror_could_take_in_the_end_is_not_mirrored_to_itself(versions):
     held = versions.router.resolve("model")
     versions[1].standing.become(Status.UNLOADING)
     request = versions.request()
@@ -365,8 +355,7 @@ async def test_a_request_that_only_the_mirror_could_take_in_the_end_is_not_mirro
     assert counts(versions) == {}
 
 
-async def test_an_actor_that_dies_while_it_compares_loses_no_more_than_that_comparison():
-    versions = mirrored()
+async def test_an_actor_that_dies_while_it_compares_loses_no_more_than_that_comparison(versions):
     for outputs in ([Tensor("OUTPUT", DataType.FP32, (1, 2), [0] * 8)], fp32(1, 2)):  # type: ignore[arg-type]  # no bytes at all
         await versions.send()
         answer(versions[1], outputs=outputs)
