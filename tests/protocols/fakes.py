@@ -13,7 +13,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.values.interfaces import DeepReport, IndexEntry, Models, Server, ServerIdentity
 from actors.values.marks import ClientMarks
-from actors.values.requests import InferRequest, InferResponse, ReplyPort
+from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
 
@@ -295,16 +295,6 @@ def default_models() -> list[FakeModel]:
             make_spec("streams", inputs=[number], outputs=[("Y", DataType.INT64, (1,))], decoupled=True), hold
         ),
     ]
-
-
-class KeptPort(ReplyPort):
-    """A reply port that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.parts: list[Outcome] = []
-
-    def put(self, part: Outcome, *, final: bool) -> None:
-        self.parts.append(part)
 
 
 def tensor(name: str, array: object, datatype: DataType | None = None) -> Tensor:

@@ -16,7 +16,8 @@ from protocols.http2.header_blocks import HeaderDecoder
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.memo import Memo
-from tests.protocols.fakes import FakeServer, KeptPort, make_spec
+from tests.protocols.fakes import FakeServer, make_spec
+from tests.support.ports import Port
 
 MIB = 1024 * 1024
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,))])
@@ -84,7 +85,7 @@ def test_json_texts():
                 text.encode() + bytes(4),
                 len(text),
                 SPEC,
-                Arrival(-1, KeptPort(), 0.0),
+                Arrival(-1, Port(), 0.0),
             )
 
 
@@ -99,7 +100,7 @@ def test_messages():
             for name, value in list(parameters(number).items())[:200]:
                 request.parameters[name].int64_param = value
             target = decoder.peek(request.SerializeToString())
-            decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+            decoder.decode(target, SPEC, requested_version=-1, reply=Port(), accepted_at=0.0)
 
 
 def test_header_blocks():

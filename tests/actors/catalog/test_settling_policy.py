@@ -88,7 +88,7 @@ GONE = Left(key("m"))
 WHOLE, BOTH = {"one": {"m": "1"}, "two": {}}, {"one": {"m": "1"}, "two": {"m": "1"}}
 UNFINISHED = {"m": Seen("2", INCOMPLETE)}
 
-STORIES = {
+STORIES: dict[str, Any] = {
     "everything is looked at once after the start": [
         ({"a": "1", "b": "1"}, []),
         ({"a": "1", "b": "1"}, [first_seen("a"), first_seen("b")]),
@@ -213,7 +213,7 @@ class TestSourcesThatDoNotAnswer:
 
 
 APART = "namespaces tell equal names apart"
-SEVERAL_SOURCES = {
+SEVERAL_SOURCES: dict[str, Any] = {
     "a name that leaves one of two sources is looked at": [
         (BOTH, []),
         (BOTH, [MODIFIED]),

@@ -20,8 +20,9 @@ from protocols.grpc.codec.infer_request import InferDecoder
 from protocols.grpc.codec.protobuf import MAX_FIELDS, delimited, varint
 from protocols.grpc.codec.typed_contents import MOST_REST, UNPACKED
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
-from tests.protocols.fakes import KeptPort, make_spec
+from tests.protocols.fakes import make_spec
 from tests.support.examples import examples
+from tests.support.ports import Port
 
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])
 
@@ -32,7 +33,7 @@ def decode(message, *, spec=SPEC, decoder=None, forwarded=None):
         message = message.SerializeToString()
     target = decoder.peek(message)
     return decoder.decode(
-        target, spec, requested_version=-1, reply=KeptPort(), accepted_at=3.5, forwarded=forwarded
+        target, spec, requested_version=-1, reply=Port(), accepted_at=3.5, forwarded=forwarded
     )
 
 
@@ -81,7 +82,7 @@ def test_raw_inputs_become_tensors_over_the_message():
     target = decoder.peek(message)
     assert (target.model_name, target.model_version, target.id) == ("m", "3", "r")
     request, plan = decoder.decode(
-        target, SPEC, requested_version=3, reply=KeptPort(), accepted_at=3.5, deadline=9.0
+        target, SPEC, requested_version=3, reply=Port(), accepted_at=3.5, deadline=9.0
     )
     assert (request.model_name, request.requested_version, request.id) == ("m", 3, "r")
     assert (request.accepted_at, request.deadline) == (3.5, 9.0)
@@ -181,7 +182,7 @@ def test_fields_may_come_in_any_order_and_the_last_of_a_singular_one_counts():
     for order in ((first, rest, raw), (first, raw, rest), (raw, first, rest)) * 2:
         target = decoder.peek(b"".join(order))
         assert (target.model_name, target.id) == ("m", "r")
-        request, _ = decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+        request, _ = decoder.decode(target, SPEC, requested_version=-1, reply=Port(), accepted_at=0.0)
         assert bytes(request.inputs[0].data) == b"\1" * 8
 
 
@@ -840,7 +841,7 @@ def same_as_protobuf(message, decoder):
     assert target.id == expected.id
     assert [bytes(part) for part in target.raw] == list(expected.raw_input_contents)
     try:
-        request, plan = decoder.decode(target, SPEC, requested_version=-1, reply=KeptPort(), accepted_at=0.0)
+        request, plan = decoder.decode(target, SPEC, requested_version=-1, reply=Port(), accepted_at=0.0)
     except (InvalidArgument, Unsupported):
         return
     assert [(t.name, str(t.datatype), list(t.shape)) for t in request.inputs] == [

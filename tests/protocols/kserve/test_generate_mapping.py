@@ -24,8 +24,9 @@ from protocols.kserve.generate import (
     event,
 )
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
-from tests.protocols.fakes import KeptPort, make_spec, tensor
+from tests.protocols.fakes import make_spec, tensor
 from tests.support.examples import examples
+from tests.support.ports import Port
 
 TEXT = ("text_input", DataType.BYTES, (1,))
 
@@ -41,7 +42,7 @@ def decode(document, spec=None, *, limit=DEFAULT_MAX_INPUT_SIZE, decoding=decode
         spec or llm(),
         max_input_size=limit,
         requested_version=-1,
-        reply=KeptPort(),
+        reply=Port(),
         accepted_at=0.0,
     )
 

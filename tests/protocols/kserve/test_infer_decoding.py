@@ -16,19 +16,20 @@ from protocols.kserve.caps import parse_json_size
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice
 from protocols.kserve.requests import Arrival, InferDecoder
-from tests.protocols.fakes import KeptPort, make_spec
+from tests.protocols.fakes import make_spec
+from tests.support.ports import Port
 
 SPEC = make_spec("m", inputs=[("A", DataType.INT32, (-1,)), ("B", DataType.FP32, (-1,))])
 
 
 def decode(body, json_size=None, *, spec=SPEC, limit=1 << 20, decoder=None, forwarded=None):
     decoder = decoder or InferDecoder(max_input_size=limit)
-    return decoder.decode(body, json_size, spec, Arrival(-1, KeptPort(), 3.5, forwarded))
+    return decoder.decode(body, json_size, spec, Arrival(-1, Port(), 3.5, forwarded))
 
 
 def decode_in_slices(body, json_size=None, *, spec=SPEC, limit=1 << 20):
     decoder = InferDecoder(max_input_size=limit)
-    return at_once(decoder.decode_long(body, json_size, spec, Arrival(-1, KeptPort(), 3.5)))
+    return at_once(decoder.decode_long(body, json_size, spec, Arrival(-1, Port(), 3.5)))
 
 
 def decode_document(document, **options):

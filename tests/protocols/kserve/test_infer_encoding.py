@@ -15,7 +15,8 @@ from actors.values.tensors import Tensor, pack_bytes
 from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice, OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import COPIED, encode
-from tests.protocols.fakes import KeptPort, make_spec, tensor
+from tests.protocols.fakes import make_spec, tensor
+from tests.support.ports import Port
 
 SPEC = make_spec("m", labels=("cat", "dog"))
 
@@ -136,7 +137,7 @@ def test_bytes_parameters_are_refused():
 
 def test_an_id_that_is_not_utf_8_comes_back_as_it_was():
     body = b'{"id":"\xff","inputs":[]}'
-    request, _ = InferDecoder().decode(body, None, SPEC, Arrival(-1, KeptPort(), 0.0))
+    request, _ = InferDecoder().decode(body, None, SPEC, Arrival(-1, Port(), 0.0))
     assert b'"id":"\xff"' in joined(encode(response(request_id=request.id), JSON_OUTPUTS, SPEC))
 
 
@@ -272,7 +273,7 @@ def test_what_is_encoded_as_an_output_decodes_as_an_input(output, binary):
         head + (whole[body.json_size :] if body.json_size is not None else b""),
         size,
         SPEC,
-        Arrival(-1, KeptPort(), 0.0),
+        Arrival(-1, Port(), 0.0),
     )
     (tensor,) = request.inputs
     assert tensor.datatype is output.datatype
