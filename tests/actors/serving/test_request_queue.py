@@ -52,6 +52,12 @@ def test_without_levels_every_priority_is_the_same(scheduling):
 MOST = 2**64 - 1
 
 
+def test_all_others_go_before_a_request_of_a_last_level_that_does_not_exist_yet():
+    queue = make_queue(priority_levels=MOST, default_priority_level=1)
+    push_all(queue, make_request(), make_request(priority=3))
+    assert queue.ahead_of(make_request(priority=40)) == 2
+
+
 @pytest.mark.parametrize("count", [MOST, 65])
 def test_levels_without_number_are_served_in_order_and_only_those_in_use_exist(count):
     queue = make_queue(
