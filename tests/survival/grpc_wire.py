@@ -112,10 +112,6 @@ class Call:
         """Send one message. Raises Lost."""
         await self._channel.send_data(self, message(body), end=end)
 
-    async def half_close(self) -> None:
-        """Say that no more messages come."""
-        await self._channel.send_data(self, b"", end=True)
-
     async def receive(self) -> bytes | None:
         """Return the next message, or None once the call has ended with a status; else raise Lost."""
         with trio.fail_after(PATIENCE):
@@ -134,14 +130,6 @@ class Call:
         assert self.status is not None
         assert (body is None) == (self.status != OK), f"status {self.status} with {body!r}"
         return Answer(self.status, self.details, pb.ModelInferResponse.FromString(body or b""))
-
-    async def streamed(self) -> Answer:
-        """Return the next answer of a ModelStreamInfer call. Raises Lost where the call has ended."""
-        body = await self.receive()
-        if body is None:
-            raise Lost(f"the stream ended with status {self.status}: {self.details}")
-        part = pb.ModelStreamInferResponse.FromString(body)
-        return Answer(OK, part.error_message, part.infer_response)
 
     # Told by the channel
 

@@ -3,14 +3,15 @@
 from random import Random
 from textwrap import dedent
 
+import numpy as np
 import psutil
 import pytest
 import trio
+import tritonclient.http
 
 from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
 from tests.survival.server import until
-from tests.survival.triton_clients import ask
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +85,14 @@ async def size(tritium_server, hungry, repository):
 
 async def served(server, number, ticket):
     """Ask one of the eight models, and check that it was the one that answered."""
-    assert await ask(server, ticket, NAMES[number]) == ticket * 100 + number
+
+    def ask():
+        with tritonclient.http.InferenceServerClient(server.url, network_timeout=60) as client:
+            tensor = tritonclient.http.InferInput("TICKET", [1, 1], "INT32")
+            tensor.set_data_from_numpy(np.array([[ticket]], np.int32))
+            return client.infer(NAMES[number], [tensor]).as_numpy("SERVED").item()
+
+    assert await trio.to_thread.run_sync(ask) == ticket * 100 + number
 
 
 def room_for(count, size):
