@@ -57,8 +57,8 @@ def make(*raw, request_id="r", inputs=(("A", "INT32", (2,)),), **fields):
     return message
 
 
-def typed(datatype, shape=(2,), **contents):
-    message = make(inputs=[("A", datatype, shape)])
+def typed(datatype, shape=(2,), raw=(), **contents):
+    message = make(*raw, inputs=[("A", datatype, shape)])
     message.inputs[0].contents.CopyFrom(InferTensorContents(**contents))
     return message
 
@@ -258,18 +258,6 @@ def test_correlation_ids_may_be_text_and_numbers_are_unsigned():
 )
 def test_a_parameter_of_the_wrong_type_is_refused(key, choice, text):
     assert refusal(with_parameter(key, **choice)) == f"invalid value type for '{key}' parameter, {text}"
-
-
-def test_a_negative_priority_is_refused():
-    text = refusal(with_parameter("priority", int64_param=-1))
-    assert text == "invalid value for 'priority', expected value >= 0."
-
-
-def test_parameters_with_tritons_prefix_are_reserved():
-    assert refusal(with_parameter("triton_x", int64_param=1)) == (
-        "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
-        "'triton_' are allowed: triton_enable_empty_final_response"
-    )
 
 
 def test_forwarded_metadata_becomes_parameters_in_front_of_the_clients_own():
@@ -475,8 +463,7 @@ def test_long_contents_are_refused_as_short_ones_are():
     assert refusal(typed("INT32", int_contents=range(70_000), int64_contents=[1])) == (
         "unexpected explicit tensor data for input tensor 'A' for model 'm', binary data was already supplied."
     )
-    message = typed("INT32", int_contents=range(70_000))
-    message.raw_input_contents.append(b"x")
+    message = typed("INT32", raw=[b"x"], int_contents=range(70_000))
     assert "contents field must not be specified" in refusal(message)
 
 
@@ -538,33 +525,6 @@ def test_contents_without_elements_are_an_empty_tensor():
     assert bytes(request.inputs[0].data) == b""
 
 
-def test_contents_of_another_type_are_refused():
-    assert refusal(typed("INT64", int_contents=[1, 2])) == (
-        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'INT32', expected datatype 'INT64'"
-    )
-    assert refusal(typed("FP16", fp32_contents=[1, 2])) == (
-        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'FP32', expected datatype 'FP16'"
-    )
-    assert refusal(typed("FP8", fp32_contents=[1, 2])) == (
-        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'FP32', "
-        "expected datatype '<invalid>'"
-    )
-
-
-def test_contents_of_two_types_are_refused():
-    assert refusal(typed("INT32", int_contents=[1, 2], int64_contents=[1])) == (
-        "unexpected explicit tensor data for input tensor 'A' for model 'm', binary data was already supplied."
-    )
-
-
-def test_contents_beside_raw_entries_are_refused():
-    message = typed("INT32", int_contents=[1, 2])
-    message.raw_input_contents.append(b"x")
-    assert refusal(message) == (
-        "contents field must not be specified when using raw_input_contents for 'A' for model 'm'"
-    )
-
-
 def test_an_input_without_data_is_refused():
     inputs = [("A", "INT32", (2,)), ("B", "FP32", (1,))]
     text = "unable to find data for input tensor 'B' for model 'm' in request."
@@ -573,15 +533,6 @@ def test_an_input_without_data_is_refused():
     decode(make(b"\1" * 8, b"\1" * 4, inputs=inputs), decoder=decoder)
     with pytest.raises(InvalidArgument, match=text):
         decode(make(b"\1" * 8, inputs=inputs), decoder=decoder)
-
-
-def test_a_datatype_that_does_not_exist_is_refused_as_the_core_does():
-    assert refusal(make(b"\1" * 8, inputs=[("A", "FP8", (2,))])) == (
-        "[request id: r] inference input 'A' data-type is '<invalid>', but model 'm' expects 'INT32'"
-    )
-    assert refusal(make(b"\1" * 8, inputs=[("Z", "FP8", (2,))])) == (
-        "unexpected inference input 'Z' for model 'm'"
-    )
 
 
 # Outputs and shared memory
@@ -603,22 +554,11 @@ def test_classification_is_planned():
         assert plan.classes == {"S": 3}
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_classes_are_refused(count):
-    text = refusal(with_output(classification=("int64_param", count)))
-    assert text == "invalid value for 'classification' parameter, expected >= 0"
-
-
-def test_classification_by_another_type_is_refused():
-    text = refusal(with_output(classification=("uint64_param", 1)))
-    assert text == "invalid value type for 'classification' parameter, expected int64_param"
-
-
 REGION = {"shared_memory_region": ("string_param", "R"), "shared_memory_byte_size": ("int64_param", 8)}
 
 
-def shared_input(**parameters):
-    message = make()
+def shared_input(message=None, **parameters):
+    message = message or make()
     for key, (kind, value) in parameters.items():
         setattr(message.inputs[0].parameters[key], kind, value)
     return message
@@ -665,18 +605,65 @@ def test_shared_memory_parameters_that_make_no_sense_are_refused(holder, paramet
     assert refusal(holder(**parameters)) == text.format("A" if holder is shared_input else "S")
 
 
-def test_contents_in_shared_memory_are_refused():
-    message = shared_input(**REGION)
-    message.inputs[0].contents.int_contents.append(1)
-    assert refusal(message) == (
-        "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'"
-    )
+OF_TYPE = (
+    "unexpected explicit tensor data for input tensor 'A' for model 'm' of type '{}', expected datatype '{}'"
+)
 
 
-def test_classification_in_shared_memory_is_refused():
-    assert refusal(with_output(**REGION, classification=("int64_param", 1))) == (
-        "output can't set both 'shared_memory_region' and 'classification'"
-    )
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (with_parameter("priority", int64_param=-1), "invalid value for 'priority', expected value >= 0."),
+        (
+            with_parameter("triton_x", int64_param=1),
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+            "with 'triton_' are allowed: triton_enable_empty_final_response",
+        ),
+        # Contents
+        (typed("INT64", int_contents=[1, 2]), OF_TYPE.format("INT32", "INT64")),
+        (typed("FP16", fp32_contents=[1, 2]), OF_TYPE.format("FP32", "FP16")),
+        (typed("FP8", fp32_contents=[1, 2]), OF_TYPE.format("FP32", "<invalid>")),
+        (
+            typed("INT32", int_contents=[1, 2], int64_contents=[1]),
+            "unexpected explicit tensor data for input tensor 'A' for model 'm', binary data was already supplied.",
+        ),
+        (
+            typed("INT32", raw=[b"x"], int_contents=[1, 2]),
+            "contents field must not be specified when using raw_input_contents for 'A' for model 'm'",
+        ),
+        (
+            shared_input(typed("INT32", int_contents=[1]), **REGION),
+            "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'",
+        ),
+        # Datatypes that do not exist, as the core refuses them
+        (
+            make(b"\1" * 8, inputs=[("A", "FP8", (2,))]),
+            "[request id: r] inference input 'A' data-type is '<invalid>', but model 'm' expects 'INT32'",
+        ),
+        (
+            make(b"\1" * 8, inputs=[("Z", "FP8", (2,))]),
+            "unexpected inference input 'Z' for model 'm'",
+        ),
+        # Classification
+        *(
+            (
+                with_output(classification=("int64_param", count)),
+                "invalid value for 'classification' parameter, expected >= 0",
+            )
+            for count in (0, -1)
+        ),
+        (
+            with_output(classification=("uint64_param", 1)),
+            "invalid value type for 'classification' parameter, expected int64_param",
+        ),
+        (
+            with_output(**REGION, classification=("int64_param", 1)),
+            "output can't set both 'shared_memory_region' and 'classification'",
+        ),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_in_tritons_words(message, text):
+    assert refusal(message) == text
 
 
 # Bytes that are no request

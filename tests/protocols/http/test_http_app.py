@@ -115,6 +115,88 @@ def refusal(answer):
     return status, json.loads(body)["error"]
 
 
+INFER = "/v2/models/add/infer"
+
+
+def loading(parameters):
+    return json.dumps({"parameters": parameters}).encode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        *(
+            (
+                "GET",
+                f"/v2/models/{model}{action}",
+                b"",
+                404,
+                f"Request for unknown model: {told} is not found",
+            )
+            for model, told in (("nope", "'nope'"), ("add/versions/9", "'add' version 9"))
+            for action in ("", "/ready", "/config")
+        ),
+        *(
+            (method, path, b"", 501, f"{what} is not supported by this version of Tritium")
+            for method, path, what in (
+                ("GET", "/v2/logging", "the logging extension"),
+                ("POST", "/v2/trace/setting", "the trace extension"),
+                ("GET", "/v2/models/add/trace/setting", "the trace extension"),
+                ("GET", "/v2/systemsharedmemory/status", "system shared memory"),
+                ("POST", "/v2/systemsharedmemory/region/r/register", "system shared memory"),
+                ("GET", "/v2/cudasharedmemory/status", "CUDA shared memory"),
+                ("POST", "/v2/cudasharedmemory/unregister", "CUDA shared memory"),
+            )
+        ),
+        # The repository
+        *(
+            ("POST", f"/v2/repository/{path}/{action}", b"", status, told)
+            for action in ("load", "unload")
+            for path, status, told in (
+                ("models/add", 503, "explicit model load / unload is not allowed if polling is enabled"),
+                ("r/models/add", 501, "'repository_name' specification is not supported"),
+            )
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            b'{"ready":1}',
+            400,
+            "Invalid value for 'ready': expected a boolean",
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            b"{",
+            500,
+            "failed to parse the request JSON buffer: Missing a name for object member. at 1",
+        ),
+        *(
+            ("POST", "/v2/repository/models/add/load", loading(parameters), 500, told)
+            for parameters, told in (
+                ({"other": "x"}, "unexpected error on creating Triton parameter"),
+                ({"config": 5}, "Unable to parse 'config': attempt to access JSON non-string as string"),
+                ({"file:a": True}, "Unable to parse 'file:a': attempt to access JSON non-string as string"),
+                (5, "Unable to parse 'parameters': attempt to get members for non-object"),
+            )
+        ),
+        # Inference
+        *(
+            ("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [X]}).encode(), status, told)
+            for model, status, told in (
+                ("nope", 404, "Request for unknown model: 'nope' is not found"),
+                ("full", 503, "Exceeds maximum queue size"),
+                ("add", 400, "unexpected inference input 'X' for model 'add'"),
+                ("streams", 501, "HTTP end point doesn't support models with decoupled transaction policy"),
+            )
+        ),
+        ("POST", INFER, b"", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ],
+)
+async def test_a_refusal_has_its_status_and_tritons_words(client, method, path, body, status, message):
+    assert refusal(await client.ask(method, path, body)) == (status, message)
+
+
 # Health and metadata
 
 
@@ -190,18 +272,6 @@ async def test_model_config_is_the_spec_s_bytes(client):
     assert await client.ask("GET", "/v2/models/add/config") == (200, JSON, b'{"name":"add"}')
 
 
-@pytest.mark.parametrize("action", ["", "/ready", "/config"])
-async def test_unknown_models_and_versions_are_not_found(client, action):
-    assert refusal(await client.ask("GET", f"/v2/models/nope{action}")) == (
-        404,
-        "Request for unknown model: 'nope' is not found",
-    )
-    assert refusal(await client.ask("GET", f"/v2/models/add/versions/9{action}")) == (
-        404,
-        "Request for unknown model: 'add' version 9 is not found",
-    )
-
-
 async def test_statistics_of_one_model_and_of_all(client):
     _, _, one = await client.ask("GET", "/v2/models/add/stats")
     _, _, everything = await client.ask("GET", "/v2/models/stats")
@@ -237,25 +307,6 @@ async def test_a_wrong_method_is_not_allowed(client, method, path):
     assert await client.ask(method, path) == (405, JSON, b'{"error":"Method Not Allowed"}')
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "what"),
-    [
-        ("GET", "/v2/logging", "the logging extension"),
-        ("POST", "/v2/trace/setting", "the trace extension"),
-        ("GET", "/v2/models/add/trace/setting", "the trace extension"),
-        ("GET", "/v2/systemsharedmemory/status", "system shared memory"),
-        ("POST", "/v2/systemsharedmemory/region/r/register", "system shared memory"),
-        ("GET", "/v2/cudasharedmemory/status", "CUDA shared memory"),
-        ("POST", "/v2/cudasharedmemory/unregister", "CUDA shared memory"),
-    ],
-)
-async def test_what_is_not_there_yet_says_so(client, method, path, what):
-    assert refusal(await client.ask(method, path)) == (
-        501,
-        f"{what} is not supported by this version of Tritium",
-    )
-
-
 async def test_thousands_of_made_up_paths_do_no_harm(client):
     for number in range(1500):
         status, _, _ = await client.ask("GET", f"/v2/models/m{number}")
@@ -288,17 +339,6 @@ async def test_the_index_lists_everything_or_what_is_ready(client):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b'{"ready":1}', 400, "Invalid value for 'ready': expected a boolean"),
-        (b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
-    ],
-)
-async def test_a_bad_index_request_is_refused(client, body, status, message):
-    assert refusal(await client.ask("POST", "/v2/repository/index", body)) == (status, message)
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "/v2/repository/models/add/load",
@@ -323,22 +363,6 @@ async def test_what_changes_nothing_may_come_from_any_page(client):
     assert (await client.ask("POST", "/v2/repository/index", headers=foreign))[0] == 200
 
 
-@pytest.mark.parametrize("action", ["load", "unload"])
-async def test_load_and_unload_answer_what_the_repository_says(client, action):
-    assert refusal(await client.ask("POST", f"/v2/repository/models/add/{action}")) == (
-        503,
-        "explicit model load / unload is not allowed if polling is enabled",
-    )
-
-
-@pytest.mark.parametrize("action", ["load", "unload"])
-async def test_a_repository_can_not_be_named(client, action):
-    assert refusal(await client.ask("POST", f"/v2/repository/r/models/add/{action}")) == (
-        501,
-        "'repository_name' specification is not supported",
-    )
-
-
 async def test_load_parameters_are_text_and_files(client, backend):
     backend.repository.explicit = True
     parameters = {"config": "{}", "file:1/model.onnx": "aGV*sbG8", "file:x": "YWJjZ"}
@@ -347,20 +371,6 @@ async def test_load_parameters_are_text_and_files(client, backend):
     assert backend.repository.loaded == [
         ("a b", {"config": "{}", "file:1/model.onnx": b"hello", "file:x": b"abc"})
     ]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"other": "x"}, "unexpected error on creating Triton parameter"),
-        ({"config": 5}, "Unable to parse 'config': attempt to access JSON non-string as string"),
-        ({"file:a": True}, "Unable to parse 'file:a': attempt to access JSON non-string as string"),
-        (5, "Unable to parse 'parameters': attempt to get members for non-object"),
-    ],
-)
-async def test_bad_load_parameters_are_refused(client, parameters, message):
-    body = json.dumps({"parameters": parameters}).encode()
-    assert refusal(await client.ask("POST", "/v2/repository/models/add/load", body)) == (500, message)
 
 
 async def test_unload_can_take_the_dependents_along(client, backend):
@@ -376,17 +386,14 @@ async def test_unload_can_take_the_dependents_along(client, backend):
 async def test_a_long_repository_document_is_refused(with_options):
     client = with_options(max_input_size=10)
     status, message = refusal(await client.ask("POST", "/v2/repository/index", b" " * 11))
-    assert status == 400
-    assert message.startswith(
-        "request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes."
-    )
+    assert (status, message[:37]) == (400, "request JSON size of 11 bytes exceeds")
 
 
 # Inference
 
 
 async def test_an_inference_in_json(client, backend):
-    status, fields, body = await client.ask("POST", "/v2/models/add/infer", add_body(id="r1"))
+    status, fields, body = await client.ask("POST", INFER, add_body(id="r1"))
     assert (status, fields) == (200, JSON)
     document = json.loads(body)
     assert document["id"] == "r1"
@@ -417,7 +424,7 @@ async def test_an_inference_in_binary(client, backend):
 async def test_a_body_may_come_in_parts(client):
     whole = add_body()
     parts = [whole[:10], b"", whole[10:]]
-    status, _, _ = await client.ask("POST", "/v2/models/add/infer", parts=parts)
+    status, _, _ = await client.ask("POST", INFER, parts=parts)
     assert status == 200
 
 
@@ -433,30 +440,6 @@ async def test_a_large_answer_is_released_once_it_was_sent(client, backend):
     assert len(client.releases) == (1 if client.native else 0)
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "message"),
-    [
-        ("/v2/models/nope/infer", 404, "Request for unknown model: 'nope' is not found"),
-        ("/v2/models/full/infer", 503, "Exceeds maximum queue size"),
-        ("/v2/models/add/infer", 400, "unexpected inference input 'X' for model 'add'"),
-        (
-            "/v2/models/streams/infer",
-            501,
-            "HTTP end point doesn't support models with decoupled transaction policy",
-        ),
-    ],
-)
-async def test_failures_carry_their_status_and_message(client, path, status, message):
-    assert refusal(await client.ask("POST", path, json.dumps({"inputs": [X]}).encode())) == (status, message)
-
-
-async def test_an_empty_body_is_a_json_error(client):
-    assert refusal(await client.ask("POST", "/v2/models/add/infer")) == (
-        500,
-        "failed to parse the request JSON buffer: The document is empty. at 0",
-    )
-
-
 async def test_an_answer_that_can_not_be_written_is_released(client, backend):
     def execute(model, request):
         response = model.respond(request, request.inputs)
@@ -464,7 +447,7 @@ async def test_an_answer_that_can_not_be_written_is_released(client, backend):
         return response
 
     backend.model().execute = execute
-    status, message = refusal(await client.ask("POST", "/v2/models/add/infer", add_body()))
+    status, message = refusal(await client.ask("POST", INFER, add_body()))
     assert status == 500
     assert (
         message == "Failed to write 'data' field: output tensor shape does not match size of output for 'A'"
@@ -500,9 +483,7 @@ async def test_large_bodies_are_unpacked_and_large_answers_packed_too(client, ba
 
 
 async def test_an_unknown_coding_is_refused_with_those_that_are_known(client):
-    status, fields, body = await client.ask(
-        "POST", "/v2/models/add/infer", add_body(), {"Content-Encoding": "br"}
-    )
+    status, fields, body = await client.ask("POST", INFER, add_body(), {"Content-Encoding": "br"})
     assert status == 501
     assert fields == {**JSON, "accept-encoding": "gzip, deflate"}
     assert json.loads(body) == {"error": "Unsupported compression type"}
@@ -511,15 +492,15 @@ async def test_an_unknown_coding_is_refused_with_those_that_are_known(client):
 async def test_headers_that_match_become_parameters(with_options, backend):
     client = with_options(header_forward_pattern=re.compile("tenant", re.IGNORECASE))
     headers = {"X-Tenant-Id": "acme", "Other": "1"}
-    await client.ask("POST", "/v2/models/add/infer", add_body(parameters={"a": 1}), headers)
+    await client.ask("POST", INFER, add_body(parameters={"a": 1}), headers)
     assert backend.model().submitted[0].parameters == {"X-Tenant-Id": "acme", "a": 1}
 
 
 async def test_a_client_s_parameter_does_not_replace_what_a_proxy_put_into_a_header(with_options, backend):
     client = with_options(header_forward_pattern=re.compile("x-user", re.IGNORECASE))
     body = add_body(parameters={"x-user": "root", "X-User": "root"})
-    await client.ask("POST", "/v2/models/add/infer", body, {"x-user": "ann"})
-    await client.ask("POST", "/v2/models/add/infer", body)
+    await client.ask("POST", INFER, body, {"x-user": "ann"})
+    await client.ask("POST", INFER, body)
     with_header, without = (request.parameters for request in backend.model().submitted)
     assert with_header == {"x-user": "ann"}
     assert without == {"x-user": "root", "X-User": "root"}
@@ -527,14 +508,14 @@ async def test_a_client_s_parameter_does_not_replace_what_a_proxy_put_into_a_hea
 
 async def test_reserved_headers_are_not_forwarded(with_options):
     client = with_options(header_forward_pattern=re.compile("."))
-    assert refusal(await client.ask("POST", "/v2/models/add/infer", add_body(), {"timeout": "1"})) == (
+    assert refusal(await client.ask("POST", INFER, add_body(), {"timeout": "1"})) == (
         400,
         "Header 'timeout' is reserved for Triton usage and cannot be forwarded.",
     )
 
 
 async def test_server_timing_is_given_on_request_of_the_operator(with_options):
-    _, fields, _ = await with_options(server_timing=True).ask("POST", "/v2/models/add/infer", add_body())
+    _, fields, _ = await with_options(server_timing=True).ask("POST", INFER, add_body())
     assert fields["server-timing"] == (
         "queue;dur=1.000, compute_input;dur=0.002, compute_infer;dur=0.003, compute_output;dur=0.004"
     )
@@ -545,7 +526,7 @@ async def test_the_hook_is_told_every_inference_and_its_outcome(with_options, ba
     client = with_options(
         on_finished=lambda request, outcome, _: seen.append((request, outcome, backend.model().released))
     )
-    await client.ask("POST", "/v2/models/add/infer", add_body())
+    await client.ask("POST", INFER, add_body())
     await client.ask("POST", "/v2/models/full/infer", json.dumps({"inputs": [X]}).encode())
     (good, response, released), (bad, error, _) = seen
     assert good.model_name == "add"
@@ -599,7 +580,7 @@ async def test_a_late_answer_for_a_client_that_left_is_released(client, backend,
 async def test_a_client_that_left_before_is_not_served(backend):
     client = Client(V2App(backend.server), native=True)
     client.hook.disconnected = True
-    assert await client.ask("POST", "/v2/models/add/infer", add_body()) is None
+    assert await client.ask("POST", INFER, add_body()) is None
     assert backend.model().submitted == []
 
 
@@ -624,7 +605,7 @@ async def test_a_connection_that_is_stopped_cancels_its_inference(client, backen
 
 async def test_the_disconnect_hook_is_left_as_it_was_found(backend):
     client = Client(V2App(backend.server), native=True)
-    await client.ask("POST", "/v2/models/add/infer", add_body())
+    await client.ask("POST", INFER, add_body())
     assert client.hook.on_disconnect is None
 
 
@@ -661,7 +642,6 @@ async def test_only_http_is_spoken(client):
         await client.app({"type": "websocket"}, None, None)
 
 
-INFER = "/v2/models/add/infer"
 REFUSED = {
     "unknown input": (INFER, json.dumps({"inputs": [X]}).encode(), {}),
     "no JSON": (INFER, b'{"inputs":', {}),
