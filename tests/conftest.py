@@ -30,7 +30,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SYSTEM_FOLDERS = ("tests/survival/", "tests/conformance/", "tests/examples/")
-"""Where every test needs real processes."""
+"""Where every test needs real processes, and takes longer for it."""
 
 STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"}
 """The interpreter's audit events of new processes."""
@@ -69,6 +69,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid.startswith(SYSTEM_FOLDERS):
             item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.slow)
     if "long" in str(config.getoption("markexpr")):
         return
     long = [item for item in items if item.get_closest_marker("long")]

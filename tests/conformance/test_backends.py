@@ -397,7 +397,6 @@ assert not left, left
 """
 
 
-@pytest.mark.slow
 def test_a_backend_needs_none_of_our_names_once_it_is_imported(kit, tmp_path):
     kit.add_sub(tmp_path)
     module, _, name = kit.backend.partition(":")

@@ -14,8 +14,6 @@ import tritonclient.grpc
 from tests.conformance.test_python_bls import COUNTDOWN, python_model
 from tests.support.flavours import Addresses, process
 
-pytestmark = pytest.mark.slow
-
 DOUBLE = """
 import triton_python_backend_utils as pb_utils
 

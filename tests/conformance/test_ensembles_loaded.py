@@ -16,8 +16,6 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance.test_ensembles_served import TWO, ensemble
 from tests.support.flavours import process, write_onnx_model
 
-pytestmark = pytest.mark.slow
-
 STEP = "add A=A, B=B -> S=S, D=D"
 
 

@@ -20,8 +20,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process, write_onnx_model
 
-pytestmark = pytest.mark.slow
-
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 PREPROCESS = """

@@ -20,8 +20,6 @@ import pytest
 
 from tests.support.flavours import PROCESSES, write_common_models
 
-pytestmark = pytest.mark.slow
-
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = {
     "error": "generate expects model to produce exactly 1 response, use generate stream for model that generates "

@@ -502,7 +502,6 @@ def test_requests_can_be_compressed(client, coding):
     np.testing.assert_array_equal(answer.outputs["Y"], scores.array)
 
 
-@pytest.mark.slow
 def test_large_tensors_travel_both_ways(client):
     values = np.arange(client.large // 4, dtype=np.float32).reshape(1, -1)
     answer = client.infer(Ask(model="scores", inputs={"X": Tensor("FP32", values)}))
@@ -930,7 +929,6 @@ def test_both_versions_of_reflection_answer_many_questions_on_one_stream(stubs, 
 # What calls leave behind
 
 
-@pytest.mark.slow
 def test_calls_that_are_over_leave_nothing_for_the_garbage_collector():
     with listeners_alone(FakeServer()) as addresses:
         stubs = GrpcioStubs(addresses.grpc)
@@ -1040,7 +1038,6 @@ def test_a_restricted_rpc_is_refused_before_anything_else(bare):
     assert bare.ask("RepositoryIndex", index, metadata=ADMIN).models
 
 
-@pytest.mark.slow
 def test_models_are_loaded_and_unloaded(settled):
     ask = Ask(model="scores", inputs={"X": fp32([[1, 2]])})
     assert refusal(settled.infer, ask)[0] == "NOT_FOUND"
@@ -1050,14 +1047,12 @@ def test_models_are_loaded_and_unloaded(settled):
     assert refusal(settled.infer, ask)[0] == "NOT_FOUND"
 
 
-@pytest.mark.slow
 def test_a_load_may_bring_its_configuration(settled):
     settled.load("scores", config=IDENTITY_CONFIG % 2, headers=ADMIN)
     assert settled.describe("ModelConfig", name="scores")["config"]["max_batch_size"] == 2
     settled.unload("scores", headers=ADMIN)
 
 
-@pytest.mark.slow
 def test_a_load_may_bring_its_files(settled, repository):
     model = (repository / "scores" / "1" / "model.onnx").read_bytes()
     settled.load("brought", config=IDENTITY_CONFIG % 4, files={"file:7/model.onnx": model}, headers=ADMIN)
@@ -1107,7 +1102,6 @@ def test_answers_are_compressed_for_clients_that_take_that(settled):
     np.testing.assert_array_equal(streamed.outputs["S"], rows + rows)
 
 
-@pytest.mark.slow
 def test_a_model_learns_that_its_client_has_left(bare, gates):
     for leave in ("cancel", "deadline", "stream"):
         ticket = next(TICKETS)

@@ -15,8 +15,6 @@ import tritonclient.http as triton
 
 from tests.support.flavours import process
 
-pytestmark = pytest.mark.slow
-
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 

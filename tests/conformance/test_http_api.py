@@ -217,7 +217,6 @@ def test_large_tensors_travel_both_ways(client):
     np.testing.assert_array_equal(result.as_numpy("Y"), values)
 
 
-@pytest.mark.slow
 def test_many_requests_at_once_get_each_its_own_answer(client):
     pending = [client.async_infer("add", add_inputs(vector(i), vector(1))) for i in range(40)]
     for i, request in enumerate(pending):

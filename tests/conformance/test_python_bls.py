@@ -26,8 +26,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process, write_onnx_model
 
-pytestmark = pytest.mark.slow
-
 LAB = """
 import json, os, threading, time
 import numpy as np

@@ -23,8 +23,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import Addresses, process
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 30.0  # seconds
 HEAD = """
 import json

@@ -10,8 +10,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 30.0  # seconds
 LONG = "'\N{GRINNING FACE}' * 100_000"  # in JSON, a character of it takes twelve bytes
 

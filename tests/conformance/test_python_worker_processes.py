@@ -16,8 +16,6 @@ import tritonclient.grpc
 from tests.conformance.test_python_bls import CODE, python_model
 from tests.support.flavours import process
 
-pytestmark = pytest.mark.slow
-
 SHOWING = """
 import argparse, json, os, sys
 import numpy as np

@@ -47,7 +47,6 @@ def long_file(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_tritonclient_reads_why(base_url):
     client = triton.InferenceServerClient(base_url)
     tensor = np.zeros((1, LONG // 4), np.float32)
@@ -61,7 +60,6 @@ def test_tritonclient_reads_why(base_url):
     client.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True])
 def test_requests_reads_why(base_url, long_file, chunked):
     with requests.Session() as session:
@@ -73,7 +71,6 @@ def test_requests_reads_why(base_url, long_file, chunked):
         assert session.get(f"http://{base_url}/v2/health/live").status_code == 200
 
 
-@pytest.mark.slow
 def test_httpx_reads_why(base_url):
     with httpx.Client(base_url=f"http://{base_url}") as session:
         answer = session.post("/v2/repository/index", content=bytes(LONG))
@@ -83,7 +80,6 @@ def test_httpx_reads_why(base_url):
         assert session.get("/v2/health/live").status_code == 200
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("expecting", [True, False])
 def test_curl_reads_why_and_sends_nothing_where_it_asks_first(served, long_file, expecting):
@@ -99,7 +95,6 @@ def test_curl_reads_why_and_sends_nothing_where_it_asks_first(served, long_file,
         assert int(sent) == 0
 
 
-@pytest.mark.slow
 def test_a_connection_lives_on_behind_a_short_body_that_was_refused(base_url):
     with requests.Session() as session:
         answer = session.post(f"http://{base_url}/v2/models/nowhere/infer", data=bytes(300_000))

@@ -28,7 +28,6 @@ with warnings.catch_warnings():
     from tritonclient.utils import InferenceServerException
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]

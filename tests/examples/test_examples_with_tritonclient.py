@@ -34,7 +34,6 @@ DIGIT = np.array(
 ).reshape(-1, 64)[:1]
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tritium.testing import open_model
 
@@ -12,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "softmax.py"
 
 
-@pytest.mark.slow
 def test_scores_become_probabilities_row_by_row():
     scores = np.array([[1, 2, 3], [1000, 1000, 1000]], np.float32)
     with open_model(EXAMPLE) as model:

@@ -93,7 +93,6 @@ def run(example, service, *arguments):
     return asyncio.run(both())
 
 
-@pytest.mark.slow
 def test_it_shows_one_answer_and_then_those_of_a_stream(example, capsys):
     assert run(example, _complete(AddSub)(), "--requests=2") == 0
     shown = capsys.readouterr().out

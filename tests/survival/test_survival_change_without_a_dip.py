@@ -17,8 +17,6 @@ from tests.survival.changing import (
     witnessed,
 )
 
-pytestmark = pytest.mark.slow
-
 # Seconds that a request takes, so that at any change some wait and one runs.
 WORK = 0.005
 

@@ -24,8 +24,6 @@ from protocols.grpc.call import STREAM_LIMIT
 from tests.survival.grpc_wire import STREAM_INFER, channel_to, inference
 from tests.survival.server import until
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 20.0  # seconds
 MIB = 1024 * 1024
 FINAL = "triton_final_response"

@@ -15,8 +15,6 @@ from tests.survival.server import until
 from tests.survival.storm import Storm
 from tests.survival.wire import Lost, inference, message
 
-pytestmark = pytest.mark.slow
-
 PENDING = "nv_inference_pending_request_count"
 
 

@@ -9,8 +9,6 @@ import tritonclient.grpc as grpcclient
 
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
 
-pytestmark = pytest.mark.slow
-
 TELLING = """
 import os, sys
 import numpy as np

@@ -4,14 +4,11 @@ import json
 from functools import partial
 
 import grpc
-import pytest
 import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.survival.repository import instances, parameter
 from tests.survival.server import until
-
-pytestmark = pytest.mark.slow
 
 PENDING = "nv_inference_pending_request_count"
 ONE_AT_A_TIME = instances(1)

@@ -24,8 +24,6 @@ from tests.survival.repository import instances
 from tests.survival.server import eventually
 from tests.survival.storm import Storm
 
-pytestmark = pytest.mark.slow
-
 MIB = 1024 * 1024
 
 

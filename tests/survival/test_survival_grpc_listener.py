@@ -15,8 +15,6 @@ from tests.support.certificates import Authority
 from tests.survival.repository import WIDTH
 from tests.survival.server import until
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 60.0  # seconds
 
 

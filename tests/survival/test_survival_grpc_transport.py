@@ -23,8 +23,6 @@ from tests.survival.repository import WIDTH, instances
 from tests.survival.storm import Storm
 from tests.survival.wire import Lost
 
-pytestmark = pytest.mark.slow
-
 ROW = np.ones((1, WIDTH), np.float32)
 SUM = inference("onnx_add_sub", {"A": ROW, "B": ROW})
 

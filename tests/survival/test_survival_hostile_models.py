@@ -10,8 +10,6 @@ from tests.survival.changing import PORTS, Workshop, identity, pids, refusal, wi
 from tests.survival.repository import instances, parameter
 from tests.survival.server import eventually
 
-pytestmark = pytest.mark.slow
-
 SERVER_GROWTH = 64 << 20  # bytes that the server's memory may grow by while a model prints 100 MB
 LANDLOCK = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1)
 

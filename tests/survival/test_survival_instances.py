@@ -3,11 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.survival.repository import WIDTH, instances
-
-pytestmark = pytest.mark.slow
 
 
 async def test_the_server_process_contains_no_framework(tritium_server, repository):

@@ -6,7 +6,6 @@ import signal
 import sys
 
 import numpy as np
-import pytest
 import trio
 
 from engine.observability.reading.counting import summary
@@ -15,8 +14,6 @@ from engine.observability.reading.timeline import timeline
 from engine.observability.reading.tracing import trace
 from tests.survival.repository import parameter
 from tests.survival.server import ROOT, until
-
-pytestmark = pytest.mark.slow
 
 REQUESTS = ("--log-requests=true", "--log-verbose=1")
 STEPS = """

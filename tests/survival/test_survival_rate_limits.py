@@ -13,8 +13,6 @@ import tritonclient.http
 from tests.survival.repository import instances
 from tests.survival.server import until
 
-pytestmark = pytest.mark.slow
-
 ON = "--rate-limit=execution_count"
 
 

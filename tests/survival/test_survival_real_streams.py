@@ -17,8 +17,6 @@ import trio
 
 from tests.support.grpc_clients import CLIENTS, Answer, Ask, Tensor
 
-pytestmark = pytest.mark.slow
-
 
 def ask_of(size):
     return Ask(model="onnx_identity", inputs={"X": Tensor("FP32", np.ones(size, np.float32))})

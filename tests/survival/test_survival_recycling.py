@@ -12,8 +12,6 @@ from tests.survival.repository import instances, parameter
 from tests.survival.server import until
 from tests.survival.storm import Storm
 
-pytestmark = pytest.mark.slow
-
 CLIENTS = 4  # of each protocol
 
 LEAKY = """

@@ -38,8 +38,6 @@ from tests.survival.changing import (
 from tests.survival.server import eventually, standing, until
 from tests.survival.wire import inference
 
-pytestmark = pytest.mark.slow
-
 EXPLICIT = "--model-control-mode=explicit"
 UNLOADED = {"state": "UNAVAILABLE", "reason": "unloaded"}
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"

@@ -13,8 +13,6 @@ from chaos.subject.processes import alive
 from tests.survival.repository import instances, parameter
 from tests.survival.server import until
 
-pytestmark = pytest.mark.slow
-
 MEBIBYTE = 2**20
 NAMES = [f"m{number:02}" for number in range(8)]
 

@@ -14,8 +14,6 @@ from tests.support.redis_double import RedisDouble
 from tests.survival.repository import WIDTH, Gates, Repository, instances
 from tests.survival.server import eventually, standing, until
 
-pytestmark = pytest.mark.slow
-
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 CACHED = "response_cache { enable: true }\n"
 LOCAL = "--cache-config=local,size=67108864"

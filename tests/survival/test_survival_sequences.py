@@ -18,8 +18,6 @@ from tests.survival.repository import instances, parameter
 from tests.survival.storm import milliseconds, quantile
 from tests.survival.strikes import Striker, check_books, tell
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 300.0  # seconds for what must end; the machine may be busy
 STEPS = 12
 SLOTS = 48  # of each instance: fewer than there are sequences, so that some wait in the backlog

@@ -4,12 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.survival.repository import instances, parameter
 from tests.survival.server import eventually
-
-pytestmark = pytest.mark.slow
 
 
 async def spares_of(server, *models):

@@ -6,8 +6,6 @@ import pytest
 
 from tests.survival.server import eventually
 
-pytestmark = pytest.mark.slow
-
 
 async def test_a_model_that_fails_to_load_ends_the_server(tritium_server, repository):
     repository.python_add_sub()

@@ -13,8 +13,6 @@ from tests.survival.repository import POISON, WIDTH, install_poisonable, instanc
 from tests.survival.storm import Storm, milliseconds
 from tests.survival.strikes import Striker, check_books, tell
 
-pytestmark = pytest.mark.slow
-
 CLIENTS = 16
 
 

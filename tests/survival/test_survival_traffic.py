@@ -11,8 +11,6 @@ import trio
 from tests.survival.changing import CLIENTS, Workshop, policy
 from tests.survival.repository import parameter
 
-pytestmark = pytest.mark.slow
-
 ALL = policy("all { }")
 CHANGEABLE = ("--model-control-mode=explicit", "--load-model=split")
 
