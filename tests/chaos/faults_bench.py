@@ -1,7 +1,5 @@
 """One fault at a time against a real server under a small load, and the outcome of every request."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Invented runs: the record that a faultless server would leave, in which tests plant the server's faults."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """The checker: it passes what is right, and finds and names each violation that is planted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

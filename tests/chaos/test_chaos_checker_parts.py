@@ -1,7 +1,5 @@
 """The checker's parts: which fault excuses which request, the order of journals, the times of faults."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

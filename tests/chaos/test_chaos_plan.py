@@ -1,7 +1,5 @@
 """The plan of a run is a function of its arguments: every fault comes, and none meets one it excludes."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import combinations

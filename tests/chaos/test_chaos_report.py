@@ -1,7 +1,5 @@
 """Reports: everything that an operator wants to know is in them, and nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A soak: leaks are found and named, and what does not leak is not accused."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

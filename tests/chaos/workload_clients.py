@@ -1,7 +1,5 @@
 """An ordinary tritonclient.http that asks what an `Invoke` says, on threads: a test can have several at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

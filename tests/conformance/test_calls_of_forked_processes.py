@@ -1,7 +1,5 @@
 """Models that call from threads, coroutines and forked processes at the same time, in a real server."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterator

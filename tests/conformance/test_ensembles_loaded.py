@@ -1,7 +1,5 @@
 """Ensembles and their models as they are loaded, unloaded and reloaded, through Triton's client."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ensembles in a real server, over HTTP and gRPC, as Triton's own clients see them."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

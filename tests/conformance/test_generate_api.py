@@ -4,8 +4,6 @@ The Python models run in worker processes. There is one suite for `tritium serve
 either of its workers.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -4,8 +4,6 @@ One suite for every way to serve it, and for every client where a case is about 
 messages serve for cases about messages that no client would make.
 """
 
-from __future__ import annotations
-
 import gc
 import http.client
 import json

@@ -3,8 +3,6 @@
 The contract is scheduling.md section 12.
 """
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -4,8 +4,6 @@ One suite for every way to serve it: the listener alone (over models in memory),
 hypercorn with either of its workers (over ONNX models in worker processes).
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The contract is python_backend.md, sections 7, 8 and 9. The models `lab*` run th
 them, so that each test shows the code it is about.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

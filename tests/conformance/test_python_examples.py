@@ -1,7 +1,5 @@
 """Triton's public examples of Python models, rewritten as our models and called by Triton's clients."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """What a Python model finds in its process: arguments and environment variables, in a real server."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Real clients that upload to a path that refuses it: each reads its answer, on every way to serve."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

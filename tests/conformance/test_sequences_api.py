@@ -3,8 +3,6 @@
 The tests cover both strategies, states, iterations and dying workers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

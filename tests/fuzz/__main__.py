@@ -4,8 +4,6 @@ If any do, it exits with 1 and leaves a file. `python -m tests.fuzz --replay FIL
 file again.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import sys

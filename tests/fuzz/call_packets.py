@@ -4,8 +4,6 @@ An input is a `series`. A part's tag tells its sort. `PACKET` plus a descriptor'
 `MOVES` on is a move of the worker, of its requests or of the host, which the part's first byte picks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from random import Random

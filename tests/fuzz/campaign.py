@@ -4,8 +4,6 @@ An input is bytes and nothing else. Whatever more a target needs (where to cut, 
 the input itself, so a file with the bytes is a whole reproducer.
 """
 
-from __future__ import annotations
-
 import signal
 import zlib
 from collections import Counter

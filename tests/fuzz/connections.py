@@ -5,8 +5,6 @@ and the only exception is ConnectionViolation behind a GOAWAY. The cuts between 
 Whether header blocks are remembered makes none either.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Descriptors that a worker may send instead of a sealed memory file: one real one, and many others."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -3,8 +3,6 @@
 It follows RFC 9113 sections 4 and 6 and RFC 7541, not the server's modules, which are under test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

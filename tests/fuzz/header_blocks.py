@@ -3,8 +3,6 @@
 An input is a series of blocks, each behind one byte that tells its use and two that tell its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

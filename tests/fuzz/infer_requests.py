@@ -3,8 +3,6 @@
 An input is a series of messages to one decoder; the byte before each says in what sort of buffer it comes.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

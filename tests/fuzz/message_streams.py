@@ -3,8 +3,6 @@
 An input's first byte tells whether the call declared an encoding; the rest is the stream.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How one input becomes another: damage to bytes, and damage to what the bytes mean as HTTP/2 frames."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

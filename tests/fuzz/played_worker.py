@@ -3,8 +3,6 @@
 It keeps what it has sent, what it was sent, and what it executes.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """A handler that records its calls, and checks what it may rely on whatever a peer sends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

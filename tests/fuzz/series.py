@@ -1,7 +1,5 @@
 """Several byte strings as one: an input that is a conversation rather than a message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

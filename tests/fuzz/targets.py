@@ -1,7 +1,5 @@
 """All that reads bytes from strangers: over gRPC, and from workers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

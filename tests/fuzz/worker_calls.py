@@ -4,8 +4,6 @@ Every request made on its behalf is answered or cancelled, once. Each of its let
 `tests.fuzz.call_packets` for what an input is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -4,8 +4,6 @@ An input's first byte tells whether the model is decoupled; packets follow, each
 The worker holds two batches when the first one arrives, of two requests and of one.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Listening sockets on which accept(2) fails on cue."""
 
-from __future__ import annotations
-
 
 class Flaky:
     """A listening socket whose accept first fails with each of `failures`, which may be added to."""

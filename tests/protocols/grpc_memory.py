@@ -2,8 +2,6 @@
 
 # ruff: noqa: ASYNC110  # threads do part of the work, and have no event to wait for
 
-from __future__ import annotations
-
 import struct
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

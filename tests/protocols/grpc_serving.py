@@ -2,8 +2,6 @@
 
 # ruff: noqa: ASYNC110  # the kernel and grpcio do part of the work, and have no event to wait for
 
-from __future__ import annotations
-
 import socket
 from contextlib import asynccontextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """What is remembered of requests stays within a bound of bytes, whatever clients send."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from actors.values.errors import NEVER, ErrorCode, InvalidArgument, Unavailable

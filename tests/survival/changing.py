@@ -3,8 +3,6 @@
 The clients notice an answer from a version that should no longer serve.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

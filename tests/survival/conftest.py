@@ -4,8 +4,6 @@ The storms last two seconds as part of the suite, or TRITIUM_SURVIVAL_SECONDS if
 they last a minute.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What hostile clients send to a gRPC server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

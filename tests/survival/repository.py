@@ -1,7 +1,5 @@
 """Model repositories that tests build on the fly, and the backend that a third party would have installed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import dedent

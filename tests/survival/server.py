@@ -1,7 +1,5 @@
 """A real server process, as an operator would start it, and what a test may ask of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

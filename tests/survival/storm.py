@@ -1,7 +1,5 @@
 """Concurrent clients that check every answer, and what became of their requests."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping

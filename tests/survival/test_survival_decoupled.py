@@ -3,8 +3,6 @@
 Clients stall and leave, and workers die.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

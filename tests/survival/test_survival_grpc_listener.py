@@ -1,7 +1,5 @@
 """The gRPC listener of a real server, as tritonclient.grpc sees it: addresses and certificates."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import partial
 

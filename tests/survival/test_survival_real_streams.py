@@ -4,8 +4,6 @@ Ten minutes with `-m long`, or TRITIUM_SURVIVAL_SECONDS where that is set. The f
 chaos campaigns adds streams that last as long as their connection, decoupled answers, and pings.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Sequences whose workers are killed: with a checkpoint, every one goes on and every sum is right."""
 
-from __future__ import annotations
-
 import asyncio  # noqa: TID251  # tritonclient.grpc.aio runs on it, in a thread of its own
 import random
 import signal

@@ -1,7 +1,5 @@
 """HTTP as bytes on a socket: a client that notices an answer too many, which a library would hide."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

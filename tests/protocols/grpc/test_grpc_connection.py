@@ -1,7 +1,5 @@
 """One gRPC connection in memory, in virtual time, against the `h2` library's client."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import random

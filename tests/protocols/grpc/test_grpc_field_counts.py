@@ -1,7 +1,5 @@
 """Messages are walked before protobuf makes objects of their fields."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.seams.steps import at_once

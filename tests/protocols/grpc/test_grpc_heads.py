@@ -1,7 +1,5 @@
 """Header blocks of gRPC: what a request's means, and what is said of an answer."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

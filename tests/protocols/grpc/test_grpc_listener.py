@@ -1,7 +1,5 @@
 """The gRPC listener over real loopback sockets, against grpcio's clients."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from functools import partial

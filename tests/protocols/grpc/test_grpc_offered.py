@@ -1,7 +1,5 @@
 """Health and reflection over gRPC."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto

@@ -1,7 +1,5 @@
 """What a gRPC connection may take: grants, room for answers, deadlines, pings and age."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """How much of a body may come, and what becomes of a connection whose body was refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 
 # ruff: noqa: ASYNC110  # the kernel does part of the work, and has no event to wait for
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """The ASGI application without a socket, on both kinds of server: ours with the extensions, and any other."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

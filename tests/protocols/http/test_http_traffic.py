@@ -1,7 +1,5 @@
 """Traffic between versions in the HTTP frontend: the extension's endpoint, models that pass requests on."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the frame encoders write, read back by an independent parser."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,8 +4,6 @@ Hypothesis drives both sides through legal exchanges. h2 is the referee of every
 was told is compared with what the other side said.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 from typing import cast

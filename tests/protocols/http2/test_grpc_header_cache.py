@@ -1,7 +1,5 @@
 """Header blocks: the cache changes only the time, requests are checked, and our output needs no table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

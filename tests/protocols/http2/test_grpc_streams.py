@@ -4,8 +4,6 @@ Which error each violation costs is in `test_grpc_violations`; agreement with an
 `test_grpc_h2_peer`.
 """
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The bytes are made by hand. A row names its section. Where the RFC leaves a choi
 permitted answer, and first the one that costs the peer least.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace

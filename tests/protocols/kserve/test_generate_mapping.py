@@ -1,7 +1,5 @@
 """The generate extension's JSON and what it means to a model."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """What is left of a scattered write, and copies of memory that is wanted back."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.seams.steps import at_once

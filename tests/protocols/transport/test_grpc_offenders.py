@@ -1,7 +1,5 @@
 """Whose connections wait after a flood, and for how long."""
 
-from __future__ import annotations
-
 import pytest
 
 from protocols.transport.offenders import FIRST_WAIT, FORGOTTEN_AFTER, LONGEST_WAIT, MAX_ADDRESSES, Offenders

@@ -1,7 +1,5 @@
 """Transports over real sockets: plain, Unix and TLS."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import ssl

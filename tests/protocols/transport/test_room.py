@@ -1,7 +1,5 @@
 """Which connection goes when there is no more room, and what counts as one address."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 from dataclasses import dataclass
