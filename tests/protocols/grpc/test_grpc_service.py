@@ -60,32 +60,137 @@ async def refusal(asked):
     return caught.value.code, caught.value.message
 
 
+LOAD, UNLOAD = pb.RepositoryModelLoadRequest, pb.RepositoryModelUnloadRequest
+NO_VERSION = {
+    "x": "failed to get model version from specified version string 'x' (details: stoll), "
+    "version should be an integral value > 0",
+    "0": "invalid model version specified '0' , version should be an integral value > 0",
+}
+NOT_OFFERED = {
+    "SystemSharedMemoryStatus": "system shared memory",
+    "SystemSharedMemoryRegister": "system shared memory",
+    "SystemSharedMemoryUnregister": "system shared memory",
+    "CudaSharedMemoryStatus": "CUDA shared memory",
+    "CudaSharedMemoryRegister": "CUDA shared memory",
+    "CudaSharedMemoryUnregister": "CUDA shared memory",
+    "TraceSetting": "the trace extension",
+    "LogSettings": "the logging extension",
+}
+
+
+def request_of(rpc, **fields):
+    return getattr(pb, f"{rpc}Request")(**fields)
+
+
+def with_parameter(request_type, key, **choice):
+    request = request_type(model_name="add")
+    request.parameters[key].CopyFrom(pb.ModelRepositoryParameter(**choice))
+    return request
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "code", "text"),
+    [
+        *(
+            (rpc, request_of(rpc, name=name, version=version), ErrorCode.NOT_FOUND, text)
+            for rpc in ("ModelMetadata", "ModelConfig")
+            for name, version, text in (
+                ("nobody", "", "Request for unknown model: 'nobody' is not found"),
+                ("add", "9", "Request for unknown model: 'add' version 9 is not found"),
+            )
+        ),
+        # Before the model is looked up
+        *(
+            (rpc, request_of(rpc, name="nobody", version=version), ErrorCode.INVALID_ARG, text)
+            for rpc in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+            for version, text in NO_VERSION.items()
+        ),
+        (
+            "ModelStatistics",
+            pb.ModelStatisticsRequest(name="nobody"),
+            ErrorCode.INVALID_ARG,
+            "requested model 'nobody' is not available",
+        ),
+        *(
+            (
+                rpc,
+                request_of(rpc, repository_name="mine"),
+                ErrorCode.UNSUPPORTED,
+                "'repository_name' specification is not supported",
+            )
+            for rpc in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+        ),
+        *(
+            ("RepositoryModelLoad", with_parameter(LOAD, key, **choice), ErrorCode.INVALID_ARG, text)
+            for key, choice, text in (
+                (
+                    "config",
+                    {"bytes_param": b"{}"},
+                    "invalid value type for load parameter 'config', expected string_param.",
+                ),
+                ("config", {}, "invalid value type for load parameter 'config', expected string_param."),
+                (
+                    "file:1/m",
+                    {"string_param": ""},
+                    "invalid value type for load parameter 'file:1/m', expected bytes_param.",
+                ),
+                ("colour", {"string_param": ""}, "unrecognized load parameter 'colour'."),
+            )
+        ),
+        (
+            "RepositoryModelUnload",
+            with_parameter(UNLOAD, "unload_dependents", int64_param=1),
+            ErrorCode.INVALID_ARG,
+            "invalid value type for 'unload_dependents' parameter, expected bool_param.",
+        ),
+        *(
+            (
+                rpc,
+                request_of(rpc, model_name="m" * 5000),
+                ErrorCode.INVALID_ARG,
+                f"the name of a model has 5000 characters, and may have 4096 at most: '{'m' * 80}...'",
+            )
+            for rpc in ("RepositoryModelLoad", "RepositoryModelUnload")
+        ),
+        *(
+            (
+                rpc,
+                request_of(rpc),
+                ErrorCode.UNSUPPORTED,
+                f"{what} is not supported by this version of Tritium",
+            )
+            for rpc, what in NOT_OFFERED.items()
+        ),
+    ],
+)
+async def test_what_is_refused_has_its_code_and_text(server, service, rpc, request_, code, text):
+    server.repository.explicit = True
+    assert await refusal(ask(service, rpc, request_)) == (code, text)
+    assert server.repository.loaded == server.repository.unloaded == []
+
+
 # Health and metadata
 
 
-@pytest.mark.parametrize("live", [True, False])
-async def test_liveness_is_a_boolean_in_an_ok_answer(server, service, live):
-    server.health.is_live = live
-    assert await ask(service, "ServerLive", pb.ServerLiveRequest()) == pb.ServerLiveResponse(live=live)
-
-
-@pytest.mark.parametrize("ready", [True, False])
-async def test_readiness_is_a_boolean_in_an_ok_answer(server, service, ready):
-    server.health.is_ready = ready
-    assert await ask(service, "ServerReady", pb.ServerReadyRequest()) == pb.ServerReadyResponse(ready=ready)
-
-
-@pytest.mark.parametrize("ready", [True, False])
-async def test_a_models_readiness_is_a_boolean_in_an_ok_answer(server, service, ready):
-    server.health.is_model_ready = ready
-    request = pb.ModelReadyRequest(name="add", version="1")
-    assert await ask(service, "ModelReady", request) == pb.ModelReadyResponse(ready=ready)
+@pytest.mark.parametrize(
+    ("rpc", "fields", "known", "told"),
+    [
+        ("ServerLive", {}, "is_live", "live"),
+        ("ServerReady", {}, "is_ready", "ready"),
+        ("ModelReady", {"name": "add", "version": "1"}, "is_model_ready", "ready"),
+    ],
+)
+@pytest.mark.parametrize("value", [True, False])
+async def test_a_probe_is_a_boolean_in_an_ok_answer(server, service, rpc, fields, known, told, value):
+    setattr(server.health, known, value)
+    answer = await ask(service, rpc, request_of(rpc, **fields))
+    assert answer == getattr(pb, f"{rpc}Response")(**{told: value})
 
 
 @pytest.mark.parametrize("rpc", ["ServerLive", "ServerReady"])
 async def test_while_the_server_exits_both_probes_fail(server, service, rpc):
     server.health.exiting = True
-    asked = ask(service, rpc, getattr(pb, f"{rpc}Request")())
+    asked = ask(service, rpc, request_of(rpc))
     assert await refusal(asked) == (ErrorCode.UNAVAILABLE, "Server exiting")
 
 
@@ -95,7 +200,7 @@ async def test_while_the_server_exits_both_probes_fail(server, service, rpc):
 )
 async def test_what_is_asked_about_models_needs_a_running_server(server, service, rpc, state):
     server.health.exiting, server.health.is_live = state == "exiting", state != "starting"
-    asked = ask(service, rpc, getattr(pb, f"{rpc}Request")())
+    asked = ask(service, rpc, request_of(rpc))
     assert await refusal(asked) == (ErrorCode.UNAVAILABLE, "Server not ready")
 
 
@@ -125,36 +230,6 @@ async def test_a_model_or_version_that_is_not_known_is_not_ready(service, name, 
     """The `is_model_ready` of clients would raise at an error."""
     answer = await ask(service, "ModelReady", pb.ModelReadyRequest(name=name, version=version))
     assert answer == pb.ModelReadyResponse(ready=False)
-
-
-@pytest.mark.parametrize("rpc", ["ModelMetadata", "ModelConfig"])
-@pytest.mark.parametrize(
-    ("name", "version", "text"),
-    [
-        ("nobody", "", "Request for unknown model: 'nobody' is not found"),
-        ("add", "9", "Request for unknown model: 'add' version 9 is not found"),
-    ],
-)
-async def test_an_unknown_model_or_version_is_not_found(service, rpc, name, version, text):
-    request = getattr(pb, f"{rpc}Request")(name=name, version=version)
-    assert await refusal(ask(service, rpc, request)) == (ErrorCode.NOT_FOUND, text)
-
-
-@pytest.mark.parametrize("rpc", ["ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"])
-@pytest.mark.parametrize(
-    ("version", "text"),
-    [
-        (
-            "x",
-            "failed to get model version from specified version string 'x' (details: stoll), "
-            "version should be an integral value > 0",
-        ),
-        ("0", "invalid model version specified '0' , version should be an integral value > 0"),
-    ],
-)
-async def test_a_version_that_is_none_is_refused_before_the_model_is_looked_up(service, rpc, version, text):
-    request = getattr(pb, f"{rpc}Request")(name="nobody", version=version)
-    assert await refusal(ask(service, rpc, request)) == (ErrorCode.INVALID_ARG, text)
 
 
 async def test_a_configuration_is_the_message_whose_json_form_http_answers():
@@ -237,11 +312,6 @@ async def test_without_a_name_statistics_are_of_all_models(service, server):
     assert [element.name for element in answer.model_stats] == list(server.models.by_name)
 
 
-async def test_statistics_of_an_unknown_model_are_an_invalid_argument(service):
-    asked = ask(service, "ModelStatistics", pb.ModelStatisticsRequest(name="nobody"))
-    assert await refusal(asked) == (ErrorCode.INVALID_ARG, "requested model 'nobody' is not available")
-
-
 async def test_a_unary_call_without_a_message_is_refused(service):
     with pytest.raises(TritiumError) as caught:
         await service.ServerLive(ScriptedStream())
@@ -271,17 +341,9 @@ async def test_a_reason_with_bytes_that_are_no_text_does_not_hide_the_index(serv
     assert answer.models[0].reason == "bad ?"
 
 
-@pytest.mark.parametrize("rpc", ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"])
-async def test_a_repository_can_not_be_named(server, service, rpc):
-    server.repository.explicit = True
-    asked = ask(service, rpc, getattr(pb, f"{rpc}Request")(repository_name="mine"))
-    text = "'repository_name' specification is not supported"
-    assert await refusal(asked) == (ErrorCode.UNSUPPORTED, text)
-
-
 @pytest.mark.parametrize("rpc", ["RepositoryModelLoad", "RepositoryModelUnload"])
 async def test_loading_needs_the_explicit_mode(service, rpc):
-    asked = ask(service, rpc, getattr(pb, f"{rpc}Request")(model_name="add"))
+    asked = ask(service, rpc, request_of(rpc, model_name="add"))
     text = "explicit model load / unload is not allowed if polling is enabled"
     assert await refusal(asked) == (ErrorCode.UNAVAILABLE, text)
 
@@ -293,31 +355,6 @@ async def test_a_load_may_bring_a_configuration_and_files(server, service):
     request.parameters["file:1/model.onnx"].bytes_param = b"\x00\xff"
     await ask(service, "RepositoryModelLoad", request)
     assert server.repository.loaded == [("add", {"config": "{}", "file:1/model.onnx": b"\x00\xff"})]
-
-
-@pytest.mark.parametrize(
-    ("key", "parameter", "text"),
-    [
-        (
-            "config",
-            {"bytes_param": b"{}"},
-            "invalid value type for load parameter 'config', expected string_param.",
-        ),
-        ("config", {}, "invalid value type for load parameter 'config', expected string_param."),
-        (
-            "file:1/m",
-            {"string_param": ""},
-            "invalid value type for load parameter 'file:1/m', expected bytes_param.",
-        ),
-        ("colour", {"string_param": ""}, "unrecognized load parameter 'colour'."),
-    ],
-)
-async def test_load_parameters_have_names_and_types(server, service, key, parameter, text):
-    server.repository.explicit = True
-    request = pb.RepositoryModelLoadRequest(model_name="add")
-    request.parameters[key].CopyFrom(pb.ModelRepositoryParameter(**parameter))
-    assert await refusal(ask(service, "RepositoryModelLoad", request)) == (ErrorCode.INVALID_ARG, text)
-    assert server.repository.loaded == []
 
 
 def whole(message, request_type=pb.RepositoryModelLoadRequest):
@@ -363,17 +400,6 @@ async def test_a_question_is_short(server, service):
         await whole(message, pb.ModelReadyRequest).recv_message()
 
 
-@pytest.mark.parametrize("rpc", ["RepositoryModelLoad", "RepositoryModelUnload"])
-async def test_no_model_has_a_name_that_long(server, service, rpc):
-    server.repository.explicit = True
-    request = getattr(pb, f"{rpc}Request")(model_name="m" * 5000)
-    code, told = await refusal(ask(service, rpc, request))
-    assert (code, "the name of a model has 5000 characters, and may have 4096 at most" in told) == (
-        ErrorCode.INVALID_ARG,
-        True,
-    )
-
-
 @pytest.mark.parametrize("dependents", [None, False, True])
 async def test_an_unload_takes_dependents_along_where_asked_to(server, service, dependents):
     server.repository.explicit = True
@@ -382,36 +408,6 @@ async def test_an_unload_takes_dependents_along_where_asked_to(server, service, 
         request.parameters["unload_dependents"].bool_param = dependents
     await ask(service, "RepositoryModelUnload", request)
     assert server.repository.unloaded == [("add", bool(dependents))]
-
-
-async def test_unload_dependents_is_a_boolean(server, service):
-    server.repository.explicit = True
-    request = pb.RepositoryModelUnloadRequest(model_name="add")
-    request.parameters["unload_dependents"].int64_param = 1
-    text = "invalid value type for 'unload_dependents' parameter, expected bool_param."
-    assert await refusal(ask(service, "RepositoryModelUnload", request)) == (ErrorCode.INVALID_ARG, text)
-
-
-# What is not offered
-
-
-@pytest.mark.parametrize(
-    ("rpc", "what"),
-    [
-        ("SystemSharedMemoryStatus", "system shared memory"),
-        ("SystemSharedMemoryRegister", "system shared memory"),
-        ("SystemSharedMemoryUnregister", "system shared memory"),
-        ("CudaSharedMemoryStatus", "CUDA shared memory"),
-        ("CudaSharedMemoryRegister", "CUDA shared memory"),
-        ("CudaSharedMemoryUnregister", "CUDA shared memory"),
-        ("TraceSetting", "the trace extension"),
-        ("LogSettings", "the logging extension"),
-    ],
-)
-async def test_an_extension_that_is_not_offered_says_so_as_over_http(service, rpc, what):
-    asked = ask(service, rpc, getattr(pb, f"{rpc}Request")())
-    text = f"{what} is not supported by this version of Tritium"
-    assert await refusal(asked) == (ErrorCode.UNSUPPORTED, text)
 
 
 # Restrictions and the table of methods

@@ -147,6 +147,20 @@ async def serve_on_loopback(app, limits, **options):
     listener.close()
 
 
+@pytest.fixture
+def listener(backend):
+    listener = HttpListener(V2App(backend.server))
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def sock():
+    """A listening socket."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+
+
 def impatient(**limits):
     return ListenerLimits(connection=ConnectionLimits(**limits))
 
@@ -664,9 +678,8 @@ async def test_a_body_that_keeps_the_pace_is_served_while_draining(backend, auto
     assert (status, fields["Connection"]) == (200, "close")
 
 
-async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_socket(backend):
-    listener = HttpListener(V2App(backend.server))
-    with socket.create_server(("127.0.0.1", 0)) as sock, trio.fail_after(5):
+async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_socket(listener, sock):
+    with trio.fail_after(5):
         async with trio.open_nursery() as first_life:
             await first_life.start(listener.serve, sock, lambda name, run: first_life.start_soon(run))
             first_life.cancel_scope.cancel()
@@ -674,7 +687,6 @@ async def test_a_listener_that_crashes_while_it_drains_serves_on_without_its_soc
         sock.close()
         await listener.serve(sock, lambda name, run: None)
         assert listener.statistics().accepted == 0
-    listener.close()
 
 
 @serving(limits=ListenerLimits(max_connections=2))
@@ -698,13 +710,11 @@ async def test_nothing_is_accepted_while_draining(served):
     assert served.spawned == []
 
 
-async def test_serving_ends_once_drained(backend):
-    listener = HttpListener(V2App(backend.server))
-    with socket.create_server(("127.0.0.1", 0)) as sock, trio.fail_after(5):
+async def test_serving_ends_once_drained(listener, sock):
+    with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.serve, sock, lambda name, run: nursery.start_soon(run))
             listener.drain()
-    listener.close()
 
 
 # Accepting
@@ -713,89 +723,75 @@ async def test_serving_ends_once_drained(backend):
 @pytest.mark.parametrize(
     ("code", "pause"), [(errno.EMFILE, 0.1), (errno.ENFILE, 0.1), (errno.ECONNABORTED, 0.0)]
 )
-async def test_a_failing_accept_is_tried_again(backend, autojump_clock, code, pause):
-    listener = HttpListener(V2App(backend.server))
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        flaky = Flaky(sock, [OSError(code, "no")])
-        async with trio.open_nursery() as nursery:
-            await nursery.start(listener.serve, flaky, lambda name, run: nursery.start_soon(run))
-            client = await trio.open_tcp_stream(*sock.getsockname())
+async def test_a_failing_accept_is_tried_again(listener, sock, autojump_clock, code, pause):
+    flaky = Flaky(sock, [OSError(code, "no")])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listener.serve, flaky, lambda name, run: nursery.start_soon(run))
+        client = await trio.open_tcp_stream(*sock.getsockname())
+        await client.send_all(HEALTH)
+        assert await client.receive_some() == LIVE
+        assert trio.current_time() == pytest.approx(pause, abs=0.01)
+        await client.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_exhaustion_is_told_once_a_minute(listener, sock, autojump_clock):
+    told = []
+    flaky = Flaky(sock, [OSError(errno.EMFILE, "no")] * 1199 + [OSError(errno.ECONNABORTED, "gone")])
+
+    def tell(failure):
+        told.append((failure.errno, round(trio.current_time() / 60)))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(listener.serve, on_exhausted=tell), flaky, lambda name, run: nursery.start_soon(run)
+        )
+        async with await trio.open_tcp_stream(*sock.getsockname()) as client:
             await client.send_all(HEALTH)
             assert await client.receive_some() == LIVE
-            assert trio.current_time() == pytest.approx(pause, abs=0.01)
-            await client.aclose()
-            nursery.cancel_scope.cancel()
-    listener.close()
-
-
-async def test_exhaustion_is_told_once_a_minute(backend, autojump_clock):
-    listener = HttpListener(V2App(backend.server))
-    told = []
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        flaky = Flaky(sock, [OSError(errno.EMFILE, "no")] * 1199 + [OSError(errno.ECONNABORTED, "gone")])
-
-        def tell(failure):
-            told.append((failure.errno, round(trio.current_time() / 60)))
-
-        async with trio.open_nursery() as nursery:
-            await nursery.start(
-                partial(listener.serve, on_exhausted=tell), flaky, lambda name, run: nursery.start_soon(run)
-            )
-            async with await trio.open_tcp_stream(*sock.getsockname()) as client:
-                await client.send_all(HEALTH)
-                assert await client.receive_some() == LIVE
-            nursery.cancel_scope.cancel()
-    listener.close()
+        nursery.cancel_scope.cancel()
     assert told == [(errno.EMFILE, 0), (errno.EMFILE, 1)]
 
 
-async def test_a_listening_socket_that_is_broken_ends_the_listener(backend):
-    listener = HttpListener(V2App(backend.server))
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        flaky = Flaky(sock, [OSError(errno.EBADF, "no")])
-        with pytest.raises(BaseExceptionGroup) as caught:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(listener.serve, flaky, lambda name, run: nursery.start_soon(run))
+async def test_a_listening_socket_that_is_broken_ends_the_listener(listener, sock):
+    flaky = Flaky(sock, [OSError(errno.EBADF, "no")])
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(listener.serve, flaky, lambda name, run: nursery.start_soon(run))
     assert caught.group_contains(OSError, match="no")
-    listener.close()
 
 
-async def test_a_listener_that_is_served_again_keeps_its_connections(backend, nursery):
-    listener = HttpListener(V2App(backend.server))
-    with socket.create_server(("127.0.0.1", 0)) as sock:
+async def test_a_listener_that_is_served_again_keeps_its_connections(listener, sock, backend, nursery):
 
-        def spawn(name, run):
-            nursery.start_soon(run)
+    def spawn(name, run):
+        nursery.start_soon(run)
 
-        async with trio.open_nursery() as first_life:
-            await first_life.start(listener.serve, sock, spawn)
-            client = await trio.open_tcp_stream(*sock.getsockname())
-            await client.send_all(infer())
-            while not backend.model("held").submitted:
+    async with trio.open_nursery() as first_life:
+        await first_life.start(listener.serve, sock, spawn)
+        client = await trio.open_tcp_stream(*sock.getsockname())
+        await client.send_all(infer())
+        while not backend.model("held").submitted:
+            await trio.lowlevel.checkpoint()
+        first_life.cancel_scope.cancel()
+    async with trio.open_nursery() as second_life:
+        await second_life.start(listener.serve, sock, spawn)
+        await client.aclose()
+        with trio.fail_after(5):
+            while listener.statistics().phases:
                 await trio.lowlevel.checkpoint()
-            first_life.cancel_scope.cancel()
-        async with trio.open_nursery() as second_life:
-            await second_life.start(listener.serve, sock, spawn)
-            await client.aclose()
-            with trio.fail_after(5):
-                while listener.statistics().phases:
-                    await trio.lowlevel.checkpoint()
-            second_life.cancel_scope.cancel()
-    listener.close()
+        second_life.cancel_scope.cancel()
     assert len(backend.model("held").cancelled) == 1
 
 
-async def test_a_spawn_that_fails_leaves_no_connection_behind(backend):
-    listener = HttpListener(V2App(backend.server))
+async def test_a_spawn_that_fails_leaves_no_connection_behind(listener, sock):
 
     def spawn(name, run):
         raise RuntimeError("not running")
 
-    with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.serve, sock, spawn)
             async with await trio.open_tcp_stream(*sock.getsockname()) as client:
                 await client.receive_some()
     assert caught.group_contains(RuntimeError)
     assert listener.statistics().phases == {}
-    listener.close()
