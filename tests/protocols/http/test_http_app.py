@@ -56,11 +56,13 @@ class Client:
                 message["release"]()
 
         extensions = {"tritium.response": {}, "tritium.disconnect": self.hook} if self.native else {}
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
+            "query_string": query.encode("latin-1"),
             "headers": [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()],
             "tritium.raw_headers": [(name.encode(), value.encode()) for name, value in dict(headers).items()],
             "extensions": extensions,
