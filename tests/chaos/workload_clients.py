@@ -9,6 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from chaos.record.records import Invoke
 from chaos.workload import answers
+from tests.support.triton_inputs import inputs
 from tests.survival.server import ServerProcess
 
 PATIENCE = 60.0
@@ -38,15 +39,8 @@ def _ask(url: str, invoked: Invoke) -> tuple[int, ...]:
     with tritonclient.http.InferenceServerClient(
         url, network_timeout=PATIENCE, connection_timeout=PATIENCE
     ) as client:
-        result = client.infer(invoked.model, _inputs(invoked), request_id=invoked.id)
+        result = client.infer(
+            invoked.model, inputs(tritonclient.http, **answers.inputs(invoked)), request_id=invoked.id
+        )
     outputs = {name: result.as_numpy(name) for name in answers.OUTPUTS[answers.kind_of(invoked.model)]}
     return tuple(answers.values(invoked.model, outputs))
-
-
-def _inputs(invoked: Invoke) -> list[Any]:
-    made = []
-    for name, array in answers.inputs(invoked).items():
-        kind = "BYTES" if array.dtype == object else "INT32"
-        made.append(tritonclient.http.InferInput(name, array.shape, kind))
-        made[-1].set_data_from_numpy(array)
-    return made

@@ -11,6 +11,7 @@ import tritonclient.grpc
 
 from tests.conformance.test_python_bls import COUNTDOWN, python_model
 from tests.support.flavours import Addresses, process
+from tests.support.triton_inputs import inputs
 
 DOUBLE = """
 import triton_python_backend_utils as pb_utils
@@ -247,9 +248,8 @@ class Forker:
         self.workers: set[int] = set()
 
     def run(self, *what, timeout: float = 60.0):
-        tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([json.dumps(what).encode()], dtype=object))
-        answer = self.client.infer("forker", [tensor], client_timeout=timeout)
+        code = inputs(tritonclient.grpc, CODE=np.array([json.dumps(what).encode()], dtype=object))
+        answer = self.client.infer("forker", code, client_timeout=timeout)
         worker, result = json.loads(answer.as_numpy("RESULT")[0])
         self.workers.add(worker)
         return result

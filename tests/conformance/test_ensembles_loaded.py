@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.conformance.test_ensembles_served import TWO, ensemble
 from tests.support.flavours import process, write_onnx_model
+from tests.support.triton_inputs import inputs
 
 STEP = "add A=A, B=B -> S=S, D=D"
 
@@ -77,10 +78,8 @@ def failure(call, *arguments, **options) -> str:
 
 def infer(client, model: str, width: int = 16):
     array = np.arange(width, dtype=np.float32).reshape(1, -1)
-    inputs = [triton.InferInput(name, [1, width], "FP32") for name in "AB"]
-    for each in inputs:
-        each.set_data_from_numpy(array)
-    np.testing.assert_array_equal(client.infer(model, inputs).as_numpy("S"), 2 * array)
+    answer = client.infer(model, inputs(triton, A=array, B=array))
+    np.testing.assert_array_equal(answer.as_numpy("S"), 2 * array)
 
 
 def test_loading_an_ensemble_loads_what_it_is_made_of_and_unloading_may_unload_that(client):

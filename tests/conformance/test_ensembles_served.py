@@ -17,6 +17,7 @@ from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process, write_onnx_model
+from tests.support.triton_inputs import inputs
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
@@ -230,18 +231,14 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: dict[str, np.ndarray],
+        arrays: dict[str, np.ndarray],
         *,
         outputs: list[str] | None = None,
         classes: int = 0,
         **options,
     ):
         """Return the answer's arrays by name."""
-        asked = []
-        for name, array in inputs.items():
-            kind = "BYTES" if array.dtype == object else "FP32"
-            asked.append(self.library.InferInput(name, list(array.shape), kind))
-            asked[-1].set_data_from_numpy(array)
+        asked = inputs(self.library, **arrays)
         wanted = None
         if outputs is not None:
             wanted = [self.library.InferRequestedOutput(name, class_count=classes) for name in outputs]
@@ -413,9 +410,8 @@ def test_an_ensemble_with_a_decoupled_step_streams_one_answer_for_each_response(
     arrived: Queue[Any] = Queue()
     client = tritonclient.grpc.InferenceServerClient(addresses["grpc"])
     client.start_stream(lambda result, error: arrived.put(error or result))
-    asked = tritonclient.grpc.InferInput("X", [1, 16], "FP32")
-    asked.set_data_from_numpy(np.full((1, 16), 40, np.float32))
-    client.async_stream_infer("streamed", [asked], request_id="s", enable_empty_final_response=True)
+    asked = inputs(tritonclient.grpc, X=np.full((1, 16), 40, np.float32))
+    client.async_stream_infer("streamed", asked, request_id="s", enable_empty_final_response=True)
     parts = []
     while True:
         part = arrived.get(timeout=30)

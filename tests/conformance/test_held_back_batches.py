@@ -12,6 +12,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.support.flavours import process
+from tests.support.triton_inputs import inputs
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 
@@ -27,18 +28,15 @@ def address(tmp_path):
 def add(address: str, _: int) -> float:
     with triton.InferenceServerClient(address) as client:
         ones = np.ones((1, 16), np.float32)
-        inputs = [triton.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
-        for each in inputs:
-            each.set_data_from_numpy(ones)
-        return float(client.infer("add_sub", inputs).as_numpy("OUTPUT0")[0, 0])
+        both = inputs(triton, INPUT0=ones, INPUT1=ones)
+        return float(client.infer("add_sub", both).as_numpy("OUTPUT0")[0, 0])
 
 
 def accumulate(address: str, sequence: int) -> float:
     with triton.InferenceServerClient(address) as client:
-        value = triton.InferInput("INPUT", [1, 1], "FP32")
-        value.set_data_from_numpy(np.full((1, 1), 2, np.float32))
+        value = inputs(triton, INPUT=np.full((1, 1), 2, np.float32))
         options = {"sequence_id": sequence + 1, "sequence_start": True, "sequence_end": True}
-        return float(client.infer("sequence_accumulate", [value], **options).as_numpy("OUTPUT")[0, 0])
+        return float(client.infer("sequence_accumulate", value, **options).as_numpy("OUTPUT")[0, 0])
 
 
 @pytest.mark.parametrize(("ask", "model"), [(add, "add_sub"), (accumulate, "sequence_accumulate")])

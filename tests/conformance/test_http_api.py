@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.protocols.fakes import FakeServer
 from tests.support.flavours import PROCESSES, listeners_alone, write_common_models
+from tests.support.triton_inputs import inputs
 
 FLAVOURS = {"listener": lambda _: listeners_alone(FakeServer()), **PROCESSES}
 
@@ -62,10 +63,10 @@ def vector(value, *, rows=1):
 
 
 def add_inputs(a, b, *, binary=True):
-    inputs = [triton.InferInput(name, list(array.shape), "FP32") for name, array in (("A", a), ("B", b))]
-    inputs[0].set_data_from_numpy(a, binary_data=binary)
-    inputs[1].set_data_from_numpy(b, binary_data=binary)
-    return inputs
+    made = inputs(triton, A=a, B=b)
+    made[0].set_data_from_numpy(a, binary_data=binary)
+    made[1].set_data_from_numpy(b, binary_data=binary)
+    return made
 
 
 def refused(call, *arguments, **options):
@@ -152,13 +153,13 @@ def test_every_mix_of_json_and_binary_gives_the_same_numbers(client, binary_in, 
 
 
 def test_inputs_and_outputs_can_each_choose_their_form(client):
-    inputs = add_inputs(vector(3), vector(1))
-    inputs[1].set_data_from_numpy(vector(1), binary_data=False)
+    given = add_inputs(vector(3), vector(1))
+    given[1].set_data_from_numpy(vector(1), binary_data=False)
     outputs = [
         triton.InferRequestedOutput("D", binary_data=False),
         triton.InferRequestedOutput("S", binary_data=True),
     ]
-    result = client.infer("add", inputs, model_version="1", outputs=outputs)
+    result = client.infer("add", given, model_version="1", outputs=outputs)
     assert "data" in result.get_output("D")
     assert result.get_output("S")["parameters"] == {"binary_data_size": 64}
     np.testing.assert_array_equal(result.as_numpy("S"), vector(4))
@@ -185,10 +186,9 @@ def test_strings_come_back_as_they_went(client, binary):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_an_output_can_be_classified(client, binary):
-    tensor = triton.InferInput("X", [2, 3], "FP32")
-    tensor.set_data_from_numpy(np.array([[0.5, 2, -1], [7, 0, 9]], dtype=np.float32))
+    given = inputs(triton, X=np.array([[0.5, 2, -1], [7, 0, 9]], dtype=np.float32))
     output = triton.InferRequestedOutput("Y", binary_data=binary, class_count=2)
-    result = client.infer("scores", [tensor], outputs=[output])
+    result = client.infer("scores", given, outputs=[output])
     classes = [
         entry.decode() if isinstance(entry, bytes) else entry for entry in result.as_numpy("Y").ravel()
     ]
@@ -209,9 +209,7 @@ def test_both_directions_can_be_compressed(client, coding):
 
 def test_large_tensors_travel_both_ways(client):
     values = np.arange(1_500_000, dtype=np.float32).reshape(1, -1)
-    tensor = triton.InferInput("X", list(values.shape), "FP32")
-    tensor.set_data_from_numpy(values)
-    result = client.infer("scores", [tensor])
+    result = client.infer("scores", inputs(triton, X=values))
     np.testing.assert_array_equal(result.as_numpy("Y"), values)
 
 
@@ -235,9 +233,8 @@ def test_wrong_inputs_are_refused_with_the_contract_s_texts(client):
     too_few = add_inputs(vector(1), vector(1))[:1]
     status, message = refused(client.infer, "nope", too_few)
     assert (status, message) == ("404", "Request for unknown model: 'nope' is not found")
-    odd = triton.InferInput("Z", [1, 16], "FP32")
-    odd.set_data_from_numpy(vector(1))
-    status, message = refused(client.infer, "add", [odd, *too_few])
+    odd = inputs(triton, Z=vector(1))
+    status, message = refused(client.infer, "add", [*odd, *too_few])
     assert (status, message) == ("400", "unexpected inference input 'Z' for model 'add'")
 
 
@@ -300,12 +297,12 @@ def test_bodies_that_can_not_be_read(ask, body, headers, status, message):
 
 
 def test_a_binary_answer_says_where_its_json_ends(ask):
-    inputs = [
+    described = [
         {"name": name, "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
         for name in "AB"
     ]
     head = json.dumps(
-        {"inputs": inputs, "outputs": [{"name": "S", "parameters": {"binary_data": True}}]}
+        {"inputs": described, "outputs": [{"name": "S", "parameters": {"binary_data": True}}]}
     ).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     status, fields, body = ask("POST", INFER, head + vector(1).tobytes() * 2, headers)

@@ -23,6 +23,7 @@ from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process, write_onnx_model
+from tests.support.triton_inputs import inputs
 
 LAB = """
 import json, os, threading, time
@@ -245,9 +246,8 @@ class Lab:
         """Run the body of a function in the model, and return what it returns."""
         head = "async def run():\n" if model == "lab_async" else "def run():\n"
         source = head + indent(dedent(code).strip("\n"), "    ")
-        tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([source.encode()], dtype=object))
-        answer = self.client.infer(model, [tensor], **options)
+        given = inputs(tritonclient.grpc, CODE=np.array([source.encode()], dtype=object))
+        answer = self.client.infer(model, given, **options)
         return json.loads(answer.as_numpy("RESULT")[0])
 
 
@@ -391,10 +391,8 @@ def test_what_goes_wrong_is_in_the_response(science, call, code, message):
 def test_a_request_that_the_callee_does_not_take_is_refused_as_a_clients_is(science):
     told = science.run(f"return told(call('add', {{'A': {ONES}}}, ['S']).exec())")
     assert told["code"] == "INVALID_ARG"
-    tensor = tritonclient.grpc.InferInput("A", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
     with pytest.raises(InferenceServerException) as caught:
-        science.client.infer("add", [tensor])
+        science.client.infer("add", inputs(tritonclient.grpc, A=np.ones((1, 4), np.float32)))
     assert told["error"] == caught.value.message()
 
 
@@ -465,10 +463,9 @@ def test_a_client_that_leaves_takes_its_calls_along(address):
     """The only instance of `lab2` waits for a stream without an end; when its client leaves, it is free."""
     science = Lab(address)
     source = "def run():\n    return [told(e) for e in call('countdown', {'X': [100_000_000]}, ['Y']).exec(decoupled=True)][-1:]"
-    tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([source.encode()], dtype=object))
+    code = inputs(tritonclient.grpc, CODE=np.array([source.encode()], dtype=object))
     answers: Queue[object] = Queue()
-    begun = science.client.async_infer("lab2", [tensor], lambda result, error: answers.put(error))
+    begun = science.client.async_infer("lab2", code, lambda result, error: answers.put(error))
     assert science.run("return 1") == 1  # the server has taken what came before
     begun.cancel()
     assert "CANCELLED" in str(answers.get(timeout=20)).upper()
@@ -487,13 +484,12 @@ def test_a_deadline_goes_along_with_calls(science):
 
 def pair(science: Lab, number: int, answers: Queue[object], **options):
     """Ask `pair`, whose two requests in a batch make one call, to count down from a number."""
-    tensor = tritonclient.grpc.InferInput("X", [1, 1], "FP32")
-    tensor.set_data_from_numpy(np.array([[number]], np.float32))
+    given = inputs(tritonclient.grpc, X=np.array([[number]], np.float32))
 
     def answered(result, error) -> None:
         answers.put(error if result is None else result.as_numpy("Y").item())
 
-    return science.client.async_infer("pair", [tensor], answered, **options)
+    return science.client.async_infer("pair", given, answered, **options)
 
 
 def wait_for(path: Path) -> None:

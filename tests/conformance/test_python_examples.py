@@ -20,6 +20,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import Addresses, process
+from tests.support.triton_inputs import inputs
 
 PATIENCE = 30.0  # seconds
 HEAD = """
@@ -325,16 +326,6 @@ def grpc(server):
         yield client
 
 
-def tensors(library, **arrays):
-    """Return inputs for one of Triton's clients: text as BYTES, everything else by its dtype."""
-    made = []
-    for name, array in arrays.items():
-        kinds = {"f4": "FP32", "i4": "INT32"}
-        made.append(library.InferInput(name, list(array.shape), kinds.get(array.dtype.str[1:], "BYTES")))
-        made[-1].set_data_from_numpy(array)
-    return made
-
-
 def number(value, *, batched=False):
     return np.full((1, 1) if batched else (1,), value, np.int32)
 
@@ -344,7 +335,7 @@ def test_sums_and_differences_of_many_clients(server, name):
     def ask(index):
         a, b = np.full((1, 4), index, "f4"), np.arange(4, dtype="f4")[None]
         with grpc_client.InferenceServerClient(server.addresses.grpc) as client:
-            answer = client.infer(name, tensors(grpc_client, INPUT0=a, INPUT1=b), request_id=str(index))
+            answer = client.infer(name, inputs(grpc_client, INPUT0=a, INPUT1=b), request_id=str(index))
         assert answer.get_response().id == str(index)
         assert answer.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
         assert answer.as_numpy("OUTPUT1").tolist() == (a - b).tolist()
@@ -357,7 +348,7 @@ def test_only_the_outputs_that_were_asked_for_come(http):
     array = np.ones((2, 4), "f4")
     answer = http.infer(
         "add_sub",
-        tensors(http_client, INPUT0=array, INPUT1=array),
+        inputs(http_client, INPUT0=array, INPUT1=array),
         outputs=[http_client.InferRequestedOutput("OUTPUT1")],
     )
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["OUTPUT1"]
@@ -372,14 +363,14 @@ def test_a_model_completes_its_own_configuration(http):
 
 
 def test_each_request_has_its_own_error(http):
-    assert http.infer("errors", tensors(http_client, IN=number(7, batched=True))).get_response()[
+    assert http.infer("errors", inputs(http_client, IN=number(7, batched=True))).get_response()[
         "parameters"
     ] == {"value": 7}
     with pytest.raises(InferenceServerException) as refused:
-        http.infer("errors", tensors(http_client, IN=number(101, batched=True)))
+        http.infer("errors", inputs(http_client, IN=number(101, batched=True)))
     assert (refused.value.status(), refused.value.message()) == ("400", "101 is too large")
     with pytest.raises(InferenceServerException) as failed:
-        http.infer("errors", tensors(http_client, IN=number(-1, batched=True)))
+        http.infer("errors", inputs(http_client, IN=number(-1, batched=True)))
     message = failed.value.message()
     assert message.startswith(
         "Failed to process the request(s) for model 'errors_0', message: ValueError: -1 is below"
@@ -393,7 +384,7 @@ def stream(client, name, array):
     answers: Queue[Any] = Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     client.async_stream_infer(
-        name, tensors(grpc_client, IN=array), enable_empty_final_response=True, request_id="r"
+        name, inputs(grpc_client, IN=array), enable_empty_final_response=True, request_id="r"
     )
     found: list[Any] = []
     while True:
@@ -426,7 +417,7 @@ def test_a_model_decodes_pictures(http, form, exact):
     halves[:, 24:] = (0, 0, 255)
     file = io.BytesIO()
     Image.fromarray(halves).save(file, form)
-    answer = http.infer("preprocess", tensors(http_client, FILE=np.array([[file.getvalue()]] * 2, object)))
+    answer = http.infer("preprocess", inputs(http_client, FILE=np.array([[file.getvalue()]] * 2, object)))
     pixels = answer.as_numpy("PIXELS")
     assert pixels.shape == (2, 3, 8, 8)
     wanted = np.zeros((3, 8, 8), "f4")
@@ -438,7 +429,7 @@ def test_a_model_decodes_pictures(http, form, exact):
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_a_request_is_rescheduled_until_it_is_done(grpc, times):
     answer = grpc.infer(
-        "reschedule", tensors(grpc_client, IN=number(times, batched=True)), request_id=f"r{times}"
+        "reschedule", inputs(grpc_client, IN=number(times, batched=True)), request_id=f"r{times}"
     )
     assert answer.as_numpy("OUT").item() == times
 
@@ -456,7 +447,7 @@ def test_instances_know_their_names_and_kinds(server):
     def ask(_):
         with http_client.InferenceServerClient(server.addresses.http) as client:
             return json.loads(
-                client.infer("shown", tensors(http_client, IN=number(1))).as_numpy("ARGS").item()
+                client.infer("shown", inputs(http_client, IN=number(1))).as_numpy("ARGS").item()
             )
 
     seen = {}
@@ -481,7 +472,7 @@ def test_instances_know_their_names_and_kinds(server):
 
 def test_a_slow_start_is_waited_for(http):
     """`stub-timeout-seconds` is 1 here, and `initialize` takes longer."""
-    assert http.infer("slow_start", tensors(http_client, IN=number(1))).as_numpy("ARGS").shape == (1,)
+    assert http.infer("slow_start", inputs(http_client, IN=number(1))).as_numpy("ARGS").shape == (1,)
 
 
 def logged(log):
@@ -491,7 +482,7 @@ def logged(log):
 
 
 def test_what_a_model_logs_is_in_the_servers_log_at_its_level(server, http, tmp_path):
-    http.infer("shown", tensors(http_client, IN=number(1)))
+    http.infer("shown", inputs(http_client, IN=number(1)))
     assert logged(server.log) == {("I", "line", "initialize")}
 
     directory = tmp_path / "models" / "shown" / "1"
@@ -500,7 +491,7 @@ def test_what_a_model_logs_is_in_the_servers_log_at_its_level(server, http, tmp_
     flavour = process("engine", "serve", said=tmp_path / "log", TRITIUM_LOG_VERBOSE="1")
     with flavour(tmp_path / "models") as addresses:
         with http_client.InferenceServerClient(addresses.http) as client:
-            client.infer("shown", tensors(http_client, IN=number(1)))
+            client.infer("shown", inputs(http_client, IN=number(1)))
     levels = {method: level for level, _, method in logged(tmp_path / "log")}
     assert levels.pop("execute") in "IV"
     assert levels == {"initialize": "I", "finalize": "W"}
@@ -509,7 +500,7 @@ def test_what_a_model_logs_is_in_the_servers_log_at_its_level(server, http, tmp_
 def test_batches_of_a_model_with_concurrency_are_under_way_at_once(server):
     def ask(_):
         with http_client.InferenceServerClient(server.addresses.http, network_timeout=PATIENCE) as client:
-            return client.infer("together", tensors(http_client, IN=number(1))).as_numpy("OUT").item()
+            return client.infer("together", inputs(http_client, IN=number(1))).as_numpy("OUT").item()
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(ask, range(4))) == [4] * 4
@@ -517,11 +508,11 @@ def test_batches_of_a_model_with_concurrency_are_under_way_at_once(server):
 
 def test_a_model_that_ends_its_process_is_started_again(http):
     with pytest.raises(InferenceServerException) as failed:
-        http.infer("mortal", tensors(http_client, IN=number(-1)))
+        http.infer("mortal", inputs(http_client, IN=number(-1)))
     assert "mortal_0" in failed.value.message()
     for _ in range(600):
         try:
-            assert http.infer("mortal", tensors(http_client, IN=number(3))).as_numpy("OUT").item() == 3
+            assert http.infer("mortal", inputs(http_client, IN=number(3))).as_numpy("OUT").item() == 3
             break
         except InferenceServerException:
             threading.Event().wait(0.05)
@@ -531,6 +522,6 @@ def test_a_model_that_ends_its_process_is_started_again(http):
 
 @pytest.mark.parametrize("factor", [2, 3])
 def test_a_backend_written_in_python_serves_models_that_have_no_code(http, factor):
-    answer = http.infer(f"times_{factor}", tensors(http_client, IN=number(7)))
+    answer = http.infer(f"times_{factor}", inputs(http_client, IN=number(7)))
     assert answer.as_numpy("OUT").item() == 7 * factor
     assert http.get_model_config(f"times_{factor}")["backend"] == "scaling"

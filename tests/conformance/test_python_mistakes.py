@@ -9,6 +9,7 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process
+from tests.support.triton_inputs import inputs
 
 PATIENCE = 30.0  # seconds
 LONG = "'\N{GRINNING FACE}' * 100_000"  # in JSON, a character of it takes twelve bytes
@@ -105,9 +106,8 @@ def http(tmp_path_factory):
 
 
 def ask(client, name, text):
-    tensor = http_client.InferInput("IN", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([text], object))
-    return int(client.infer(name, [tensor]).as_numpy("OUT").item())
+    given = inputs(http_client, IN=np.array([text], object))
+    return int(client.infer(name, given).as_numpy("OUT").item())
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,10 @@ def test_a_task_that_leaves_does_not_take_the_loop_along(http):
 
 def test_inputs_of_decoupled_models_can_be_written_to(http):
     http.load_model("writes")
-    tensor = grpc_client.InferInput("IN", [2], "INT32")
-    tensor.set_data_from_numpy(np.array([1, 2], np.int32))
+    given = inputs(grpc_client, IN=np.array([1, 2], np.int32))
     found = []
     with grpc_client.InferenceServerClient(http.grpc_address) as client:
         client.start_stream(callback=lambda result, error: found.append(error or result.as_numpy("OUT")))
-        client.async_stream_infer("writes", [tensor])
+        client.async_stream_infer("writes", given)
         client.stop_stream()
     assert [each.tolist() for each in found] == [[2, 4]]

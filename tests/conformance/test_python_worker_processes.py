@@ -13,6 +13,7 @@ import tritonclient.grpc
 
 from tests.conformance.test_python_bls import CODE, python_model
 from tests.support.flavours import process
+from tests.support.triton_inputs import inputs
 
 SHOWING = """
 import argparse, json, os, sys
@@ -88,10 +89,9 @@ def address(repository: Path) -> Iterator[str]:
 
 
 def shown(address: str, model: str) -> dict:
-    tensor = tritonclient.grpc.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([b""], dtype=object))
+    code = inputs(tritonclient.grpc, CODE=np.array([b""], dtype=object))
     with tritonclient.grpc.InferenceServerClient(address) as client:
-        return json.loads(client.infer(model, [tensor]).as_numpy("RESULT")[0])
+        return json.loads(client.infer(model, code).as_numpy("RESULT")[0])
 
 
 def test_a_model_has_no_arguments_and_may_parse_them(address):

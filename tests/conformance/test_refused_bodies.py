@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.protocols.fakes import FakeServer
 from tests.support.flavours import PROCESSES, listeners_alone, write_common_models
+from tests.support.triton_inputs import inputs
 
 FLAVOURS = {"listener": lambda _: listeners_alone(FakeServer()), **PROCESSES}
 LONG = 24 * 1024 * 1024
@@ -47,12 +48,10 @@ def long_file(tmp_path) -> Path:
 
 def test_tritonclient_reads_why(base_url):
     client = triton.InferenceServerClient(base_url)
-    tensor = np.zeros((1, LONG // 4), np.float32)
-    given = triton.InferInput("A", list(tensor.shape), "FP32")
-    given.set_data_from_numpy(tensor)
+    given = inputs(triton, A=np.zeros((1, LONG // 4), np.float32))
     for _ in range(2):
         with pytest.raises(InferenceServerException) as caught:
-            client.infer("nowhere", [given])
+            client.infer("nowhere", given)
         assert caught.value.message() == NOWHERE
     assert client.is_server_live()
     client.close()

@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.flavours import PROCESSES
+from tests.support.triton_inputs import inputs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent's and geventhttpclient's, while they are imported
@@ -249,14 +250,13 @@ class Caller:
             stack.callback(self.client.stop_stream)
 
     def step(self, model, sequence, value, *, start=False, end=False, outputs=None):
-        tensor = self.library.InferInput("INPUT", [1, 1], "FP32")
-        tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
+        given = inputs(self.library, INPUT=np.full((1, 1), value, np.float32))
         options = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
         if outputs:
             options["outputs"] = [self.library.InferRequestedOutput(name) for name in outputs]
         if self.kind != "stream":
-            return self.client.infer(model, [tensor], **options)
-        self.client.async_stream_infer(model, [tensor], **options)
+            return self.client.infer(model, given, **options)
+        self.client.async_stream_infer(model, given, **options)
         result, error = self.answers.get(timeout=30)
         if error is not None:
             raise error
@@ -348,11 +348,10 @@ def test_states_and_controls_are_nothing_that_clients_may_send_or_see(http):
     metadata = http.client.get_model_metadata("onnx_direct")
     assert [each["name"] for each in metadata["inputs"]] == ["INPUT"]
     assert [each["name"] for each in metadata["outputs"]] == ["OUTPUT", "WHO"]
-    tensors = [http_client.InferInput(name, [1, 1], "FP32") for name in ("INPUT", "SUM_IN")]
-    for tensor in tensors:
-        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+    zero = np.zeros((1, 1), np.float32)
+    both = inputs(http_client, INPUT=zero, SUM_IN=zero)
     assert "expected 1 inputs but got 2 inputs" in refused(
-        http.client.infer, "onnx_direct", tensors, sequence_id=1, sequence_start=True
+        http.client.infer, "onnx_direct", both, sequence_id=1, sequence_start=True
     )
 
 

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from actors.wire.frames import WINDOW_BYTES
 from protocols.grpc.call import STREAM_LIMIT
+from tests.support.triton_inputs import inputs
 from tests.survival.grpc_wire import STREAM_INFER, channel_to, inference
 from tests.survival.server import until
 
@@ -97,15 +98,6 @@ def notes(tmp_path, repository):
     return made
 
 
-def inputs_of(count, size, module=tritonclient.grpc):
-    given = []
-    for name, value in (("COUNT", count), ("SIZE", size)):
-        tensor = module.InferInput(name, [1], "INT32")
-        tensor.set_data_from_numpy(np.array([value], np.int32))
-        given.append(tensor)
-    return given
-
-
 class Stream:
     """A stream of tritonclient.grpc's, whose callback fills a queue."""
 
@@ -115,7 +107,8 @@ class Stream:
         self.client.start_stream(lambda result, error: self.answers.put((result, error)))
 
     def ask(self, request_id, count, size=4, **options):
-        self.client.async_stream_infer("counting", inputs_of(count, size), request_id=request_id, **options)
+        given = inputs(tritonclient.grpc, COUNT=np.array([count], np.int32), SIZE=np.array([size], np.int32))
+        self.client.async_stream_infer("counting", given, request_id=request_id, **options)
 
     def receive(self):
         """The next answer: a request's id, a number, an error's text, or None for the end alone."""

@@ -10,6 +10,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.support.certificates import Authority
+from tests.support.triton_inputs import inputs
 from tests.survival.repository import WIDTH
 from tests.survival.server import until
 
@@ -28,13 +29,9 @@ def client_of(url, **options):
 def add_one(url, **options):
     """Have the add/sub model add ones to a row of 0, 1, 2, …; return the sum."""
     rows = {"A": np.arange(WIDTH, dtype=np.float32)[None], "B": np.ones((1, WIDTH), np.float32)}
-    inputs = []
-    for name, row in rows.items():
-        tensor = tritonclient.grpc.InferInput(name, [1, WIDTH], "FP32")
-        tensor.set_data_from_numpy(row)
-        inputs.append(tensor)
     with client_of(url, **options) as client:
-        return client.infer("python_add_sub", inputs, client_timeout=PATIENCE).as_numpy("SUM")
+        given = inputs(tritonclient.grpc, **rows)
+        return client.infer("python_add_sub", given, client_timeout=PATIENCE).as_numpy("SUM")
 
 
 async def assert_serves(url, **options):

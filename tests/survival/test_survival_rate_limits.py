@@ -10,6 +10,7 @@ import trio
 import tritonclient.grpc
 import tritonclient.http
 
+from tests.support.triton_inputs import inputs
 from tests.survival.repository import instances
 from tests.survival.server import until
 
@@ -43,7 +44,7 @@ def overlaps(executed):
     return sum(later[1] < earlier[2] for earlier, later in pairwise(executed))
 
 
-async def burst(server, models, count, *, in_sequences=False):
+async def burst(server, models, count):
     """Send `count` requests to each model over gRPC at once; return when all are answered without error."""
 
     def send():
@@ -51,11 +52,9 @@ async def burst(server, models, count, *, in_sequences=False):
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         for ticket in range(count):
             for model in models:
-                tensor = tritonclient.grpc.InferInput("TICKET", [1, 1], "INT32")
-                tensor.set_data_from_numpy(np.array([[ticket]], np.int32))
-                options = {"sequence_id": ticket + 1, "sequence_start": True, "sequence_end": True}
-                answers = {"callback": lambda result, error: finished.append(error), "client_timeout": 120}
-                client.async_infer(model, [tensor], **answers, **(options if in_sequences else {}))
+                given = inputs(tritonclient.grpc, TICKET=np.array([[ticket]], np.int32))
+                told = {"callback": lambda result, error: finished.append(error), "client_timeout": 120}
+                client.async_infer(model, given, **told)
         return client, finished
 
     client, finished = await trio.to_thread.run_sync(send)

@@ -10,6 +10,7 @@ import trio
 import tritonclient.http
 
 from chaos.subject.processes import alive
+from tests.support.triton_inputs import inputs
 from tests.survival.repository import instances, parameter
 from tests.survival.server import until
 
@@ -86,9 +87,8 @@ async def served(server, number, ticket):
 
     def ask():
         with tritonclient.http.InferenceServerClient(server.url, network_timeout=60) as client:
-            tensor = tritonclient.http.InferInput("TICKET", [1, 1], "INT32")
-            tensor.set_data_from_numpy(np.array([[ticket]], np.int32))
-            return client.infer(NAMES[number], [tensor]).as_numpy("SERVED").item()
+            given = inputs(tritonclient.http, TICKET=np.array([[ticket]], np.int32))
+            return client.infer(NAMES[number], given).as_numpy("SERVED").item()
 
     assert await trio.to_thread.run_sync(ask) == ticket * 100 + number
 

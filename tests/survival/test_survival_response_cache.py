@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from tests.support.flavours import write_onnx_model
 from tests.support.redis_double import RedisDouble
+from tests.support.triton_inputs import inputs
 from tests.survival.repository import WIDTH, Gates, Repository, instances
 from tests.survival.server import eventually, standing, until
 
@@ -28,21 +29,18 @@ class Client:
             server.url if protocol == "http" else server.grpc_url
         )
 
-    async def infer(self, model, *, outputs=None, classes=0, request_id="", **inputs):
+    async def infer(self, model, *, outputs=None, classes=0, request_id="", **arrays):
         """Send float inputs by name; return the result."""
-        tensors = []
-        for name, array in inputs.items():
-            tensors.append(self.library.InferInput(name, array.shape, "FP32"))
-            tensors[-1].set_data_from_numpy(array)
+        tensors = inputs(self.library, **arrays)
         wanted = None
         if outputs is not None:
             wanted = [self.library.InferRequestedOutput(name, class_count=classes) for name in outputs]
         send = partial(self.client.infer, model, tensors, outputs=wanted, request_id=request_id)
         return await trio.to_thread.run_sync(send)
 
-    async def identified(self, model, request_id, **inputs):
+    async def identified(self, model, request_id, **arrays):
         """Return the id that an answer has."""
-        answer = (await self.infer(model, request_id=request_id, **inputs)).get_response()
+        answer = (await self.infer(model, request_id=request_id, **arrays)).get_response()
         return answer["id"] if isinstance(answer, dict) else answer.id
 
 

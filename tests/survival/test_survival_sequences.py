@@ -12,6 +12,7 @@ import trio
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
+from tests.support.triton_inputs import inputs
 from tests.survival.repository import instances, parameter
 from tests.survival.storm import milliseconds, quantile
 from tests.survival.strikes import Striker, check_books, tell
@@ -96,13 +97,12 @@ class Crowd:
         total = 0.0
         for step, value in enumerate(values):
             total += value
-            tensor = tritonclient.grpc.aio.InferInput("X", [1, 1], "FP32")
-            tensor.set_data_from_numpy(np.array([[value]], np.float32))
+            given = inputs(tritonclient.grpc.aio, X=np.array([[value]], np.float32))
             began = time.monotonic()
             try:
                 result = await client.infer(
                     self.model,
-                    [tensor],
+                    given,
                     sequence_id=identity,
                     sequence_start=step == 0,
                     sequence_end=step == STEPS - 1,
