@@ -149,25 +149,34 @@ def test_a_model_without_the_function_is_not_run(python, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_inherited_function_is_found(load):
-    loaded = load(
-        None,
-        files={
-            "1/model.py": "from base import Base\nclass TritonPythonModel(Base):\n    pass\n",
-            "1/base.py": model(FULL).replace("class TritonPythonModel", "class Base"),
-        },
-    )
+@pytest.mark.parametrize(
+    ("files", "size"),
+    [
+        pytest.param(
+            {
+                "1/model.py": "from base import Base\nclass TritonPythonModel(Base):\n    pass\n",
+                "1/base.py": model(FULL).replace("class TritonPythonModel", "class Base"),
+            },
+            8,
+            id="an inherited function",
+        ),
+        pytest.param(
+            {
+                "1/model.py": "import engine, actors\n"
+                + model("config.set_max_batch_size(engine.SIZE + actors.SIZE)"),
+                "engine.py": "SIZE = 3",
+                "1/actors.py": "SIZE = 4",
+            },
+            7,
+            id="modules by our names",
+        ),
+    ],
+)
+def test_a_model_has_the_modules_that_lie_beside_it(load, files, size):
+    loaded = load(None, files=files)
     assert loaded.ok, loaded.problems
-    assert loaded.specs[0].max_batch_size == 8
+    assert loaded.specs[0].max_batch_size == size
     assert not list(loaded.path.parent.rglob("__pycache__"))  # a model's directory is only read
-
-
-@pytest.mark.slow
-def test_the_model_may_have_modules_by_our_names(load):
-    source = "import engine, actors\n" + model("config.set_max_batch_size(engine.SIZE + actors.SIZE)")
-    loaded = load(None, files={"1/model.py": source, "engine.py": "SIZE = 3", "1/actors.py": "SIZE = 4"})
-    assert loaded.ok, loaded.problems
-    assert loaded.specs[0].max_batch_size == 7
 
 
 def test_completion_off_runs_nothing(python):

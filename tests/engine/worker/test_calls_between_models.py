@@ -437,29 +437,6 @@ def recursive(name="caller", callee="caller", **changes):
     return calling(name, "recursive", callee=callee, **changes)
 
 
-async def test_a_model_that_calls_its_only_instance_is_refused():
-    async with open_models(recursive()) as models:
-        message = await refused(models, "caller", 1.0)
-        assert "Instance 'caller_0_0' waits for" in message
-        assert "more instances" in message
-        assert (await models.infer("caller", 0.0)).tolist() == [[0] * 4]
-
-
-async def test_a_model_may_call_itself_as_deep_as_it_has_instances():
-    async with open_models(recursive(instances=3)) as models:
-        assert (await models.infer("caller", 2.0)).tolist() == [[2] * 4]
-        await refused(models, "caller", 3.0)
-        assert (await models.infer("caller", 2.0)).tolist() == [[2] * 4]
-
-
-async def test_two_models_that_call_each_other_are_refused_where_the_circle_closes():
-    async with open_models(recursive("first", "second"), recursive("second", "first")) as models:
-        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
-        message = await refused(models, "first", 2.0)
-        assert "'first_0_0'" in message
-        assert "'second_0_0'" in message
-
-
 async def test_callers_that_hold_all_instances_and_wait_for_each_other_are_refused(tmp_path):
     """Neither execution waits for itself alone: each needs the other's instance."""
     gated = recursive(instances=2, parameters={"directory": str(tmp_path), "meet": "2"})
@@ -494,14 +471,46 @@ async def test_an_ensemble_that_the_caller_is_a_step_of_is_refused():
         await refused(models, "whole", 1.0)
 
 
-async def test_a_circle_through_an_ensemble_that_runs_is_refused():
-    """The caller waits for the ensemble, whose step waits for the caller; nested ensembles do likewise."""
-    first, second = recursive("first", "outer"), recursive("second", "first")
-    outer = ensemble(step("whole"), name="outer")
-    async with open_models(first, second, ensemble(step("second")), outer) as models:
-        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
-        assert "a step that model 'second' runs" in (await refused(models, "first", 2.0))
-        assert (await models.infer("first", 1.0)).tolist() == [[1] * 4]
+@pytest.mark.parametrize(
+    ("models", "depth", "words"),
+    [
+        pytest.param(
+            [recursive("first", "first")],
+            0,
+            ("Instance 'first_0_0' waits for", "more instances"),
+            id="a model that calls its only instance",
+        ),
+        pytest.param(
+            [recursive("first", "first", instances=3)], 2, (), id="one that has several calls itself as deep"
+        ),
+        pytest.param(
+            [recursive("first", "second"), recursive("second", "first")],
+            1,
+            ("'first_0_0'", "'second_0_0'"),
+            id="two that call each other",
+        ),
+        pytest.param(
+            # The caller waits for the ensemble, whose step waits for the caller; nested ensembles do likewise.
+            [
+                recursive("first", "outer"),
+                recursive("second", "first"),
+                ensemble(step("second")),
+                ensemble(step("whole"), name="outer"),
+            ],
+            1,
+            ("a step that model 'second' runs",),
+            id="a circle through ensembles that run",
+        ),
+    ],
+)
+async def test_calls_go_as_deep_as_there_are_instances_and_are_refused_where_a_circle_closes(
+    models, depth, words
+):
+    async with open_models(*models) as running:
+        assert (await running.infer("first", float(depth))).tolist() == [[depth] * 4]
+        message = await refused(running, "first", depth + 1.0)
+        assert [each for each in words if each not in message] == []
+        assert (await running.infer("first", float(depth))).tolist() == [[depth] * 4]
 
 
 async def test_so_it_is_where_the_step_is_still_in_a_queue(tmp_path):

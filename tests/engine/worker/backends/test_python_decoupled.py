@@ -250,20 +250,22 @@ def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
     assert answer.rescheduled
 
 
-def test_a_response_beside_it_is_an_error(python_model):
-    backend, model = python_model(source(after=f"return [{RESPONSE}]"), **RESCHEDULED_PORTS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"after": f"return [{RESPONSE}]"},
+            "Expected a None object in the execute function return list for reschduled request, found type '<class",
+            id="a response beside it",
+        ),
+        pytest.param({"flags": "4"}, "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got 4", id="unknown flags"),
+    ],
+)
+def test_what_does_not_go_with_a_rescheduled_request_is_an_error(python_model, options, message):
+    backend, model = python_model(source(**options), **RESCHEDULED_PORTS)
     [answer] = run(backend, model, [LocalRequest(X)])
     assert answer.code is ErrorCode.INTERNAL
-    assert (
-        "Expected a None object in the execute function return list for reschduled request, found type '<class"
-        in answer.message
-    )
-
-
-def test_unknown_flags_are_refused(python_model):
-    backend, model = python_model(source(flags="4"), **RESCHEDULED_PORTS)
-    [answer] = run(backend, model, [LocalRequest(X)])
-    assert "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got 4" in answer.message
+    assert message in answer.message
 
 
 def test_a_decoupled_model_may_have_answered_in_part(python_model):

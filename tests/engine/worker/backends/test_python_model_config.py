@@ -15,16 +15,72 @@ def config(**fields):
     return ModelConfig({"name": "m", "max_batch_size": 0, "input": [], "output": [], **fields})
 
 
-def test_as_dict_is_the_configuration_itself():
-    made = config()
-    made.as_dict()["max_batch_size"] = 5
-    assert made.as_dict()["max_batch_size"] == 5
+DECOUPLED = {"decoupled": True}
 
 
-def test_a_larger_batch_size_replaces_a_smaller_one():
-    made = config(max_batch_size=4)
-    made.set_max_batch_size(8)
-    assert made.as_dict()["max_batch_size"] == 8
+@pytest.mark.parametrize(
+    ("fields", "change", "expected"),
+    [
+        pytest.param(
+            {},
+            lambda made: made.as_dict().update(max_batch_size=5),
+            {"max_batch_size": 5},
+            id="as_dict is the configuration itself",
+        ),
+        pytest.param(
+            {"max_batch_size": 4},
+            lambda made: made.set_max_batch_size(8),
+            {"max_batch_size": 8},
+            id="a larger batch size replaces a smaller one",
+        ),
+        pytest.param(
+            {},
+            lambda made: made.set_dynamic_batching(),
+            {"dynamic_batching": {}},
+            id="dynamic batching is switched on",
+        ),
+        pytest.param(
+            {"dynamic_batching": {"preserve_ordering": True}},
+            lambda made: made.set_dynamic_batching(),
+            {"dynamic_batching": {"preserve_ordering": True}},
+            id="dynamic batching is left as it is",
+        ),
+        pytest.param(
+            {},
+            lambda made: (made.add_input({**X, "optional": True}), made.add_output(X)),
+            {"input": [{**X, "optional": True}], "output": [X]},
+            id="new tensors are appended",
+        ),
+        pytest.param(
+            {"input": [{"name": "X", "data_type": "TYPE_INVALID", "dims": [], "reshape": {"shape": []}}]},
+            lambda made: made.add_input(X),
+            {"input": [{**X, "reshape": {"shape": []}}]},
+            id="a configured tensor is completed in place",
+        ),
+        pytest.param(
+            {"output": [{**X, "label_filename": "labels.txt"}]},
+            lambda made: made.add_output({**X, "dims": (4,)}),
+            {"output": [{**X, "dims": (4,), "label_filename": "labels.txt"}]},
+            id="a configured tensor may say the same",
+        ),
+        pytest.param(
+            {},
+            lambda made: [made.set_model_transaction_policy(DECOUPLED) for _ in range(2)],
+            {"model_transaction_policy": DECOUPLED},
+            id="a policy is set where there is none",
+        ),
+        pytest.param(
+            {},
+            lambda made: made.set_model_transaction_policy({}),
+            {"model_transaction_policy": {}},
+            id="a policy of nothing says nothing",
+        ),
+    ],
+)
+def test_a_configuration_is_completed(fields, change, expected):
+    made = config(**fields)
+    change(made)
+    assert {key: made.as_dict()[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("size", [3, 0])
@@ -36,41 +92,12 @@ def test_a_smaller_batch_size_contradicts_the_configuration(size):
         config(max_batch_size=4).set_max_batch_size(size)
 
 
-def test_dynamic_batching_is_switched_on_and_left_as_it_is():
-    made = config()
-    made.set_dynamic_batching()
-    assert made.as_dict()["dynamic_batching"] == {}
-    made = config(dynamic_batching={"preserve_ordering": True})
-    made.set_dynamic_batching()
-    assert made.as_dict()["dynamic_batching"] == {"preserve_ordering": True}
-
-
 @pytest.mark.parametrize("found", ["sequence_batching", "ensemble_scheduling"])
 def test_another_scheduler_contradicts_dynamic_batching(found):
     with pytest.raises(
         ValueError, match=f"^Configuration specified scheduling_choice as '{found}', but {WHERE} tries to set"
     ):
         config(**{found: {}}).set_dynamic_batching()
-
-
-def test_new_tensors_are_appended():
-    made = config()
-    made.add_input({**X, "optional": True})
-    made.add_output(X)
-    assert made.as_dict()["input"] == [{**X, "optional": True}]
-    assert made.as_dict()["output"] == [X]
-
-
-def test_a_configured_tensor_is_completed_in_place():
-    made = config(input=[{"name": "X", "data_type": "TYPE_INVALID", "dims": [], "reshape": {"shape": []}}])
-    made.add_input(X)
-    assert made.as_dict()["input"] == [{**X, "reshape": {"shape": []}}]
-
-
-def test_a_configured_tensor_may_say_the_same():
-    made = config(output=[{**X, "label_filename": "labels.txt"}])
-    made.add_output({**X, "dims": (4,)})
-    assert made.as_dict()["output"][0]["label_filename"] == "labels.txt"
 
 
 @pytest.mark.parametrize(
@@ -108,19 +135,6 @@ def test_a_contradiction_has_the_contract_s_text_and_changes_nothing(method, giv
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         getattr(made, method)(given)
     assert repr(made.as_dict()) == before
-
-
-def test_the_transaction_policy_is_set_where_there_is_none():
-    made = config()
-    made.set_model_transaction_policy({"decoupled": True})
-    made.set_model_transaction_policy({"decoupled": True})
-    assert made.as_dict()["model_transaction_policy"] == {"decoupled": True}
-
-
-def test_a_policy_of_nothing_says_nothing():
-    made = config()
-    made.set_model_transaction_policy({})
-    assert made.as_dict()["model_transaction_policy"] == {}
 
 
 # -- each rule in `docs/python_backend.md` names tests that there are
