@@ -80,7 +80,8 @@ def test_resources_that_nothing_is_limited_by_are_named_in_a_warning():
         ),
         (
             "--host-policy=cpu,nice=3",
-            "Unsupported host policy setting 'nice' is specified, supported settings are 'numa-node', 'cpu-cores'",
+            "Unsupported host policy setting 'nice' is specified, supported settings are"
+            " 'numa-node', 'cpu-cores'",
         ),
         *(
             (

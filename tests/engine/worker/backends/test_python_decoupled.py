@@ -255,7 +255,8 @@ def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
     [
         pytest.param(
             {"after": f"return [{RESPONSE}]"},
-            "Expected a None object in the execute function return list for reschduled request, found type '<class",
+            "Expected a None object in the execute function return list for reschduled request, found type"
+            " '<class",
             id="a response beside it",
         ),
         pytest.param({"flags": "4"}, "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got 4", id="unknown flags"),
