@@ -129,7 +129,7 @@ class Exchange(ReplyPort):
         "_nbytes",
         "_over",
         "_port",
-        "_request",
+        "request",
         "tolerance",
         "version",
     )
@@ -142,7 +142,7 @@ class Exchange(ReplyPort):
         self._mirroring = mirroring
         self._nbytes = nbytes
         self._port: ReplyPort = request.reply
-        self._request = request
+        self.request = request  # the client's
         self._over = False
         self._client: _Answer | None = None
         self._copied: _Answer | None = None
@@ -162,18 +162,13 @@ class Exchange(ReplyPort):
         )
         self._copy.tenant = request.tenant
 
-    @property
-    def request(self) -> InferRequest:
-        """The client's request."""
-        return self._request
-
     # -- the client's answer
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Keep what will be compared, and pass the part on. See `actors.values.requests.ReplyPort`."""
         if not self._over and self._client is None:
             # Before it is passed on: the port of a client that has left gives the memory back at once.
-            self._client = _kept(part) if final and not self._request.cancelled else _NotComparable("")
+            self._client = _kept(part) if final and not self.request.cancelled else _NotComparable("")
             self._finish_if_complete()
         self._port.put(part, final=final)
 
@@ -182,7 +177,7 @@ class Exchange(ReplyPort):
     def send(self, mirror: ModelState) -> None:
         """Queue the copy at `mirror` if that is possible at once. The client's request has been queued."""
         queued = False
-        self._copy.strings = self._request.strings
+        self._copy.strings = self.request.strings
         try:
             mirror.submit_nowait(self._copy)
             queued = True
@@ -208,7 +203,7 @@ class Exchange(ReplyPort):
 
     def withdraw(self) -> None:
         """The client's request could not be queued: restore it to the state in which it came."""
-        self._request.reply = self._port
+        self.request.reply = self._port
         self.abandon()
 
     def abandon(self) -> None:
@@ -251,12 +246,12 @@ class Exchange(ReplyPort):
         else:
             counts.different += 1
         if found is not None:
-            client = self._request.routed_to
+            client = self.request.routed_to
             self._mirroring.differences.append(
                 {
                     "version": self.version,
                     "client_version": None if client is None else client.spec.version,
-                    "request_id": self._request.id[:_LONGEST_ID],
+                    "request_id": self.request.id[:_LONGEST_ID],
                     **found.as_dict(),
                 }
             )
