@@ -70,9 +70,13 @@ def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
         assert f"{group.value}:\n" in text
 
 
-def test_defaults_stand_in_the_help(capsys):
-    assert main(["serve", "--help"]) == 0
-    assert "[default: 67108864]" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(["serve", "--help"], r"\[default: 67108864\]"), (["--version"], r"\Atritium.*\n\Z")],
+)
+def test_defaults_stand_in_the_help_and_the_version_is_one_line(capsys, words, told):
+    assert main(words) == 0
+    assert re.search(told, capsys.readouterr().out)
 
 
 @pytest.mark.system
@@ -107,11 +111,6 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
 def test_what_cannot_be_done_ends_with_status_one_and_says_what_would_work(words, hint, capsys):
     assert main(words) == 1
     assert hint in capsys.readouterr().err
-
-
-def test_version_is_one_line(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("tritium")
 
 
 @pytest.mark.parametrize(

@@ -50,25 +50,20 @@ def test_no_configuration_is_an_error_where_completion_is_off(load):
     assert loaded.errors[0].hint == "auto-completion is off"
 
 
-def test_another_configuration_is_chosen_by_name(load):
-    files = {"1/model.onnx": b"", "configs/small.pbtxt": ONNX + " max_batch_size: 2"}
-    loaded = load(ONNX + " max_batch_size: 8", files=files, config_name="small")
-    assert loaded.path.name == "small.pbtxt"
-    assert loaded.specs[0].max_batch_size == 2
-
-
-def test_a_chosen_configuration_that_is_not_there_is_the_usual_one(load):
-    assert load(ONNX + " max_batch_size: 8", config_name="small").specs[0].max_batch_size == 8
-
-
-@pytest.mark.parametrize("absolute", [True, False])
-def test_no_name_of_a_configuration_leads_out_of_its_folder(load, tmp_path, absolute):
+@pytest.mark.parametrize(
+    ("name", "file", "batch"),
+    [
+        pytest.param("small", "small.pbtxt", 2, id="another one"),
+        pytest.param("large", "config.pbtxt", 8, id="one that is not there"),
+        pytest.param("../../../other", "config.pbtxt", 8, id="a way out of the folder"),
+        pytest.param("{directory}/other", "config.pbtxt", 8, id="an absolute path"),
+    ],
+)
+def test_a_configuration_is_chosen_by_name_from_its_folder(load, tmp_path, name, file, batch):
     (tmp_path / "other.pbtxt").write_text(ONNX + " max_batch_size: 2")
-    files = {"1/model.onnx": b"", "configs/small.pbtxt": ONNX}
-    name = str(tmp_path / "other") if absolute else "../../../other"
-    loaded = load(ONNX + " max_batch_size: 8", files=files, config_name=name)
-    assert loaded.path.name == "config.pbtxt"
-    assert loaded.specs[0].max_batch_size == 8
+    files = {"1/model.onnx": b"", "configs/small.pbtxt": ONNX + " max_batch_size: 2"}
+    loaded = load(ONNX + " max_batch_size: 8", files=files, config_name=name.format(directory=tmp_path))
+    assert (loaded.path.name, loaded.specs[0].max_batch_size) == (file, batch)
 
 
 def test_warnings_do_not_keep_a_model_from_loading(load):

@@ -76,17 +76,18 @@ def top_level(config):
     return [field.name for field, _ in config.ListFields()]
 
 
+@pytest.mark.parametrize(
+    "back",
+    [
+        lambda config, path: parse(text_format.MessageToString(config), path),
+        lambda config, path: parse_override(config_json(config).decode(), path.parent),
+    ],
+    ids=["text", "JSON"],
+)
 @each
-def test_text_goes_to_a_message_and_back(path):
+def test_a_configuration_goes_to_text_and_json_and_back(path, back):
     config = read(path)
-    again = parse(text_format.MessageToString(config), path)
-    assert (again.config, again.problems) == (config, ())
-
-
-@each
-def test_json_goes_to_a_message_and_back(path):
-    config = read(path)
-    again = parse_override(config_json(config).decode(), path.parent)
+    again = back(config, path)
     assert (again.config, again.problems) == (config, ())
 
 

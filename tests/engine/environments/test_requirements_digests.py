@@ -55,22 +55,17 @@ def test_packages_that_lie_beside_it_count_with_their_content(digest_of, model, 
     assert digest_of(form.format(wheel.name)) != before
 
 
-def test_a_package_in_a_directory_counts_with_all_its_files(digest_of, model):
-    (model / "mine" / "mine").mkdir(parents=True)
-    (model / "mine" / "mine" / "__init__.py").write_text("")
-    before = digest_of("./mine")
-    (model / "mine" / "mine" / "__init__.py").write_text("x = 1")
-    assert digest_of("./mine") != before
-
-
-@pytest.mark.parametrize("form", ["./mine[extra]", "packages/mine", "mine @ file:packages/mine", "."])
-def test_a_directory_is_known_in_each_form_that_pip_takes(digest_of, model, form):
-    for directory in ("mine", "packages/mine"):
-        (model / directory).mkdir(parents=True)
-        (model / directory / "mine.py").write_text("")
+@pytest.mark.parametrize(
+    "form", ["./mine", "./mine[extra]", "packages/mine", "mine @ file:packages/mine", "."]
+)
+def test_a_package_in_a_directory_counts_with_all_its_files(digest_of, model, form):
+    files = [model / directory / "deep" / "mine.py" for directory in ("mine", "packages/mine")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("")
     before = digest_of(form)
-    for directory in ("mine", "packages/mine"):
-        (model / directory / "mine.py").write_text("x = 1")
+    for file in files:
+        file.write_text("x = 1")
     assert digest_of(form) != before
 
 

@@ -139,19 +139,15 @@ def test_the_class_s_attributes_are_the_traits():
     )
 
 
-def test_an_installed_backend_is_found(entry_point):
-    entry_point(mine="their_backend:Mine")
-    assert discover()["mine"] == traits_of(Mine, name="mine", target="their_backend:Mine")
+@pytest.mark.parametrize("name", ["mine", "python"])
+def test_an_installed_backend_is_found_and_goes_before_our_own_table(entry_point, name):
+    entry_point(**{name: "their_backend:Mine"})
+    assert discover()[name] == traits_of(Mine, name=name, target="their_backend:Mine")
 
 
 def test_our_own_are_found_in_a_checkout(entry_point):
     entry_point()
     assert set(discover()) == set(BUILT_IN)
-
-
-def test_an_entry_point_goes_before_our_own_table(entry_point):
-    entry_point(python="their_backend:Mine")
-    assert discover()["python"].target == "their_backend:Mine"
 
 
 @pytest.mark.parametrize(
