@@ -4,7 +4,6 @@
 
 import json
 import re
-import socket
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -16,10 +15,10 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from actors.values.requests import InferResponse
 from protocols.http.app import V2App
-from protocols.http.listener import HttpListener
 from protocols.http.options import V2Options
 from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, fail, hold, identity, make_spec, tensor
+from tests.protocols.http import test_http_listener
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -96,51 +95,18 @@ def with_the_end(*parts):
     return execute
 
 
-class Served:
-    def __init__(self, address, listener):
-        self.address = address
-        self.listener = listener
-
-    @asynccontextmanager
-    async def connect(self, **options):
-        raw = socket.socket()
-        for option, value in options.items():
-            raw.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
-        sock = trio.socket.from_stdlib_socket(raw)
-        with sock:
-            await sock.connect(self.address)
-            yield Client(trio.SocketStream(sock))
-
-    async def ask(self, path, document, **options):
-        async with self.connect() as client:
-            await client.post(path, document, **options)
-            return await client.answer()
-
-
-class Client:
-    def __init__(self, stream):
-        self.stream = stream
-        self.pending = b""
-
+class Client(test_http_listener.Client):
     async def post(self, path, document, *, version="1.1", headers="", method="POST"):
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
         head = f"{method} /v2/models/{path} HTTP/{version}\r\nHost: h\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-        await self.stream.send_all(head.encode() + body)
+        await self.send(head.encode() + body)
 
     async def until(self, mark):
         while mark not in self.pending:
-            part = await self.stream.receive_some(65536)
+            part = await self.socket.recv(65536)
             assert part, f"closed after {self.pending!r}"
             self.pending += part
         taken, _, self.pending = self.pending.partition(mark)
-        return taken
-
-    async def exactly(self, size):
-        while len(self.pending) < size:
-            part = await self.stream.receive_some(65536)
-            assert part, f"closed after {self.pending!r}"
-            self.pending += part
-        taken, self.pending = self.pending[:size], self.pending[size:]
         return taken
 
     async def head(self):
@@ -148,8 +114,8 @@ class Client:
         return int(line.split()[1]), dict(field.split(": ", 1) for field in lines)
 
     async def chunk(self):
-        data = await self.exactly(int(await self.until(b"\r\n"), 16))
-        assert await self.exactly(2) == b"\r\n"
+        data = await self.receive(int(await self.until(b"\r\n"), 16))
+        assert await self.receive(2) == b"\r\n"
         return data
 
     async def chunks(self):
@@ -162,20 +128,25 @@ class Client:
         status, fields = await self.head()
         if "Transfer-Encoding" in fields or "transfer-encoding" in fields:
             return status, fields, await self.chunks()
-        return status, fields, await self.exactly(int(fields["Content-Length"]))
+        return status, fields, await self.receive(int(fields["Content-Length"]))
+
+
+class Served(test_http_listener.Served):
+    client = Client
+
+    async def ask(self, path, document, **options):
+        async with self.connect() as client:
+            await client.post(path, document, **options)
+            return await client.answer()
 
 
 @asynccontextmanager
 async def serving(*models, **options):
     """Serve `models`. Afterwards none may have kept memory."""
-    server = FakeServer(models)
-    listener = HttpListener(V2App(server.server, options=V2Options(**options)))
-    with trio.fail_after(20), socket.create_server(("127.0.0.1", 0)) as sock:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(listener.serve, sock, lambda name, run: nursery.start_soon(run, name=name))
-            yield Served(sock.getsockname(), listener)
-            nursery.cancel_scope.cancel()
-    listener.close()
+    app = V2App(FakeServer(models).server, options=V2Options(**options))
+    with trio.fail_after(20):
+        async with test_http_listener.serve_on_loopback(app, None, served=Served) as served:
+            yield served
 
 
 def events(body):
@@ -332,9 +303,7 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection(headers, end
         status, fields = await client.head()
         assert (status, fields["Connection"]) == (200, "close")
         assert "transfer-encoding" not in fields
-        body = client.pending
-        while part := await client.stream.receive_some(1000):
-            body += part
+        body = await client.receive_all()
     document = json.loads(body) if endpoint == "generate" else events(body)[0]
     assert document["text_output"] == "a"
 

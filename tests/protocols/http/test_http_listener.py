@@ -28,30 +28,6 @@ LIVE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 LIVE_LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Served:
-    def __init__(self, listener, sock, spawned):
-        self.listener = listener
-        self.socket = sock
-        self.address = sock.getsockname()
-        self.spawned = spawned
-
-    @asynccontextmanager
-    async def connect(self, **options):
-        raw = socket.socket()
-        for option, value in options.items():
-            raw.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
-        sock = trio.socket.from_stdlib_socket(raw)
-        with sock:
-            await sock.connect(self.address)
-            yield Client(sock)
-
-    async def until(self, condition):
-        """Let the listener work until `condition(statistics)` holds."""
-        with trio.fail_after(5):
-            while not condition(self.listener.statistics()):
-                await trio.lowlevel.checkpoint()
-
-
 class Client:
     def __init__(self, sock):
         self.socket = sock
@@ -95,6 +71,32 @@ class Client:
             return True
 
 
+class Served:
+    client = Client
+
+    def __init__(self, listener, sock, spawned):
+        self.listener = listener
+        self.socket = sock
+        self.address = sock.getsockname()
+        self.spawned = spawned
+
+    @asynccontextmanager
+    async def connect(self, **options):
+        raw = socket.socket()
+        for option, value in options.items():
+            raw.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
+        sock = trio.socket.from_stdlib_socket(raw)
+        with sock:
+            await sock.connect(self.address)
+            yield self.client(sock)
+
+    async def until(self, condition):
+        """Let the listener work until `condition(statistics)` holds."""
+        with trio.fail_after(5):
+            while not condition(self.listener.statistics()):
+                await trio.lowlevel.checkpoint()
+
+
 @pytest.fixture
 def backend():
     return FakeServer()
@@ -131,7 +133,7 @@ async def client(served):
 
 
 @asynccontextmanager
-async def serve_on_loopback(app, limits, **options):
+async def serve_on_loopback(app, limits, served=Served, **options):
     listener = HttpListener(app, limits=limits, **options, admit=getattr(app, "admit", None))
     spawned = []
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -142,7 +144,7 @@ async def serve_on_loopback(app, limits, **options):
                 nursery.start_soon(run, name=name)
 
             await nursery.start(listener.serve, sock, spawn)
-            yield Served(listener, sock, spawned)
+            yield served(listener, sock, spawned)
             nursery.cancel_scope.cancel()
     listener.close()
 
