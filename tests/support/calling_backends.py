@@ -79,11 +79,6 @@ class Calling(Backend):
         """Of the version that the first element says."""
         self.once(request, version=int(request.input("INPUT")[0, 0]))
 
-    def unaware(self, request):
-        """As `once`, without saying on whose behalf."""
-        (response,) = self.calls.infer(CallRequest(self.callee, [("INPUT", FP32, request.input("INPUT"))]))
-        self.pass_on(request, response)
-
     def told(self, request):
         """With everything that a call can say."""
         options = {

@@ -98,14 +98,3 @@ async def test_a_repository_that_comes_late_is_served_once_its_models_are_loaded
 
         await eventually(is_ready)
         assert (await server.get("/v2/models/python_add_sub/ready")).status == 200
-
-
-async def test_with_a_platform_and_no_backend_a_model_loads_without_completion(tritium_server, repository):
-    repository.onnx_add_sub()
-    path = repository.path / "onnx_add_sub" / "config.pbtxt"
-    text = path.read_text().replace('backend: "onnxruntime"', 'platform: "onnxruntime_onnx"')
-    path.write_text(text)
-    async with tritium_server("--disable-auto-complete-config") as server:
-        config = (await server.get("/v2/models/onnx_add_sub/config")).json()
-        assert (config["backend"], config["platform"]) == ("onnxruntime", "onnxruntime_onnx")
-        assert (await server.get("/v2/models/onnx_add_sub/ready")).status == 200
