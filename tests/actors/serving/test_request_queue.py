@@ -87,6 +87,7 @@ def test_no_more_than_so_many_levels_may_be_in_use_at_once():
     push_all(queue, *requests)
     assert queue.admits(make_request(priority=2))
     assert not queue.admits(make_request(priority=OCCUPIED + 1))
+    assert queue.ahead_of(make_request(priority=OCCUPIED + 1)) == OCCUPIED
     refused = make_request("r", priority=MOST)
     with pytest.raises(Unavailable) as caught:
         queue.push(refused, 0.0)

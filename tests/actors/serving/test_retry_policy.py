@@ -8,7 +8,7 @@ from signal import Signals
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -660,6 +660,8 @@ def test_two_that_look_alike_leave_quarantine_one_by_one(quarantine):
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 20)), max_size=30))
+@example(steps=[*((at, True, 0) for at in range(4)), (0, False, 0), (1, False, 0)])
+@example(steps=[(0, True, 0), (0, True, 20), (0, False, 20)])
 def test_quarantine_remembers_exactly_the_latest_and_unexpired(steps):
     quarantine = Quarantine(30.0, capacity=3)
     requests = [carrying(tensor(data=bytes([at % 2, at]))) for at in range(6)]
