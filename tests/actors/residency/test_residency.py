@@ -41,6 +41,12 @@ async def den(begin):
     return await begin("a")
 
 
+@pytest.fixture
+async def full(begin):
+    """Two models on demand, and room for one."""
+    return await begin("a", "b", budget=1)
+
+
 # -- loading
 
 
@@ -107,11 +113,10 @@ async def test_one_that_is_loaded_and_cannot_serve_is_no_reason_to_load_it_again
 # -- evicting
 
 
-async def test_a_model_evicted_serves_again_when_it_is_asked_for(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
+async def test_a_model_evicted_serves_again_when_it_is_asked_for(full, autojump_clock):
     for name in "abab":
-        assert (await den.ask(name)).model_name == name
-    assert den.evicted == ["a", "b", "a"]
+        assert (await full.ask(name)).model_name == name
+    assert full.evicted == ["a", "b", "a"]
 
 
 async def test_memory_is_free_before_it_is_used_again(begin, autojump_clock):
@@ -224,27 +229,25 @@ async def test_a_model_that_works_is_left_alone_while_an_idle_one_will_do(begin,
     assert den.evicted == ["a"]
 
 
-async def test_who_waits_for_room_gets_it_as_soon_as_a_model_is_idle(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
-    den.farm.service["a"] = 4.0
-    working = den.asking("a")
+async def test_who_waits_for_room_gets_it_as_soon_as_a_model_is_idle(full, autojump_clock):
+    full.farm.service["a"] = 4.0
+    working = full.asking("a")
     await trio.sleep(2)
     began = trio.current_time()
-    await den.ask("b")
+    await full.ask("b")
     assert working == ["a"]
     # the load of a lasted until 1, its request until 5, the load of b until 6
     assert trio.current_time() - began == pytest.approx(4.1)
 
 
-async def test_a_long_request_is_never_cut_short(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
-    den.farm.service["a"] = 1000.0
-    working = den.asking("a")
+async def test_a_long_request_is_never_cut_short(full, autojump_clock):
+    full.farm.service["a"] = 1000.0
+    working = full.asking("a")
     await trio.sleep(20)
-    waiting = den.asking("b")
+    waiting = full.asking("b")
     await trio.sleep(900)
     assert waiting == []
-    assert den.evicted == []
+    assert full.evicted == []
     await trio.sleep(100)
     assert (working, waiting) == (["a"], ["b"])
 
@@ -268,34 +271,31 @@ async def test_steady_traffic_to_one_model_does_not_starve_another(begin, autoju
     assert len(answers) > before + 50  # and it goes on, none of its requests having failed
 
 
-async def test_two_models_in_steady_use_take_turns_as_long_as_their_loads(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
-    den.farm.seconds = {"a": 20.0, "b": 20.0}
+async def test_two_models_in_steady_use_take_turns_as_long_as_their_loads(full, autojump_clock):
+    full.farm.seconds = {"a": 20.0, "b": 20.0}
     answers = {"a": 0, "b": 0}
 
     async def client(name):
         while True:
-            await den.ask(name)
+            await full.ask(name)
             answers[name] += 1
 
     for name in "aabb":
-        den.nursery.start_soon(client, name)
+        full.nursery.start_soon(client, name)
     await trio.sleep(200)
-    assert len(den.farm.started) <= 6  # twenty seconds to load, and twenty to serve
+    assert len(full.farm.started) <= 6  # twenty seconds to load, and twenty to serve
     assert min(answers.values()) > 200
 
 
-async def test_a_model_just_loaded_first_serves_those_who_had_it_loaded(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
-    outcomes = [den.asking(name) for name in "ab" * 20]
+async def test_a_model_just_loaded_first_serves_those_who_had_it_loaded(full, autojump_clock):
+    outcomes = [full.asking(name) for name in "ab" * 20]
     await trio.sleep(100)
     assert outcomes == [["a"], ["b"]] * 20
-    assert len(den.farm.started) == 2
+    assert len(full.farm.started) == 2
 
 
-async def test_one_that_could_not_be_evicted_is_left_alone_for_a_while(begin, autojump_clock, monkeypatch):
-    den = await begin("a", "b", budget=1)
-    await den.ask("a")
+async def test_one_that_could_not_be_evicted_is_left_alone_for_a_while(full, autojump_clock, monkeypatch):
+    await full.ask("a")
     tries = []
 
     async def evict(key):
@@ -306,12 +306,12 @@ async def test_one_that_could_not_be_evicted_is_left_alone_for_a_while(begin, au
             return await evict_for_good(key)
         return False
 
-    evict_for_good = den.catalog.evict
-    monkeypatch.setattr(den.catalog, "evict", evict)
-    assert (await den.ask("b")).model_name == "b"
+    evict_for_good = full.catalog.evict
+    monkeypatch.setattr(full.catalog, "evict", evict)
+    assert (await full.ask("b")).model_name == "b"
     pauses = [later - sooner for sooner, later in itertools.pairwise(tries)]
     assert pauses == [pytest.approx(NOT_EVICTED_SECONDS)] * 3
-    assert [keys for keys in den.log.of("model_unloading") if "error" in keys] == [
+    assert [keys for keys in full.log.of("model_unloading") if "error" in keys] == [
         {"model": "a", "error": "not now"}
     ]
 
@@ -339,13 +339,12 @@ async def test_a_load_that_ended_while_there_was_no_actor_serves_those_who_wait(
     assert outcome == ["a"]
 
 
-async def test_nor_is_one_while_the_files_are_looked_at_or_a_model_is_evicted(begin, autojump_clock):
-    den = await begin("a", "b", budget=1)
-    den.farm.service["a"] = 3.0
-    working, waiting = den.asking("a"), den.asking("b")
-    den.root.kill("residency")
+async def test_nor_is_one_while_the_files_are_looked_at_or_a_model_is_evicted(full, autojump_clock):
+    full.farm.service["a"] = 3.0
+    working, waiting = full.asking("a"), full.asking("b")
+    full.root.kill("residency")
     await trio.sleep(2)
-    den.root.kill("residency")
+    full.root.kill("residency")
     await trio.sleep(30)
     assert (working, waiting) == (["a"], ["b"])
 

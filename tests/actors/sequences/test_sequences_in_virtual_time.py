@@ -63,6 +63,18 @@ async def model(stage):
     return stage()
 
 
+@pytest.fixture
+async def single(stage):
+    """A model with one slot."""
+    return stage(max_batch_size=1)
+
+
+@pytest.fixture
+async def pair(stage):
+    """A model with two instances of one slot each."""
+    return stage(max_batch_size=1, instances=PAIR)
+
+
 def step(model, sequence=1, flags=0, **options):
     return model.send(correlation_id=sequence, flags=flags, **options)
 
@@ -111,41 +123,38 @@ async def test_padding_is_nobody_s_answer_and_no_statistic(stage, autojump_clock
     assert model.state.statistics.reply_violations == 0
 
 
-async def test_an_idle_sequence_is_over_on_time(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    await stepped(model, 1, START)
-    model.worker.finish()
-    waiting = await stepped(model, 2, START)
-    assert len(model.worker.sent) == 1
+async def test_an_idle_sequence_is_over_on_time(single, autojump_clock):
+    await stepped(single, 1, START)
+    single.worker.finish()
+    waiting = await stepped(single, 2, START)
+    assert len(single.worker.sent) == 1
     await trio.sleep(1.0)
-    await model.settled()
-    assert real(model.worker)[1:] == [[waiting]]
+    await single.settled()
+    assert real(single.worker)[1:] == [[waiting]]
     with pytest.raises(InvalidArgument, match="must specify the START flag"):
-        await step(model)
+        await step(single)
 
 
-async def test_a_wait_in_the_backlog_ends_on_time(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    await step(model, 1, START)
-    late = await step(model, 2, START, timeout=0.25)
+async def test_a_wait_in_the_backlog_ends_on_time(single, autojump_clock):
+    await step(single, 1, START)
+    late = await step(single, 2, START, timeout=0.25)
     error = await late.reply.wait()
     assert (error.code, error.message) == (
         ErrorCode.UNAVAILABLE,
         "timeout of the corresponding sequence has been expired",
     )
-    assert model.now == pytest.approx(0.25)
+    assert single.now == pytest.approx(0.25)
 
 
-async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    running = await stepped(model, 1, START)
-    line = [await step(model), await step(model)]
-    other = await step(model, 2, START)
-    model.state.cancel(line[0])
+async def test_cancelling_a_queued_request_cancels_its_sequence_s_others(single, autojump_clock):
+    running = await stepped(single, 1, START)
+    line = [await step(single), await step(single)]
+    other = await step(single, 2, START)
+    single.state.cancel(line[0])
     assert all(isinstance(each.reply.error, Cancelled) and not each.reply.error.message for each in line)
-    await model.finished()
+    await single.finished()
     assert running.reply.answered
-    assert real(model.worker)[-1] == [other]
+    assert real(single.worker)[-1] == [other]
 
 
 async def test_a_running_request_that_is_cancelled_is_only_flagged(model, autojump_clock):
@@ -182,14 +191,13 @@ async def test_what_a_model_has_not_begun_of_a_sequence_is_cancelled_as_if_it_we
     assert again.reply.answered
 
 
-async def test_a_deadline_in_the_queue_ends_the_sequence(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    await stepped(model, 1, START)
-    late = await step(model, deadline=trio.current_time() + 0.3)
-    behind = await step(model)
+async def test_a_deadline_in_the_queue_ends_the_sequence(single, autojump_clock):
+    await stepped(single, 1, START)
+    late = await step(single, deadline=trio.current_time() + 0.3)
+    behind = await step(single)
     assert isinstance(await late.reply.wait(), DeadlineExceeded)
     assert isinstance(await behind.reply.wait(), Unavailable)
-    assert model.now == pytest.approx(0.3)
+    assert single.now == pytest.approx(0.3)
 
 
 async def test_a_batch_that_can_not_be_handed_over_leaves_its_slots_usable(model, autojump_clock):
@@ -264,78 +272,72 @@ def not_begun(requests):
     return tuple(requests)
 
 
-async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=PAIR)
-    first = await stepped(model, 1, START)
-    line = [first, await step(model, 1), await step(model, 1, END)]
-    die(model, 0, requeue=not_begun([first]))
+async def test_a_sequence_of_which_nothing_has_run_goes_on_in_another_instance(pair, autojump_clock):
+    first = await stepped(pair, 1, START)
+    line = [first, await step(pair, 1), await step(pair, 1, END)]
+    die(pair, 0, requeue=not_begun([first]))
     for request in line:
-        await model.settled()
-        assert real(model.workers[1])[-1] == [request]
-        model.workers[1].finish()
+        await pair.settled()
+        assert real(pair.workers[1])[-1] == [request]
+        pair.workers[1].finish()
         assert request.reply.error is None
     assert first.attempts == 1
-    assert not model.state.sequences.roll.live
+    assert not pair.state.sequences.roll.live
 
 
-async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    first = await stepped(model, 1, START)
-    behind, stranger = await step(model), await step(model, 2, START)
-    die(model, requeue=not_begun([first]))
-    newcomer = await step(model, 3, START)
+async def test_a_sequence_of_which_nothing_has_run_waits_for_its_only_instance(single, autojump_clock):
+    first = await stepped(single, 1, START)
+    behind, stranger = await step(single), await step(single, 2, START)
+    die(single, requeue=not_begun([first]))
+    newcomer = await step(single, 3, START)
     assert not any(each.reply.parts for each in (first, behind, stranger, newcomer))
-    await come_back(model)
+    await come_back(single)
     for expected in (first, behind):
-        await model.settled()
-        assert real(model.worker)[-1] == [expected]
-        model.worker.finish()
-    assert model.state.statistics.retried == 0
+        await single.settled()
+        assert real(single.worker)[-1] == [expected]
+        single.worker.finish()
+    assert single.state.statistics.retried == 0
 
 
-async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    begun = await stepped(model, 1, START)
-    model.worker.finish()
-    running = await stepped(model, 1)
-    again, behind = await step(model, 1, START), await step(model, 1)
-    await model.finished()
+async def test_a_start_that_still_waits_for_its_turn_survives_its_instance(single, autojump_clock):
+    begun = await stepped(single, 1, START)
+    single.worker.finish()
+    running = await stepped(single, 1)
+    again, behind = await step(single, 1, START), await step(single, 1)
+    await single.finished()
     assert begun.reply.answered
     assert running.reply.answered
-    assert real(model.worker)[-1] == [again]
-    die(model, requeue=not_begun([again]))
+    assert real(single.worker)[-1] == [again]
+    die(single, requeue=not_begun([again]))
     assert again.reply.parts == behind.reply.parts == []
-    await come_back(model)
-    assert real(model.worker)[-1] == [again]
+    await come_back(single)
+    assert real(single.worker)[-1] == [again]
 
 
 async def test_a_request_that_goes_on_with_a_sequence_is_not_moved_though_it_has_not_run(
-    stage, autojump_clock
+    single, autojump_clock
 ):
-    model = stage(max_batch_size=1)
-    await stepped(model, 1, START)
-    model.worker.finish()
-    going_on = await stepped(model)
-    die(model, requeue=not_begun([going_on]))
+    await stepped(single, 1, START)
+    single.worker.finish()
+    going_on = await stepped(single)
+    die(single, requeue=not_begun([going_on]))
     assert "sequence 1 of model 'model' has ended" in going_on.reply.error.message
 
 
-async def test_a_start_that_has_run_is_not_run_again(stage, autojump_clock):
-    model = stage(max_batch_size=1)
-    started = await stepped(model, 1, START)
+async def test_a_start_that_has_run_is_not_run_again(single, autojump_clock):
+    started = await stepped(single, 1, START)
     # No request is at fault, but the worker had begun this one.
-    die(model, requeue=(started,))
+    die(single, requeue=(started,))
     assert "sequence 1 of model 'model' has ended" in started.reply.error.message
 
 
-async def test_a_death_leaves_sequences_of_other_instances_alone(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=PAIR)
-    first, second = await step(model, 1, START), await stepped(model, 2, START)
-    die(model, 0, requeue=(first,))
-    behind = await step(model, 2)
-    await model.finished(model.workers[1])
+async def test_a_death_leaves_sequences_of_other_instances_alone(pair, autojump_clock):
+    first, second = await step(pair, 1, START), await stepped(pair, 2, START)
+    die(pair, 0, requeue=(first,))
+    behind = await step(pair, 2)
+    await pair.finished(pair.workers[1])
     assert second.reply.answered
-    assert real(model.workers[1])[-1] == [behind]
+    assert real(pair.workers[1])[-1] == [behind]
 
 
 async def test_with_a_checkpoint_sequences_go_on(stage, autojump_clock):
@@ -452,12 +454,11 @@ async def test_what_is_to_run_again_on_an_instance_that_has_left_is_answered(sta
     assert not model.state.sequences.roll.live
 
 
-async def test_an_instance_that_leaves_ends_its_sequences(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=PAIR)
-    running = await stepped(model, 1, START)
-    behind = await step(model)
-    worker = model.workers[0]
-    model.state.remove_instance(worker.instance)
+async def test_an_instance_that_leaves_ends_its_sequences(pair, autojump_clock):
+    running = await stepped(pair, 1, START)
+    behind = await step(pair)
+    worker = pair.workers[0]
+    pair.state.remove_instance(worker.instance)
     assert "has been taken out of service" in behind.reply.error.message
     worker.finish()
     assert running.reply.answered
@@ -516,26 +517,24 @@ async def test_a_crash_ends_the_sequences_of_its_instance(stage, autojump_clock)
     assert not model.state.sequences.roll.live
 
 
-async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(stage, autojump_clock):
-    model = stage(max_batch_size=1, instances=PAIR)
-    first = await stepped(model, 1, START)
-    crash(model)
-    await model.settled()
-    assert real(model.workers[1]) == [[first]]
+async def test_after_a_crash_a_sequence_that_has_not_begun_goes_on_elsewhere(pair, autojump_clock):
+    first = await stepped(pair, 1, START)
+    crash(pair)
+    await pair.settled()
+    assert real(pair.workers[1]) == [[first]]
     assert first.attempts == 1
 
 
 async def test_after_a_crash_a_request_that_did_not_run_is_answered_if_its_sequence_had_begun(
-    stage, autojump_clock
+    pair, autojump_clock
 ):
-    model = stage(max_batch_size=1, instances=PAIR)
-    await stepped(model, 1, START)
-    model.worker.finish()
-    second = await stepped(model)
-    crash(model)
-    await model.settled()
+    await stepped(pair, 1, START)
+    pair.worker.finish()
+    second = await stepped(pair)
+    crash(pair)
+    await pair.settled()
     assert "has ended: its instance 'm_0' has crashed" in second.reply.error.message
-    assert real(model.workers[1]) == []
+    assert real(pair.workers[1]) == []
 
 
 async def test_after_a_crash_a_sequence_whose_state_is_kept_goes_on_without_what_ran(stage, autojump_clock):

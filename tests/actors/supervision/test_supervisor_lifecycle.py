@@ -303,8 +303,7 @@ async def test_a_child_that_fails_to_start_is_forgotten_and_the_caller_told(auto
         tree.check({"a": "running"})
 
 
-async def test_starting_a_child_that_is_up_is_refused(autojump_clock):
-    a = Puppet("a")
+async def test_starting_a_child_that_is_up_is_refused(a, autojump_clock):
     async with serving(Supervisor([a.spec()])) as tree:
         with pytest.raises(AlreadyStarted, match="'a' is running"):
             await tree.root.start_child(a.spec())
@@ -379,8 +378,7 @@ async def test_operations_on_a_stranger_say_not_found(autojump_clock):
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE])
-async def test_the_children_of_a_group_do_not_come_and_go_alone(autojump_clock, strategy):
-    a, b = Puppet("a"), Puppet("b")
+async def test_the_children_of_a_group_do_not_come_and_go_alone(a, b, autojump_clock, strategy):
     async with serving(Supervisor([a.spec()], strategy=strategy)) as tree:
         with pytest.raises(ValueError, match="put those that come and go alone under a one_for_one"):
             await tree.root.start_child(b.spec())
@@ -391,8 +389,7 @@ async def test_the_children_of_a_group_do_not_come_and_go_alone(autojump_clock, 
         tree.check({"a": "running"})
 
 
-async def test_killing_a_child_that_is_down_does_nothing(autojump_clock):
-    a = Puppet("a")
+async def test_killing_a_child_that_is_down_does_nothing(a, autojump_clock):
     async with serving(Supervisor([a.spec(restart=Restart.TRANSIENT)])) as tree:
         await settled(a.finish)
         tree.root.kill("a")
@@ -481,8 +478,7 @@ async def test_thousands_of_temporary_children_share_one_shutdown_budget(autojum
     assert trio.current_time() - before == pytest.approx(5)
 
 
-async def test_a_crashing_temporary_child_is_reported_and_harms_nobody(autojump_clock):
-    a, b = Puppet("a"), Puppet("b")
+async def test_a_crashing_temporary_child_is_reported_and_harms_nobody(a, b, autojump_clock):
     async with serving(Supervisor([a.spec()])) as tree:
         tree.root.start_child_nowait(b.spec(restart=Restart.TEMPORARY))
         await settled()
@@ -498,9 +494,8 @@ async def test_permanent_children_do_not_start_without_a_handshake(autojump_cloc
 
 
 async def test_a_transient_child_that_is_added_at_once_is_restarted_when_it_crashes_and_forgotten_when_it_ends(
-    autojump_clock,
+    a, autojump_clock
 ):
-    a = Puppet("a")
     async with serving(Supervisor()) as tree:
         tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))
         tree.check({"a": "running"})
@@ -512,8 +507,9 @@ async def test_a_transient_child_that_is_added_at_once_is_restarted_when_it_cras
         tree.root.start_child_nowait(a.spec(restart=Restart.TRANSIENT))  # its name is free
 
 
-async def test_a_transient_child_that_was_added_at_once_is_forgotten_when_it_is_terminated(autojump_clock):
-    a, b = Puppet("a"), Puppet("b")
+async def test_a_transient_child_that_was_added_at_once_is_forgotten_when_it_is_terminated(
+    a, b, autojump_clock
+):
     async with serving(Supervisor(backoff=WAIT)) as tree:
         for puppet in (a, b):
             tree.root.start_child_nowait(puppet.spec(restart=Restart.TRANSIENT))
@@ -529,8 +525,7 @@ async def test_a_transient_child_that_was_added_at_once_is_forgotten_when_it_is_
 # Looking.
 
 
-async def test_children_are_listed_also_those_that_are_down(autojump_clock):
-    a = Puppet("a")
+async def test_children_are_listed_also_those_that_are_down(a, autojump_clock):
     inner = Supervisor()
     async with serving(Supervisor([a.spec(restart=Restart.TRANSIENT), inner.spec("inner")])) as tree:
         await settled(a.finish)

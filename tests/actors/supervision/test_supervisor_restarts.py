@@ -121,8 +121,7 @@ async def test_one_crash_more_than_the_intensity_gives_up_and_stops_the_others_i
     assert (event.supervisor, event.path, event.context) == ("root", "a", Context.SHUTDOWN)
 
 
-async def test_restarts_wait_longer_each_time_the_first_not_at_all(autojump_clock):
-    a = Puppet("a")
+async def test_restarts_wait_longer_each_time_the_first_not_at_all(a, autojump_clock):
     supervisor = Supervisor(
         [a.spec()], intensity=Intensity(10, 5.0), backoff=Backoff(initial=0.1, cap=0.5, jitter=0.0)
     )
@@ -151,8 +150,7 @@ async def test_jitter_is_drawn_from_the_injected_source(autojump_clock):
         assert full / 2 <= wait <= full
 
 
-async def test_a_stop_request_is_never_starved_by_a_crash_loop(autojump_clock):
-    a = Puppet("a")
+async def test_a_stop_request_is_never_starved_by_a_crash_loop(a, autojump_clock):
     async with serving(
         Supervisor([a.spec()], intensity=Intensity(10**6, 0.001), backoff=Backoff(initial=0.0, cap=0.0))
     ) as tree:
@@ -165,16 +163,14 @@ async def test_a_stop_request_is_never_starved_by_a_crash_loop(autojump_clock):
     assert not tree.root.is_running
 
 
-async def test_a_stop_request_gets_through_while_a_child_backs_off(autojump_clock):
-    a = Puppet("a")
+async def test_a_stop_request_gets_through_while_a_child_backs_off(a, autojump_clock):
     backoff = Backoff(initial=100.0, cap=100.0, jitter=0.0, first_immediate=False)
     async with serving(Supervisor([a.spec()], backoff=backoff)):
         await settled(a.crash)
     assert trio.current_time() == a.started_at[0]
 
 
-async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_clock):
-    a = Puppet("a")
+async def test_exhaustion_escalates_through_two_levels_to_the_root(a, autojump_clock):
     inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
     middle = Supervisor(
         [inner.spec("inner")], intensity=Intensity(1, 5.0), backoff=Backoff(initial=0.0, cap=0.0)
@@ -196,9 +192,8 @@ async def test_exhaustion_escalates_through_two_levels_to_the_root(autojump_cloc
     ]
 
 
-async def test_a_transient_supervisor_that_gives_up_is_restarted(autojump_clock):
+async def test_a_transient_supervisor_that_gives_up_is_restarted(a, autojump_clock):
     # OTP's supervisor exits with `shutdown` here, so its transient supervisors stay down. Ours is a failure.
-    a = Puppet("a")
     inner = Supervisor([a.spec()], intensity=Intensity(0, 5.0))
     async with serving(Supervisor([inner.spec("inner", restart=Restart.TRANSIENT)])) as tree:
         await settled(a.crash)

@@ -28,6 +28,12 @@ def splitting(*numbers, weights=None, random=None, plan=None, **changes):
     return versions
 
 
+@pytest.fixture
+async def versions():
+    """Two versions of which the second is chosen."""
+    return splitting(random=drawing(0.95))
+
+
 async def test_a_model_without_a_plan_is_answered_by_the_version_itself():
     versions = Versions(1, 2, random=drawing(0.0))
     versions.control.adopt(KEY, None)
@@ -39,8 +45,7 @@ async def test_a_request_that_names_a_version_is_not_shared_out():
     assert versions.router.resolve("model", "2") is versions[2]
 
 
-async def test_the_answer_says_which_version_gave_it():
-    versions = splitting(random=drawing(0.95))
+async def test_the_answer_says_which_version_gave_it(versions):
     request, port = await versions.send()
     versions.answer(2)
     assert (await port.wait()).model_version == 2
@@ -55,8 +60,7 @@ async def test_the_split_shows_the_configuration_of_the_version_with_the_largest
 # -- versions that come and go
 
 
-async def test_a_version_that_is_not_ready_is_left_out_and_comes_back():
-    versions = splitting(random=drawing(0.95))
+async def test_a_version_that_is_not_ready_is_left_out_and_comes_back(versions):
     versions[2].standing.become(Status.UNAVAILABLE, "dead")
     await versions.send()
     assert len(versions[1].queue) == 1
@@ -84,8 +88,7 @@ async def test_a_version_outside_the_plan_gets_no_requests_while_one_of_the_plan
     assert len(versions[9].queue) == 1
 
 
-async def test_a_split_held_while_its_version_is_swapped_sends_to_the_new_generation():
-    versions = splitting(random=drawing(0.95))
+async def test_a_split_held_while_its_version_is_swapped_sends_to_the_new_generation(versions):
     held = versions.router.resolve("model")  # a frontend waits for the body
     old = versions[2]
     new = versions.add(2)
@@ -94,8 +97,7 @@ async def test_a_split_held_while_its_version_is_swapped_sends_to_the_new_genera
     assert (len(old.queue), len(new.queue)) == (0, 1)
 
 
-async def test_a_split_held_while_the_plan_was_ended_sends_to_what_serves():
-    versions = splitting(random=drawing(0.95))
+async def test_a_split_held_while_the_plan_was_ended_sends_to_what_serves(versions):
     held = versions.router.resolve("model")
     versions.control.change("model", {})
     old = versions[2]
@@ -154,8 +156,7 @@ async def test_a_version_that_has_no_room_for_what_a_retired_one_refused_refuses
         await held.submit(versions.request())
 
 
-async def test_where_no_version_is_left_the_client_is_told_what_the_chosen_one_said():
-    versions = splitting(random=drawing(0.95))
+async def test_where_no_version_is_left_the_client_is_told_what_the_chosen_one_said(versions):
     held = versions.router.resolve("model")
     for number in (1, 2):
         versions[number].standing.become(Status.UNLOADING)
@@ -201,8 +202,7 @@ async def test_a_request_that_contradicts_the_model_is_refused_and_counted_nowhe
 # -- clients that leave
 
 
-async def test_a_client_that_leaves_is_taken_from_the_version_that_has_its_request():
-    versions = splitting(random=drawing(0.95))
+async def test_a_client_that_leaves_is_taken_from_the_version_that_has_its_request(versions):
     request, port = await versions.send()
     versions.add(2)  # the one that has it drains
     versions.router.resolve("model").cancel(request)
@@ -267,8 +267,7 @@ async def test_the_split_tells_frontends_which_header_it_goes_by():
     assert splitting().router.resolve("model").marks is None
 
 
-async def test_a_retired_version_goes_on_answering_what_it_has():
-    versions = splitting(random=drawing(0.95))
+async def test_a_retired_version_goes_on_answering_what_it_has(versions):
     _, port = await versions.send()
     old = versions[2]
     versions.add(2)
