@@ -14,6 +14,14 @@ from tests.support.catalog_doubles import EXPLICIT, World, failure, model, super
 from tests.support.model_doubles import make_request
 from tests.support.tasks import outcome_of
 
+
+@pytest.fixture
+async def world(loaded):
+    """A catalog that has loaded "m" on request."""
+    world, _ = await loaded(model("m"))
+    return world
+
+
 # -- start-up
 
 
@@ -236,8 +244,7 @@ async def test_a_reload_that_fails_keeps_the_old(loaded, autojump_clock):
     assert world.serving("m") == before
 
 
-async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds(loaded, autojump_clock):
-    world, _ = await loaded(model("m"))
+async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds(world, autojump_clock):
     key = ModelKey("m")
 
     def told():
@@ -278,8 +285,7 @@ async def test_a_reload_that_fails_is_told_beside_what_serves_until_one_succeeds
     assert told() == ("READY", "", 5)
 
 
-async def test_an_unload_ends_what_is_told_of_a_reload(loaded, autojump_clock):
-    world, _ = await loaded(model("m"))
+async def test_an_unload_ends_what_is_told_of_a_reload(world, autojump_clock):
     world.source.models["m"] = model("m", content="b")
     await world.fail_to_load("m")
     await world.unload("m")
@@ -319,6 +325,13 @@ async def test_a_probe_that_is_not_answered_keeps_a_version_from_serving(begin, 
 OTHER = '{"parameters": 1}'
 
 
+@pytest.fixture
+async def overridden(loaded):
+    """A catalog that has loaded "m" with another configuration."""
+    world, _ = await loaded(model("m"), config=OTHER)
+    return world
+
+
 async def served(world, parameters):
     """Load "m"; return its configuration, and whether it was started again."""
     before = world.serving("m")
@@ -336,54 +349,47 @@ async def test_an_overriding_load_reloads_and_a_plain_one_keeps_to_it(begin, aut
         assert await served(world, {}) == (OTHER, False)
 
 
-async def test_other_files_end_an_override(loaded, autojump_clock):
-    world, _ = await loaded(model("m"), config=OTHER)
-    world.source.models["m"] = model("m", content="other")
-    assert await served(world, {}) == ("{}", True)
-    world.source.models["m"] = model("m")
-    assert await served(world, {}) == ("{}", True)
+async def test_other_files_end_an_override(overridden, autojump_clock):
+    overridden.source.models["m"] = model("m", content="other")
+    assert await served(overridden, {}) == ("{}", True)
+    overridden.source.models["m"] = model("m")
+    assert await served(overridden, {}) == ("{}", True)
 
 
-async def test_other_files_that_do_not_load_end_an_override_too(loaded, autojump_clock):
-    world, _ = await loaded(model("m"), config=OTHER)
-    world.source.models["m"] = model("m", content="other")
-    await world.fail_to_load("m")
-    (state,) = world.serving("m").values()
+async def test_other_files_that_do_not_load_end_an_override_too(overridden, autojump_clock):
+    overridden.source.models["m"] = model("m", content="other")
+    await overridden.fail_to_load("m")
+    (state,) = overridden.serving("m").values()
     assert state.spec.config_json.decode() == OTHER  # what serves is left alone
-    world.source.models["m"] = model("m")
-    assert await served(world, {}) == ("{}", True)
+    overridden.source.models["m"] = model("m")
+    assert await served(overridden, {}) == ("{}", True)
 
 
-async def test_an_unload_ends_an_override(loaded, autojump_clock):
-    world, _ = await loaded(model("m"), config=OTHER)
-    await world.catalog.unload("m")
-    assert await served(world, {}) == ("{}", True)
+async def test_an_unload_ends_an_override(overridden, autojump_clock):
+    await overridden.catalog.unload("m")
+    assert await served(overridden, {}) == ("{}", True)
 
 
-async def test_an_override_that_does_not_load_is_not_kept(loaded, autojump_clock):
-    world, _ = await loaded(model("m"))
+async def test_an_override_that_does_not_load_is_not_kept(world, autojump_clock):
     world.tree.fails["m"] = 1
     await failure(world.catalog.load("m", {"config": OTHER}))
     assert await served(world, {}) == ("{}", False)
 
 
-async def test_files_that_can_not_be_read_end_no_override(loaded, autojump_clock):
-    world, _ = await loaded(model("m"), config=OTHER)
-    world.source.models["m"] = replace(model("m", reason="Internal: no"), content="", readable=False)
-    await failure(world.catalog.load("m", {}))
-    world.source.models["m"] = model("m")
-    assert await served(world, {}) == (OTHER, False)
+async def test_files_that_can_not_be_read_end_no_override(overridden, autojump_clock):
+    overridden.source.models["m"] = replace(model("m", reason="Internal: no"), content="", readable=False)
+    await failure(overridden.catalog.load("m", {}))
+    overridden.source.models["m"] = model("m")
+    assert await served(overridden, {}) == (OTHER, False)
 
 
-async def test_files_of_a_request_are_gone_with_the_next_plain_load(loaded, autojump_clock):
-    world, _ = await loaded(model("m"), config=OTHER)
-    assert await served(world, {"config": OTHER, "file:1/model": b"x"}) == (OTHER, True)
-    assert await served(world, {}) == ("{}", True)
-    assert await served(world, {}) == ("{}", False)
+async def test_files_of_a_request_are_gone_with_the_next_plain_load(overridden, autojump_clock):
+    assert await served(overridden, {"config": OTHER, "file:1/model": b"x"}) == (OTHER, True)
+    assert await served(overridden, {}) == ("{}", True)
+    assert await served(overridden, {}) == ("{}", False)
 
 
-async def test_an_override_of_nothing_but_the_instances_is_met_in_place(loaded, autojump_clock):
-    world, _ = await loaded(model("m"))
+async def test_an_override_of_nothing_but_the_instances_is_met_in_place(world, autojump_clock):
     for count in (3, 1):
         configuration, anew = await served(world, {"config": f'{{"count": {count}}}'})
         assert (configuration, anew) == (f'{{"instance_group": {count}}}', False)
@@ -642,8 +648,7 @@ async def test_a_version_that_failed_counts_no_more_once_the_model_serves_withou
     assert world.states("m") == {1: "READY"}
 
 
-async def test_a_name_that_two_models_have_is_refused(loaded, autojump_clock):
-    world, _ = await loaded(model("m"))
+async def test_a_name_that_two_models_have_is_refused(world, autojump_clock):
 
     async def two():
         return Listing(keys=[ModelKey("m", "/a"), ModelKey("m", "/b")])
