@@ -108,8 +108,7 @@ class Calling(Backend):
         """As `streaming`, but nothing is taken before a file appears."""
         stream = self.calls.infer(self.request_for(request, decoupled=True))
         first = next(stream)
-        while not (self.directory / "go").exists():
-            time.sleep(0.005)
+        self.wait_until_told()
         count = 1 + sum(1 for _ in stream)
         request.respond([("OUTPUT", FP32, np.array([[count, first.outputs[0][2][0, 0], 0]], np.float32))])
 
@@ -175,8 +174,7 @@ class Calling(Backend):
     def dying(self, request):
         """Begins a call that takes long, and dies of a signal."""
         self.kept.append(self.calls.infer(self.request_for(request)))
-        while not (self.directory / "go").exists():
-            time.sleep(0.005)
+        self.wait_until_told()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def detached(self, request):

@@ -207,6 +207,12 @@ async def b(world):
     return world.model("b")
 
 
+@pytest.fixture
+async def whole(world, a, b):
+    """An ensemble of both."""
+    return await world.ensemble(chain("a", "b"))
+
+
 def ask(value=0.0, *, rows=1, outputs=(), **options):
     return InferRequest(
         model_name="whole",
@@ -343,8 +349,9 @@ async def test_a_queue_that_refuses_fails_the_request(world, autojump_clock):
     b.finish()
 
 
-async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(a, b, world, autojump_clock):
-    whole = await world.ensemble(chain("a", "b"))
+async def test_a_client_that_leaves_cancels_what_runs_and_starts_nothing_more(
+    whole, a, b, world, autojump_clock
+):
     request = put(whole)
     whole.cancel(request)
     assert a.worker.cancelled == a.running
@@ -530,9 +537,8 @@ async def test_giving_up_answers_at_once_and_cancels_the_steps(a, world, autojum
 
 
 async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_consumer_has_answered(
-    a, b, world, autojump_clock
+    whole, a, b, world, autojump_clock
 ):
-    whole = await world.ensemble(chain("a", "b"))
     put(whole)
     leases: list[Any] = []
     memory = bytearray(8)
@@ -544,8 +550,9 @@ async def test_a_borrowed_tensor_is_passed_by_reference_and_given_back_when_its_
     assert leases == ["taken", "released"]
 
 
-async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(a, b, world, autojump_clock):
-    whole = await world.ensemble(chain("a", "b"))
+async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(
+    whole, a, b, world, autojump_clock
+):
     await b.send()
     put(whole)
     leases: list[Any] = []
@@ -560,9 +567,8 @@ async def test_a_borrowed_tensor_whose_consumer_waits_in_a_queue_is_copied(a, b,
 
 
 async def test_a_borrowed_tensor_whose_consumers_worker_dies_is_copied_while_it_waits(
-    a, b, world, autojump_clock
+    whole, a, b, world, autojump_clock
 ):
-    whole = await world.ensemble(chain("a", "b"))
     request = put(whole, 3)
     leases: list[Any] = []
     a.finish(leases=leases)

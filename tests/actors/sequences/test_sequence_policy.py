@@ -100,6 +100,14 @@ def batch_of(model, instance="0", now=0.0):
     return [None if each.padding else each for each in model.batches.form(group, decision).requests]
 
 
+def running(**options):
+    """A model that runs the first request of its only sequence, and that request."""
+    model = model_of(**options)
+    first = push(model, 1, START)
+    batch_of(model)
+    return model, first
+
+
 def finish(model, batch, now=0.0):
     for member in batch:
         if member is not None:
@@ -282,9 +290,7 @@ def test_outputs_of_a_model_without_states_are_all_its_client_s(model):
 
 
 def test_other_outputs_than_states_are_the_client_s_and_not_kept():
-    model = model_of(states=(SUM,))
-    member = push(model, 1, START)
-    batch_of(model)
+    model, member = running(states=(SUM,))
     outputs = [Tensor.from_numpy(name, np.full((1, 1), 3, np.float32)) for name in ("OUTPUT", "SUM_OUT")]
     assert model.collect(member, outputs, failed=False) == outputs[:1]
     finish(model, [member])
@@ -294,9 +300,7 @@ def test_other_outputs_than_states_are_the_client_s_and_not_kept():
 
 
 def test_an_error_leaves_the_state_as_it_was():
-    model = model_of(states=(SUM,))
-    member = push(model, 1, START)
-    batch_of(model)
+    model, member = running(states=(SUM,))
     model.collect(member, [Tensor.from_numpy("SUM_OUT", np.ones((1, 1), np.float32))], failed=True)
     finish(model, [member])
     second = push(model, 1)
@@ -305,17 +309,13 @@ def test_an_error_leaves_the_state_as_it_was():
 
 
 def test_a_state_of_another_datatype_is_an_error_of_that_request():
-    model = model_of(states=(SUM,))
-    member = push(model, 1, START)
-    batch_of(model)
+    model, member = running(states=(SUM,))
     with pytest.raises(Internal, match="'SUM_OUT' as FP64"):
         model.collect(member, [Tensor.from_numpy("SUM_OUT", np.ones((1, 1)))], failed=False)
 
 
 def test_with_a_checkpoint_sequences_go_on_before_the_backlog():
-    model = model_of(slots=1, states=(SUM,), checkpoint=True)
-    first = push(model, 1, START)
-    batch_of(model)
+    model, first = running(slots=1, states=(SUM,), checkpoint=True)
     model.collect(first, [Tensor.from_numpy("SUM_OUT", np.full((1, 1), 5, np.float32))], failed=False)
     finish(model, [first])
     second = push(model, 1)
@@ -454,9 +454,7 @@ def test_what_ran_in_an_instance_that_is_gone_with_its_state_is_not_run_again(mo
 
 
 def test_a_sequence_whose_request_still_runs_in_a_lost_instance_waits_for_its_answer():
-    model = model_of(slots=1, checkpoint=True)
-    first = push(model, 1, START)
-    batch_of(model)
+    model, first = running(slots=1, checkpoint=True)
     model.leave("0", 0.0)
     second = push(model, 1)
     assert not model.slots.backlog
