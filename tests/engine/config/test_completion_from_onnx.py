@@ -45,14 +45,6 @@ def completed(load):
     return run
 
 
-@pytest.fixture
-def reason(load):
-    def run(config, onnx_bytes, **options):
-        return load(config, files={"1/model.onnx": onnx_bytes}, **options).reason
-
-    return run
-
-
 def sides(config):
     return [
         [

@@ -62,23 +62,23 @@ def test_old_versions_of_tls_are_not_spoken(server):
     assert server_context(files(server)).minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_mutual_tls_takes_a_client_that_the_roots_vouch_for(authority, server):
-    context = server_context(files(server, client_roots=str(authority.root)))
-    client = client_context(authority)
+@pytest.fixture
+def mutual(authority, server):
+    """What a listener takes that asks its clients for certificates, and a client without one."""
+    return server_context(files(server, client_roots=str(authority.root))), client_context(authority)
+
+
+def test_mutual_tls_takes_a_client_that_the_roots_vouch_for(authority, mutual):
+    context, client = mutual
     mine = authority.sign("client")
     client.load_cert_chain(mine.certificate, mine.key)
     assert shake_hands(context, client).selected_alpn_protocol() == "h2"
 
 
-def test_mutual_tls_turns_away_a_client_without_a_certificate(authority, server):
-    context = server_context(files(server, client_roots=str(authority.root)))
+def test_mutual_tls_turns_away_every_other_client(mutual, tmp_path):
+    context, client = mutual
     with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
-        shake_hands(context, client_context(authority))
-
-
-def test_mutual_tls_turns_away_a_client_of_another_authority(authority, server, tmp_path):
-    context = server_context(files(server, client_roots=str(authority.root)))
-    client = client_context(authority)
+        shake_hands(context, client)
     stranger = Authority(tmp_path, "elsewhere").sign("stranger")
     client.load_cert_chain(stranger.certificate, stranger.key)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):

@@ -244,12 +244,8 @@ def test_recycled_workers_are_counted_by_the_ceiling_that_they_reached():
 def test_there_is_one_spare_unless_the_operator_says_otherwise():
     assert Settings.from_argv([REPOSITORY]).spare_workers == 4
     assert Settings.from_argv([REPOSITORY, "--spare-workers=0"]).spare_workers == 0
-    assert (
-        Settings.from_environ(
-            {"TRITIUM_MODEL_REPOSITORY": "models", "TRITIUM_SPARE_WORKERS": "3"}
-        ).spare_workers
-        == 3
-    )
+    environ = {"TRITIUM_SPARE_WORKERS": "3"}
+    assert Settings.from_argv([REPOSITORY], environ).spare_workers == 3
 
 
 @pytest.mark.parametrize("value", ["-1", "two", "100000"])

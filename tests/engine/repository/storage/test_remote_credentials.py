@@ -112,15 +112,16 @@ def test_the_region_is_the_credentials_own_then_the_environments_then_the_profil
     assert region_of(S3Credentials(), {}) == "us-east-1"
 
 
-def test_azures_types_are_told_apart() -> None:
-    with pytest.raises(
-        InvalidArgument, match="AZURE_STORAGE_AUTH_TYPE: 'sas' is none of 'key', 'managed_identity'"
-    ):
-        find("as://a/c", AZURE, {"AZURE_STORAGE_AUTH_TYPE": "sas"})
-    with pytest.raises(
-        InvalidArgument, match="AZURE_STORAGE_AUTH_TYPE is 'key', but AZURE_STORAGE_KEY is empty"
-    ):
-        find("as://a/c", AZURE, {"AZURE_STORAGE_AUTH_TYPE": "key"})
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("sas", "AZURE_STORAGE_AUTH_TYPE: 'sas' is none of 'key', 'managed_identity'"),
+        ("key", "AZURE_STORAGE_AUTH_TYPE is 'key', but AZURE_STORAGE_KEY is empty"),
+    ],
+)
+def test_azures_types_are_told_apart(kind: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        find("as://a/c", AZURE, {"AZURE_STORAGE_AUTH_TYPE": kind})
 
 
 @pytest.mark.parametrize(
@@ -145,13 +146,19 @@ def test_the_longest_prefix_in_the_file_replaces_the_environment(
     assert find(uri, scheme, written(tmp_path, FILE)) == expected
 
 
-def test_an_address_without_a_prefix_in_the_file_is_not_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("uri", "scheme", "content", "path"),
+    [
+        ("gs://elsewhere/x", GCS, FILE, "gs://elsewhere/x"),
+        ("as://elsewhere/x?sig=secret", AZURE, {"s3": {}}, "as://elsewhere/x"),
+    ],
+)
+def test_an_address_without_a_prefix_in_the_file_is_not_found(
+    tmp_path: Path, uri: str, scheme: Scheme, content: Any, path: str
+) -> None:
     with pytest.raises(NotFound) as caught:
-        find("gs://elsewhere/x", GCS, written(tmp_path, FILE))
-    assert caught.value.message == "Cannot match credential for path  gs://elsewhere/x"
-    with pytest.raises(NotFound) as caught:
-        find("as://elsewhere/x?sig=secret", AZURE, written(tmp_path, {"s3": {}}))
-    assert caught.value.message == "Cannot match credential for path  as://elsewhere/x"
+        find(uri, scheme, written(tmp_path, content))
+    assert caught.value.message == f"Cannot match credential for path  {path}"
 
 
 @pytest.mark.parametrize(

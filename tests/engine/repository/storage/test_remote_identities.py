@@ -160,12 +160,10 @@ def test_a_storage_that_cannot_be_reached_is_no_matter_of_credentials(open_remot
 
 
 def test_googles_files_are_read_and_told_of(open_remote: Opener, tmp_path: Path) -> None:
-    told = ask(open_remote, "gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none.json")})
-    assert "Unable to create GCS client. Check account credentials." in told
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"type": "external_account"}')
-    told = ask(open_remote, "gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": str(broken)})
-    assert "Unable to create GCS client. Check account credentials." in told
+    (tmp_path / "broken.json").write_text('{"type": "external_account"}')
+    for name in ("none.json", "broken.json"):
+        told = ask(open_remote, "gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / name)})
+        assert "Unable to create GCS client. Check account credentials." in told
 
 
 def test_googles_metadata_server_gives_a_token_if_there_is_one(listener: Recorder) -> None:

@@ -429,11 +429,6 @@ async def infer(client, model, *tensors):
     return await client.post(f"/v2/models/{model}/infer", json={"inputs": tensors})
 
 
-def address_of(server):
-    """Where a server listens for HTTP."""
-    return server.http.address
-
-
 async def test_a_server_serves_from_the_gpu(tmp_path):
     write(tmp_path / "network", NETWORK, torch.jit.trace(Network(), torch.zeros(2, SIZE)))
     with trio.fail_after(120):

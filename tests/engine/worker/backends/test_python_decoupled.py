@@ -245,8 +245,7 @@ def source(flags="pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE", before="pas
 
 @pytest.mark.parametrize("after", ["return [None]", "return None"])
 def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
-    backend, model = python_model(source(after=after), **RESCHEDULED_PORTS)
-    [answer] = run(backend, model, [LocalRequest(X)])
+    [answer] = run(*python_model(source(after=after), **RESCHEDULED_PORTS), [LocalRequest(X)])
     assert answer.rescheduled
 
 
@@ -263,8 +262,7 @@ def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
     ],
 )
 def test_what_does_not_go_with_a_rescheduled_request_is_an_error(python_model, options, message):
-    backend, model = python_model(source(**options), **RESCHEDULED_PORTS)
-    [answer] = run(backend, model, [LocalRequest(X)])
+    [answer] = run(*python_model(source(**options), **RESCHEDULED_PORTS), [LocalRequest(X)])
     assert answer.code is ErrorCode.INTERNAL
     assert message in answer.message
 
