@@ -107,7 +107,8 @@ def image_bytes(filename):
 
 @pytest.mark.parametrize("filename", ["digit.pgm", "digit.png"])
 def test_the_pipeline_reads_image_files(load, filename):
-    [answer] = run(*load("digits_pipeline"), [LocalRequest({"IMAGE": image_bytes(filename)})])
+    backend, model = load("digits_pipeline")
+    [answer] = run(backend, model, [LocalRequest({"IMAGE": image_bytes(filename)})])
     assert answer.outputs["LABEL"].tolist() == [b"7"]
     assert answer.outputs["PROBABILITIES"].shape == (10,)
     assert answer.outputs["PROBABILITIES"].sum() == pytest.approx(1)
@@ -127,7 +128,8 @@ def test_the_pipeline_reads_raw_and_larger_images(load):
     [b"", b"nothing", b"P5 9 9 255\n", b"P5 99999 99999 255\n", b"P5 2 2 255\nabcd", b"\x89PNG\r\n\x1a\n"],
 )
 def test_the_pipeline_refuses_what_is_no_image(load, data):
-    [answer] = run(*load("digits_pipeline"), [LocalRequest({"IMAGE": np.frombuffer(data, np.uint8)})])
+    backend, model = load("digits_pipeline")
+    [answer] = run(backend, model, [LocalRequest({"IMAGE": np.frombuffer(data, np.uint8)})])
     assert answer.code is ErrorCode.INVALID_ARG
     assert answer.message.startswith("IMAGE: ")
 

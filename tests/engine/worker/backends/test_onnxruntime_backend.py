@@ -209,7 +209,8 @@ def test_an_input_with_a_default_may_be_left_out(onnx_model):
 
 
 def test_a_missing_required_input_is_named(two_outputs):
-    [answer] = run(*two_outputs(max_batch_size=4), [LocalRequest({})])
+    backend, model = two_outputs(max_batch_size=4)
+    [answer] = run(backend, model, [LocalRequest({})])
     assert answer.code is ErrorCode.INTERNAL
     assert "X" in answer.message
 

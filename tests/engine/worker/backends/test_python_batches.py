@@ -143,7 +143,8 @@ class TritonPythonModel:
         assert pb_utils.get_input_tensor_by_name(requests[0], "N") is None
         return [pb_utils.InferenceResponse([], parameters={"inputs": ",".join(t.name() for t in requests[0].inputs())})]
 """
-    [answer] = run(*python_model(source, **PORTS), [LocalRequest({"X": np.ones((1, 2), "f4")})])
+    backend, info = python_model(source, **PORTS)
+    [answer] = run(backend, info, [LocalRequest({"X": np.ones((1, 2), "f4")})])
     assert answer.parameters == {"inputs": "X"}
 
 

@@ -245,7 +245,8 @@ def source(flags="pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE", before="pas
 
 @pytest.mark.parametrize("after", ["return [None]", "return None"])
 def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
-    [answer] = run(*python_model(source(after=after), **RESCHEDULED_PORTS), [LocalRequest(X)])
+    backend, model = python_model(source(after=after), **RESCHEDULED_PORTS)
+    [answer] = run(backend, model, [LocalRequest(X)])
     assert answer.rescheduled
 
 
@@ -262,7 +263,8 @@ def test_a_request_in_whose_place_is_none_runs_again(python_model, after):
     ],
 )
 def test_what_does_not_go_with_a_rescheduled_request_is_an_error(python_model, options, message):
-    [answer] = run(*python_model(source(**options), **RESCHEDULED_PORTS), [LocalRequest(X)])
+    backend, model = python_model(source(**options), **RESCHEDULED_PORTS)
+    [answer] = run(backend, model, [LocalRequest(X)])
     assert answer.code is ErrorCode.INTERNAL
     assert message in answer.message
 
