@@ -173,6 +173,12 @@ async def worker(server):
     return server.serve()
 
 
+@pytest.fixture
+async def lenient(serving):
+    """A server that is ready whatever its models do."""
+    return serving(strict=False)
+
+
 # -- the verdict
 
 
@@ -242,10 +248,9 @@ async def test_a_model_is_asked_when_somebody_asks_and_never_else(server, worker
         assert worker.asked == number
 
 
-async def test_a_lenient_server_asks_nobody(serving, autojump_clock):
-    server = serving(strict=False)
-    worker = server.serve(says=False)
-    assert await server.is_ready()
+async def test_a_lenient_server_asks_nobody(lenient, autojump_clock):
+    worker = lenient.serve(says=False)
+    assert await lenient.is_ready()
     assert worker.asked == 0
 
 
@@ -557,10 +562,9 @@ async def test_a_deep_report_names_every_part(server, worker, autojump_clock):
     assert (await server.readiness.deep()).ready
 
 
-async def test_a_deep_report_says_what_is_wrong_without_a_probe_too(serving, autojump_clock):
-    server = serving(strict=False)
-    server.router.roster.mark_broken(make_spec(name="broken").key, (1,), "Invalid argument: no")
-    report = await server.readiness.deep()
+async def test_a_deep_report_says_what_is_wrong_without_a_probe_too(lenient, autojump_clock):
+    lenient.router.roster.mark_broken(make_spec(name="broken").key, (1,), "Invalid argument: no")
+    report = await lenient.readiness.deep()
     assert report.document == {
         "ready": True,  # a lenient server
         "live": True,
@@ -575,11 +579,10 @@ async def test_a_deep_report_says_what_is_wrong_without_a_probe_too(serving, aut
     }
 
 
-async def test_a_lenient_server_fails_a_deep_probe_all_the_same(serving, autojump_clock):
-    server = serving(strict=False)
-    server.serve().hangs = True
-    assert not (await server.readiness.deep()).ready
-    assert await server.is_ready()
+async def test_a_lenient_server_fails_a_deep_probe_all_the_same(lenient, autojump_clock):
+    lenient.serve().hangs = True
+    assert not (await lenient.readiness.deep()).ready
+    assert await lenient.is_ready()
 
 
 async def test_a_deep_probe_during_the_start_says_so(serving, autojump_clock):

@@ -695,6 +695,12 @@ async def two_with_room_behind(stage, **changes):
     return model, requests
 
 
+@pytest.fixture
+async def behind(stage):
+    model, _ = await two_with_room_behind(stage)
+    return model
+
+
 async def test_an_idle_instance_takes_what_another_was_only_sent_ahead(stage, autojump_clock):
     model, (_, ours, theirs, _) = await two_with_room_behind(stage)
     healthy, stuck = model.workers
@@ -708,11 +714,10 @@ async def test_an_idle_instance_takes_what_another_was_only_sent_ahead(stage, au
     del ours, theirs
 
 
-async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(stage, autojump_clock):
-    model, _ = await two_with_room_behind(stage)
-    healthy, busy = model.workers
+async def test_an_idle_instance_waits_as_long_as_a_short_execution_takes(behind, autojump_clock):
+    healthy, busy = behind.workers
     healthy.finish()
-    await model.finished(healthy)
+    await behind.finished(healthy)
     assert not busy.taken_back
     await trio.sleep(0.05)  # no bell rings
     assert len(busy.taken_back) == 1
@@ -738,15 +743,14 @@ async def test_ten_short_requests_do_not_wait_for_a_long_one(stage, autojump_clo
     assert long.reply.at is None
 
 
-async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idle(stage, autojump_clock):
-    model, _ = await two_with_room_behind(stage)
-    healthy, stuck = model.workers
+async def test_what_waits_behind_a_hang_goes_first_where_no_instance_is_ever_idle(behind, autojump_clock):
+    healthy, stuck = behind.workers
     ahead = stuck.not_begun()[0].requests[0]
     for _ in range(20):
-        await model.send()
+        await behind.send()
     for _ in range(6):
         await trio.sleep(0.2)
-        await model.finished(healthy)
+        await behind.finished(healthy)
     assert ahead.reply.at is not None, "it still waits"
     assert len(stuck.outstanding) == 1  # and nothing else is sent there
 
@@ -770,25 +774,23 @@ async def test_an_only_instance_has_its_next_batch_at_hand_however_long_it_execu
     assert model.worker.sizes == [1, 1]
 
 
-async def test_instances_that_are_all_slow_have_their_next_batches_at_hand(stage, autojump_clock):
-    model, _ = await two_with_room_behind(stage)
+async def test_instances_that_are_all_slow_have_their_next_batches_at_hand(behind, autojump_clock):
     await trio.sleep(0.05)
-    for worker in model.workers:
+    for worker in behind.workers:
         worker.finish()
     await trio.sleep(0.02)
     for _ in range(2):
-        await model.sent()
-    assert [len(worker.outstanding) for worker in model.workers] == [2, 2]
+        await behind.sent()
+    assert [len(worker.outstanding) for worker in behind.workers] == [2, 2]
 
 
-async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(stage, autojump_clock):
-    model, _ = await two_with_room_behind(stage)
+async def test_a_busy_pair_of_instances_hands_nothing_to_and_fro(behind, autojump_clock):
     for _ in range(200):
-        await model.send()
+        await behind.send()
     for turn in range(40):
         await trio.sleep(0.01)
-        await model.finished(model.workers[turn % 2])
-    assert not any(worker.taken_back for worker in model.workers)
+        await behind.finished(behind.workers[turn % 2])
+    assert not any(worker.taken_back for worker in behind.workers)
 
 
 async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_client_leaves(
@@ -807,14 +809,13 @@ async def test_what_is_ahead_and_has_not_begun_is_answered_at_once_where_its_cli
     assert (left.attempts, stays.attempts) == (0, 1)
 
 
-async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(stage, autojump_clock):
-    model, _ = await two_with_room_behind(stage)
-    leaving, staying = model.workers
+async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(behind, autojump_clock):
+    leaving, staying = behind.workers
     ahead = leaving.not_begun()[0].requests[0]
-    model.state.remove_instance(leaving.instance)
+    behind.state.remove_instance(leaving.instance)
     assert len(leaving.outstanding) == 1
     staying.finish()
-    await model.finished(staying)
+    await behind.finished(staying)
     assert staying.sent[-1][1] == [ahead]
 
 

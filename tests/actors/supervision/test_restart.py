@@ -44,17 +44,9 @@ ABNORMAL = [
 
 
 @pytest.mark.parametrize("reason", NORMAL + ABNORMAL, ids=lambda r: r.name)
-def test_a_permanent_child_is_restarted_regardless_of_reason(reason):
+def test_a_restart_type_says_after_which_exits_a_child_is_restarted(reason):
     assert wants_restart(Restart.PERMANENT, reason)
-
-
-@pytest.mark.parametrize("reason", NORMAL + ABNORMAL, ids=lambda r: r.name)
-def test_a_transient_child_is_restarted_after_an_abnormal_exit_only(reason):
     assert wants_restart(Restart.TRANSIENT, reason) is is_abnormal(reason) is (reason in ABNORMAL)
-
-
-@pytest.mark.parametrize("reason", NORMAL + ABNORMAL, ids=lambda r: r.name)
-def test_a_temporary_child_is_never_restarted(reason):
     assert not wants_restart(Restart.TEMPORARY, reason)
 
 

@@ -37,6 +37,12 @@ async def versions():
     return mirrored()
 
 
+@pytest.fixture
+async def narrow():
+    """Versions with room for one request in each queue."""
+    return mirrored(queue_bounds=QueueBounds(requests=1))
+
+
 def comparing(versions):
     """The actor that compares, under a supervisor."""
     return serving(Supervisor([ChildSpec("mirror", versions.control.compare)]))
@@ -218,43 +224,40 @@ async def test_a_mirror_that_is_not_ready_or_not_there_is_skipped(versions):
     assert counts(versions) == {"skipped": 1}
 
 
-async def test_a_mirror_that_is_retired_while_the_client_waits_for_room_is_skipped(autojump_clock):
-    versions = mirrored(queue_bounds=QueueBounds(requests=1))
-    await versions.send()
-    mirror = versions[2]
-    versions.answer(2)
+async def test_a_mirror_that_is_retired_while_the_client_waits_for_room_is_skipped(narrow, autojump_clock):
+    await narrow.send()
+    mirror = narrow[2]
+    narrow.answer(2)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(versions.send)  # waits for room in version 1
+        nursery.start_soon(narrow.send)  # waits for room in version 1
         await trio.testing.wait_all_tasks_blocked()
         mirror.standing.become(Status.UNLOADING)
-        versions.answer(1)
-    assert counts(versions) == {"sent": 1, "skipped": 1, "outstanding": 1}
+        narrow.answer(1)
+    assert counts(narrow) == {"sent": 1, "skipped": 1, "outstanding": 1}
 
 
-async def test_a_mirror_with_a_full_queue_is_skipped_and_nobody_waits():
-    versions = mirrored(queue_bounds=QueueBounds(requests=1))
-    _, first = await versions.send()
-    versions.answer(1)  # the mirror still has its copy
+async def test_a_mirror_with_a_full_queue_is_skipped_and_nobody_waits(narrow):
+    _, first = await narrow.send()
+    narrow.answer(1)  # the mirror still has its copy
     with trio.fail_after(1):
-        _, second = await versions.send()
-    versions.answer(1)
+        _, second = await narrow.send()
+    narrow.answer(1)
     assert first.answered
     assert second.answered
-    assert counts(versions) == {"sent": 1, "skipped": 1, "outstanding": 1}
+    assert counts(narrow) == {"sent": 1, "skipped": 1, "outstanding": 1}
 
 
-async def test_a_request_that_can_not_wait_is_copied_too_but_only_once_it_has_been_queued():
-    versions = mirrored(queue_bounds=QueueBounds(requests=1))
-    model = versions.router.resolve("model")
-    model.submit_nowait(versions.request())
-    assert counts(versions) == {"sent": 1, "outstanding": 1}
-    versions[2].queue.drain()
-    request = versions.request()
+async def test_a_request_that_can_not_wait_is_copied_too_but_only_once_it_has_been_queued(narrow):
+    model = narrow.router.resolve("model")
+    model.submit_nowait(narrow.request())
+    assert counts(narrow) == {"sent": 1, "outstanding": 1}
+    narrow[2].queue.drain()
+    request = narrow.request()
     port = request.reply
     with pytest.raises(trio.WouldBlock):
         model.submit_nowait(request)
     assert request.reply is port  # as it came, to be submitted again
-    assert counts(versions) == {"sent": 1, "outstanding": 1}
+    assert counts(narrow) == {"sent": 1, "outstanding": 1}
 
 
 async def test_a_mirror_whose_queue_refuses_is_skipped():
@@ -266,18 +269,17 @@ async def test_a_mirror_whose_queue_refuses_is_skipped():
     assert counts(versions) == {"sent": 1, "skipped": 1, "outstanding": 1}
 
 
-async def test_a_copy_that_would_wait_behind_others_is_skipped(autojump_clock):
-    versions = mirrored(queue_bounds=QueueBounds(requests=1))
-    mirror = versions.router.resolve("model", "2")
-    await mirror.submit(versions.request())
+async def test_a_copy_that_would_wait_behind_others_is_skipped(narrow, autojump_clock):
+    mirror = narrow.router.resolve("model", "2")
+    await mirror.submit(narrow.request())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(mirror.submit, versions.request())
+        nursery.start_soon(mirror.submit, narrow.request())
         await trio.testing.wait_all_tasks_blocked()
-        versions.answer(2)  # there is room now, for the one that has waited
+        narrow.answer(2)  # there is room now, for the one that has waited
         started = trio.current_time()
-        await versions.send()
+        await narrow.send()
         assert trio.current_time() == started
-    assert counts(versions) == {"skipped": 1}
+    assert counts(narrow) == {"skipped": 1}
 
 
 async def test_no_more_than_so_many_copies_are_on_their_way(versions):
@@ -297,12 +299,11 @@ async def test_a_primary_that_refuses_has_nothing_mirrored(versions):
     assert counts(versions) == {}
 
 
-async def test_a_client_that_leaves_while_it_waits_for_room_has_nothing_mirrored(autojump_clock):
-    versions = mirrored(queue_bounds=QueueBounds(requests=1))
-    await versions.send()
+async def test_a_client_that_leaves_while_it_waits_for_room_has_nothing_mirrored(narrow, autojump_clock):
+    await narrow.send()
     with trio.move_on_after(5):
-        await versions.send()
-    assert counts(versions) == {"sent": 1, "outstanding": 1}
+        await narrow.send()
+    assert counts(narrow) == {"sent": 1, "outstanding": 1}
 
 
 async def test_a_mirror_that_wants_another_shape_counts_errors():
