@@ -105,6 +105,12 @@ async def stage(nursery):
     nursery.cancel_scope.cancel()
 
 
+@pytest.fixture
+async def play(stage):
+    """One instance, which is replaced after a request."""
+    return stage(requests=1)
+
+
 async def test_a_worker_that_reaches_a_ceiling_is_replaced_and_then_retired(stage, autojump_clock):
     play = stage(requests=10)
     (old,) = play.state.instances
@@ -164,9 +170,8 @@ async def test_a_ceiling_below_what_a_fresh_worker_takes_leaves_most_of_the_time
 
 
 async def test_where_the_replacement_cannot_be_loaded_the_worker_goes_on_and_it_is_tried_later(
-    stage, autojump_clock
+    play, autojump_clock
 ):
-    play = stage(requests=1)
     (old,) = play.state.instances
     old.worker.given = 5
     play.refuse = Internal("Internal: the model file is not there")
@@ -196,9 +201,8 @@ async def test_the_next_one_is_not_replaced_before_the_last_has_gone(stage, auto
 
 
 async def test_what_was_replaced_is_ended_by_the_next_life_of_a_recycler_that_crashes_meanwhile(
-    stage, autojump_clock
+    play, autojump_clock
 ):
-    play = stage(requests=1)
     old = play.state.instances[0]
     old.worker.given = 1
     play.may_retire = trio.Event()
@@ -211,16 +215,14 @@ async def test_what_was_replaced_is_ended_by_the_next_life_of_a_recycler_that_cr
     assert old.worker.retired
 
 
-async def test_nothing_is_replaced_in_a_version_that_retires(stage, autojump_clock):
-    play = stage(requests=1)
+async def test_nothing_is_replaced_in_a_version_that_retires(play, autojump_clock):
     play.state.instances[0].worker.given = 1
     play.state.standing.become(Status.UNLOADING)
     await trio.sleep(10)
     assert play.recycled == {}
 
 
-async def test_an_instance_whose_worker_is_dead_is_its_supervisors_business(stage, autojump_clock):
-    play = stage(requests=1)
+async def test_an_instance_whose_worker_is_dead_is_its_supervisors_business(play, autojump_clock):
     play.state.instances[0].worker.given = 1
     play.state.instances[0].worker = None
     await trio.sleep(10)

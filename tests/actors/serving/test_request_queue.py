@@ -28,6 +28,11 @@ def with_policy(**policy):
     return make_queue(default_queue_policy=QueuePolicy(**policy))
 
 
+@pytest.fixture
+def queue():
+    return make_queue()
+
+
 def push_all(queue, *requests, now=0.0):
     for request in requests:
         queue.push(request, now)
@@ -154,8 +159,7 @@ def test_the_policy_speaks_where_both_clocks_run_out_together():
     assert outcomes(queue.expire(2.0)) == [(request, Unavailable)]
 
 
-def test_a_passed_deadline_is_told_with_how_long_it_waited():
-    queue = make_queue()
+def test_a_passed_deadline_is_told_with_how_long_it_waited(queue):
     queue.push(make_request("r1", deadline=3.0), 1.0)
     ((_, error),) = queue.expire(3.0)
     assert error.message == (
@@ -164,8 +168,7 @@ def test_a_passed_deadline_is_told_with_how_long_it_waited():
     )
 
 
-def test_what_has_left_is_not_kept_alive_by_its_clock():
-    queue = make_queue()
+def test_what_has_left_is_not_kept_alive_by_its_clock(queue):
     request = make_request(deadline=1e6)
     request.inputs = [Tensor("A", DataType.INT8, (4,), memoryview(bytearray(4)))]
     queue.push(request, 0.0)
@@ -179,8 +182,7 @@ def test_what_has_left_is_not_kept_alive_by_its_clock():
 # Leaving otherwise
 
 
-def test_a_cancelled_request_is_never_taken_and_comes_out_as_expired():
-    queue = make_queue()
+def test_a_cancelled_request_is_never_taken_and_comes_out_as_expired(queue):
     gone, here = make_request(), make_request()
     push_all(queue, gone, here)
     gone.cancelled = True
@@ -214,8 +216,7 @@ def test_thousands_of_short_lived_clocks_leave_nothing_behind():
     assert queue.next_expiry() == math.inf
 
 
-def test_clocks_still_run_out_in_order_when_most_of_the_others_have_been_stopped():
-    queue = make_queue()
+def test_clocks_still_run_out_in_order_when_most_of_the_others_have_been_stopped(queue):
     requests = [make_request(deadline=float(n * 7919 % 1009)) for n in range(1000)]
     push_all(queue, *requests)
     kept = sorted(requests, key=lambda request: request.deadline % 10)[:100]

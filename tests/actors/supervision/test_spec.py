@@ -48,10 +48,22 @@ def test_a_shutdown_budget_becomes_seconds_of_grace(options, grace):
     assert ChildSpec("a", start, **options).grace == grace
 
 
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b"])
-def test_a_name_that_is_no_tree_path_is_refused(name):
-    with pytest.raises(ValueError, match="no tree path; write it as 'resnet' or 'resnet/3'"):
-        ChildSpec(name, start)
+NO_PATH = "no tree path; write it as 'resnet' or 'resnet/3'"
+NO_SECONDS = r"BRUTAL_KILL.*INFINITY"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        *((name, {}, NO_PATH) for name in ("", "/a", "a/", "a//b")),
+        *(("a", {"shutdown": seconds}, NO_SECONDS) for seconds in (0, -1.0, math.inf, math.nan)),
+        ("a", {"on_exhausted": OnExhausted.RETRY_AT_CAP}, "pass intensity as well"),
+        ("a", {"intensity": Intensity(1, 1.0), "restart": Restart.TEMPORARY}, "restart budget means nothing"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused_with_advice(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        ChildSpec(name, start, **options)
 
 
 def test_a_name_may_hold_several_segments():
@@ -61,24 +73,6 @@ def test_a_name_may_hold_several_segments():
 def test_a_start_that_was_called_already_is_refused():
     with pytest.raises(TypeError, match="pass the function itself, uncalled"):
         ChildSpec("a", None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
-def test_a_shutdown_that_is_no_number_of_seconds_names_its_alternatives(seconds):
-    with pytest.raises(ValueError, match=r"BRUTAL_KILL.*INFINITY"):
-        ChildSpec("a", start, shutdown=seconds)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"on_exhausted": OnExhausted.RETRY_AT_CAP}, "pass intensity as well"),
-        ({"intensity": Intensity(1, 1.0), "restart": Restart.TEMPORARY}, "restart budget means nothing"),
-    ],
-)
-def test_fields_that_contradict_one_another_are_refused_with_advice(options, words):
-    with pytest.raises(ValueError, match=words):
-        ChildSpec("a", start, **options)
 
 
 def test_children_with_names_of_their_own_are_fine():
