@@ -482,74 +482,71 @@ class FarDouble:
 
 
 @pytest.fixture
-async def far(near):
-    def make(**changes):
-        store = FarDouble()
-        return near(far=store, **changes), store
-
-    return make
+async def store():
+    return FarDouble()
 
 
-async def test_a_far_store_is_asked_before_the_model(far, autojump_clock):
-    at, store = far()
-    first = await at.send(1.0)
-    assert at.worker.sizes == []
+@pytest.fixture
+async def behind(near, store):
+    """A model whose answers are kept in the far store."""
+    return near(far=store)
+
+
+async def test_a_far_store_is_asked_before_the_model(behind, store, autojump_clock):
+    first = await behind.send(1.0)
+    assert behind.worker.sizes == []
     store.answer()
-    await at.model.settled()
-    await at.finish()
-    second = await at.send(1.0)
+    await behind.model.settled()
+    await behind.finish()
+    second = await behind.send(1.0)
     store.answer()
     assert value_of(first) == value_of(second) == 1.0
-    assert at.worker.sizes == [1]
-    assert at.counts() == {"success": 2, "hit": 1, "miss": 1, "fail": 0, "inferences": 1, "executions": 1}
+    assert behind.worker.sizes == [1]
+    assert behind.counts() == {"success": 2, "hit": 1, "miss": 1, "fail": 0, "inferences": 1, "executions": 1}
 
 
-async def test_a_far_store_that_is_not_asked_costs_nothing(far, autojump_clock):
-    at, store = far()
+async def test_a_far_store_that_is_not_asked_costs_nothing(behind, store, autojump_clock):
     store.open = False
-    await at.send(1.0)
-    assert at.worker.sizes == [1]
+    await behind.send(1.0)
+    assert behind.worker.sizes == [1]
 
 
-async def test_one_look_up_is_for_all_who_want_the_same(far, autojump_clock):
-    at, store = far()
-    requests = [await at.send(1.0) for _ in range(3)]
+async def test_one_look_up_is_for_all_who_want_the_same(behind, store, autojump_clock):
+    requests = [await behind.send(1.0) for _ in range(3)]
     assert len(store.asked) == 1
     store.answer()
-    await at.model.settled()
-    assert at.worker.sizes == [1]
-    await at.finish()
+    await behind.model.settled()
+    assert behind.worker.sizes == [1]
+    await behind.finish()
     assert [value_of(each) for each in requests] == [1.0] * 3
 
 
-async def test_a_look_up_goes_on_for_the_others_when_its_asker_leaves(far, autojump_clock):
-    at, store = far()
-    await at.send(1.0)
+async def test_a_look_up_goes_on_for_the_others_when_its_asker_leaves(behind, store, autojump_clock):
+    await behind.send(1.0)
     store.answer()
-    await at.model.settled()
-    await at.finish()
-    leader, follower = await at.send(1.0), await at.send(1.0)
-    at.state.cancel(leader)
+    await behind.model.settled()
+    await behind.finish()
+    leader, follower = await behind.send(1.0), await behind.send(1.0)
+    behind.state.cancel(leader)
     assert isinstance(leader.reply.error, Cancelled)
     store.answer()
     assert value_of(follower) == 1.0
-    assert at.worker.sizes == [1]
+    assert behind.worker.sizes == [1]
 
 
-async def test_a_look_up_that_nobody_waits_for_any_more_is_for_nobody(far, autojump_clock):
-    at, store = far()
-    asker = await at.send(1.0, deadline=trio.current_time() + 1)
+async def test_a_look_up_that_nobody_waits_for_any_more_is_for_nobody(behind, store, autojump_clock):
+    asker = await behind.send(1.0, deadline=trio.current_time() + 1)
     await trio.sleep(2)
     assert isinstance(asker.reply.error, DeadlineExceeded)
     store.answer()
-    await at.model.settled()
-    assert at.worker.sizes == []
+    await behind.model.settled()
+    assert behind.worker.sizes == []
     assert len(asker.reply.parts) == 1
-    assert at.state.stages[0].waiting == 0
+    assert behind.state.stages[0].waiting == 0
 
 
-async def test_what_waits_for_look_ups_has_room_in_the_queue(far, autojump_clock):
-    at, store = far(queue_bounds=QueueBounds(requests=2))
+async def test_what_waits_for_look_ups_has_room_in_the_queue(near, store, autojump_clock):
+    at = near(far=store, queue_bounds=QueueBounds(requests=2))
     for value in range(4):
         at.state.submit_nowait(at.request(float(value)))
     assert len(store.asked) == 2
@@ -559,13 +556,12 @@ async def test_what_waits_for_look_ups_has_room_in_the_queue(far, autojump_clock
     assert len(at.state.queue) <= 3
 
 
-async def test_a_model_that_ends_answers_who_waits_for_a_look_up(far, autojump_clock):
-    at, store = far()
-    asker = await at.send(1.0)
-    at.state.intake.fail_queued(Unavailable("gone"))
+async def test_a_model_that_ends_answers_who_waits_for_a_look_up(behind, store, autojump_clock):
+    asker = await behind.send(1.0)
+    behind.state.intake.fail_queued(Unavailable("gone"))
     assert isinstance(asker.reply.error, Unavailable)
     store.answer()
-    await at.state.wait_drained()
+    await behind.state.wait_drained()
     assert len(asker.reply.parts) == 1
 
 
