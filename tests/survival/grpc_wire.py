@@ -30,6 +30,7 @@ INFER = SERVICE + "ModelInfer"
 STREAM_INFER = SERVICE + "ModelStreamInfer"
 
 OK = 0
+FAILED_PRECONDITION = 9
 UNAVAILABLE = 14
 
 _WINDOW = 2**30
@@ -112,6 +113,10 @@ class Call:
         """Send one message. Raises Lost."""
         await self._channel.send_data(self, message(body), end=end)
 
+    async def half_close(self) -> None:
+        """Say that no more messages come."""
+        await self._channel.send_data(self, b"", end=True)
+
     async def receive(self) -> bytes | None:
         """Return the next message, or None once the call has ended with a status; else raise Lost."""
         with trio.fail_after(PATIENCE):
@@ -130,6 +135,14 @@ class Call:
         assert self.status is not None
         assert (body is None) == (self.status != OK), f"status {self.status} with {body!r}"
         return Answer(self.status, self.details, pb.ModelInferResponse.FromString(body or b""))
+
+    async def streamed(self) -> Answer:
+        """Return the next answer of a ModelStreamInfer call. Raises Lost where the call has ended."""
+        body = await self.receive()
+        if body is None:
+            raise Lost(f"the stream ended with status {self.status}: {self.details}")
+        part = pb.ModelStreamInferResponse.FromString(body)
+        return Answer(OK, part.error_message, part.infer_response)
 
     # Told by the channel
 
@@ -157,6 +170,59 @@ class Call:
         if not self.over:
             self.failure = why
         self._bell.unpark_all()
+
+
+class Streamed:
+    """Inferences on one open ModelStreamInfer call, any number at a time; answers keep their order."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._asking = trio.Lock()
+        self._waiting: deque[trio.MemorySendChannel[Answer]] = deque()
+        self._lost = ""
+        self._over = trio.Event()
+
+    async def infer(self, model: str, **fields: Any) -> Answer:
+        """Have a model infer; see `inference` for the fields. Raises Lost."""
+        # A caller that asks in a loop must not stop the other tasks.
+        await trio.lowlevel.checkpoint()
+        if self._lost:
+            raise Lost(self._lost)
+        send, receive = trio.open_memory_channel[Answer](1)
+        async with self._asking:
+            self._waiting.append(send)
+            await self._call.send(inference(model, **fields))
+        try:
+            return await receive.receive()
+        except trio.EndOfChannel:
+            raise Lost(self._lost) from None
+
+    async def run(self) -> None:
+        """Hand out answers until the call is over. Raises AssertionError for an answer to no request."""
+        try:
+            while True:
+                answer = await self._call.streamed()
+                assert self._waiting, f"an answer to no request: {answer}"
+                self._waiting.popleft().send_nowait(answer)
+        except Lost as error:
+            self._lost = str(error)
+            for each in self._waiting:
+                each.close()
+            self._over.set()
+
+    async def end(self) -> int | None:
+        """End the requests and return the call's status.
+
+        Raises Lost, and AssertionError for surplus answers.
+        """
+        await self._call.half_close()
+        with trio.fail_after(PATIENCE):
+            await self._over.wait()
+        assert not self._waiting
+        return self._call.status
+
+    def close(self) -> None:
+        """Nothing; the call goes on until its `end`."""
 
 
 class Unary:

@@ -1,5 +1,7 @@
 """Model repositories that tests build on the fly, and the backend that a third party would have installed."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import dedent
@@ -110,6 +112,29 @@ class TritonPythonModel:
 
     def execute(self, requests):
         return []
+"""
+
+_CRASHING = """
+import os
+import pathlib
+import signal
+
+import triton_python_backend_utils as pb_utils
+
+CAUSE = pathlib.Path(@CAUSE@)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        if CAUSE.exists():
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def execute(self, requests):
+        tensor = pb_utils.get_input_tensor_by_name
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("SERVED", tensor(each, "TICKET").as_numpy())])
+            for each in requests
+        ]
 """
 
 _POISONABLE = '''
@@ -226,6 +251,11 @@ class Repository:
     def failing(self, name: str = "failing") -> None:
         """Never loads."""
         self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + instances(1), "model.py", _FAILING)
+
+    def crashing(self, cause: Path, name: str = "crashing", *, config: str = instances(2)) -> None:
+        """SERVED = TICKET; segfaults while it loads as long as the file `cause` exists."""
+        code = _CRASHING.replace("@CAUSE@", repr(str(cause)))
+        self._add(name, _python_config("TICKET", "SERVED", "TYPE_INT32") + config, "model.py", code)
 
     def torch_doubling(self, name: str = "torch_doubling") -> None:
         """OUTPUT__0 = 2 * INPUT__0 in PyTorch."""

@@ -1,5 +1,6 @@
 """The gRPC listener of a real server, as tritonclient.grpc sees it: addresses and certificates."""
 
+import signal
 from contextlib import contextmanager
 from functools import partial
 
@@ -77,3 +78,15 @@ async def test_with_mutual_tls_and_without_http_it_serves_those_whom_it_trusts(
         await assert_serves(url, **trusting, **mutual)
         await assert_serves(local)
     assert not path.exists()
+
+
+async def test_two_servers_share_a_port_where_both_say_so(tritium_server, repository):
+    repository.python_add_sub()
+    async with tritium_server("--reuse-grpc-port=true") as first:
+        shared = ("--reuse-grpc-port=true", f"--grpc-port={first.grpc_port}")
+        async with tritium_server(*shared) as second:
+            assert second.grpc_port == first.grpc_port
+            await assert_serves(second.grpc_url)
+            first.signal(signal.SIGTERM)
+            assert await first.wait_ended() == 0
+            await assert_serves(second.grpc_url)

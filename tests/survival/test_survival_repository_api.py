@@ -32,11 +32,14 @@ from tests.survival.changing import (
     states,
     triton,
     triton_refusal,
+    unload,
     until_states,
     witnessed,
 )
 from tests.survival.server import eventually, standing, until
 from tests.survival.wire import inference
+
+pytestmark = pytest.mark.slow
 
 EXPLICIT = "--model-control-mode=explicit"
 UNLOADED = {"state": "UNAVAILABLE", "reason": "unloaded"}
@@ -146,6 +149,45 @@ async def test_a_model_that_left_the_disk_is_listed_for_as_long_as_it_serves(ser
 
 
 # -- what a load can put in place of the files
+
+
+async def test_a_configuration_in_the_request_counts_until_the_files_change(server, shop):
+    shop.model("greeting")
+
+    async def greeting():
+        document = (await server.get("/v2/models/greeting/config")).json()
+        return document.get("parameters", {}).get("greeting", {}).get("string_value")
+
+    override = as_json(parameters={"greeting": {"string_value": "hello"}})
+    await triton(server, "load_model", "greeting", config=override)
+    assert await greeting() == "hello"
+    overridden = await pids(server, "greeting")
+    await triton(server, "load_model", "greeting")  # the files are what they were
+    assert (await greeting(), await pids(server, "greeting")) == ("hello", overridden)
+    shop.write("greeting/1/model.py", code(2))
+    await triton(server, "load_model", "greeting")
+    assert await greeting() is None
+    assert await identity(server, "greeting") == (1, 2)
+
+
+async def test_files_in_the_request_are_the_whole_model_until_the_next_plain_load(server, shop):
+    shop.model("filed", versions=(1, 3))
+    await triton(server, "load_model", "filed")
+    assert await identity(server, "filed") == (3, 3)
+    files = {"file:1/model.py": code(77, parts=1).encode(), "file:1/part-0": b"\x00\xff"}
+    await triton(server, "load_model", "filed", config=as_json(), files=files)
+    assert await identity(server, "filed") == (1, 77)
+    await until_states(server, "filed", {1: "READY", 3: "UNAVAILABLE"})
+    await triton(server, "load_model", "filed")
+    assert await identity(server, "filed") == (3, 3)
+    await until_states(server, "filed", {1: "UNAVAILABLE", 3: "READY"})
+
+
+async def test_a_model_can_be_made_of_nothing_but_a_request(server):
+    files = {"file:/1/model.py": code(78).encode(), "file:///2/model.py": code(79).encode()}
+    await triton(server, "load_model", "made_up", config=as_json(version_policy={"all": {}}), files=files)
+    assert await identity(server, "made_up", version=1) == (1, 78)
+    assert await identity(server, "made_up", version=2) == (2, 79)
 
 
 BAD_OVERRIDES: list[tuple[dict[str, Any], int, str]] = [
@@ -366,6 +408,25 @@ def grpc_failure(server, model):
     return caught.value
 
 
+async def test_an_unload_takes_the_place_of_a_load_that_has_not_ended(server, shop):
+    shop.model("hanging", initialize="time.sleep(60)")
+    outcomes = []
+    async with trio.open_nursery() as nursery:
+
+        async def ask():
+            outcomes.append(await load(server, "hanging"))
+
+        nursery.start_soon(ask)
+        await until_states(server, "hanging", {1: "LOADING"})
+        with trio.fail_after(30):
+            assert (await unload(server, "hanging")).status == 200
+    (outcome,) = outcomes
+    assert outcome.status == 400
+    assert "Newer operation has been applied to the model lifecycle" in outcome.error
+    await until_states(server, "hanging", {1: "UNAVAILABLE"})
+    assert await ready(server)
+
+
 # -- versions and instances
 
 
@@ -416,11 +477,48 @@ async def test_a_new_count_of_instances_is_met_in_place(server, shop):
 # -- starts
 
 
+async def test_a_named_model_that_is_nowhere_ends_the_start(tritium_server, workshop):
+    workshop.model("a")
+    flags = (EXPLICIT, "--load-model=a", "--load-model=nowhere")
+    async with tritium_server(*flags, ready=False, exit_status=1) as server:
+        assert await server.wait_ended() == 1
+        assert server.failures == ["creating server: Internal - failed to load all models"]
+
+
+async def test_told_not_to_mind_the_server_serves_the_other_named_models(tritium_server, workshop):
+    workshop.model("a")
+    flags = (EXPLICIT, "--load-model=a", "--load-model=nowhere", "--exit-on-error=false")
+    async with tritium_server(*flags, ready=False) as server:
+        await server.wait_loaded()
+        assert await identity(server, "a") == (1, 1)
+        assert (await server.get("/v2/health/live")).status == 200
+
+
 @pytest.fixture
 def second(tmp_path):
     path = tmp_path / "second"
     path.mkdir()
     return Workshop(path)
+
+
+async def test_a_model_of_two_repositories_is_served_from_neither(tritium_server, workshop, second):
+    workshop.model("a")
+    second.model("b", generation=5)
+    workshop.model("twice")
+    second.model("twice")
+    flags = ("--exit-on-error=false", f"--model-repository={second.repository}")
+    async with tritium_server(*flags, ready=False) as server:
+        await server.wait_loaded()
+        assert await ready(server)  # neither is in the lifecycle of models
+        found = await entries(server)
+        assert found[:2] == [entry("a"), entry("b")]
+        assert (await identity(server, "a"), await identity(server, "b")) == ((1, 1), (1, 5))
+        reason = "model appears in two or more repositories"
+        assert {"name": "twice", "state": "UNAVAILABLE", "reason": reason}.items() <= found[2].items()
+        assert "version" not in found[2]
+        assert [each["name"] for each in await entries(server, ready=True)] == ["a", "b", "twice"]
+        assert (await refusal(server, "twice"))[0] in {400, 404}
+        assert "not unique across all model repositories" in server.stdout + server.stderr
 
 
 async def test_with_namespaces_models_of_one_name_live_side_by_side(tritium_server, workshop, second):

@@ -1,10 +1,15 @@
 """Starts that go wrong: what the operator reads, and the exit status."""
 
+import signal
 import socket
 
+import numpy as np
 import pytest
 
 from tests.survival.server import eventually
+from tests.survival.wire import inference
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_model_that_fails_to_load_ends_the_server(tritium_server, repository):
@@ -98,3 +103,37 @@ async def test_a_repository_that_comes_late_is_served_once_its_models_are_loaded
 
         await eventually(is_ready)
         assert (await server.get("/v2/models/python_add_sub/ready")).status == 200
+
+
+async def test_with_a_platform_and_no_backend_a_model_loads_without_completion(tritium_server, repository):
+    repository.onnx_add_sub()
+    path = repository.path / "onnx_add_sub" / "config.pbtxt"
+    text = path.read_text().replace('backend: "onnxruntime"', 'platform: "onnxruntime_onnx"')
+    path.write_text(text)
+    async with tritium_server("--disable-auto-complete-config") as server:
+        config = (await server.get("/v2/models/onnx_add_sub/config")).json()
+        assert (config["backend"], config["platform"]) == ("onnxruntime", "onnxruntime_onnx")
+        assert (await server.get("/v2/models/onnx_add_sub/ready")).status == 200
+
+
+async def test_an_empty_repository_is_served(tritium_server):
+    async with tritium_server() as server:
+        assert await server.index() == {}
+        server.signal(signal.SIGTERM)
+        assert await server.wait_ended() == 0
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_clients_learn_how_long_they_waited_where_the_operator_says_so(
+    tritium_server, repository, told
+):
+    repository.onnx_identity()
+    async with tritium_server(*["--server-timing=true"] * told) as server:
+        async with await server.connect() as connection:
+            await connection.send(inference("onnx_identity", {"X": np.ones(4, np.float32)}))
+            answer = await connection.receive()
+        assert answer.status == 200
+        phases = [
+            phase.partition(";")[0].strip() for phase in answer.fields.get("server-timing", "").split(",")
+        ]
+        assert phases == (["queue", "compute_input", "compute_infer", "compute_output"] if told else [""])
