@@ -187,13 +187,14 @@ class Conversation:
 
         return receive
 
-    async def _send(self, message: Message) -> None:
+    def _send(self, message: Message) -> Awaitable[None]:
+        if message["type"] != "tritium.response":
+            return self._send_standard(message)
+        self._answered = True
+        return self.respond(message["status"], message["headers"], list(message["body"]), message["release"])
+
+    async def _send_standard(self, message: Message) -> None:
         match message["type"]:
-            case "tritium.response":
-                self._answered = True
-                await self.respond(
-                    message["status"], message["headers"], list(message["body"]), message["release"]
-                )
             case "http.response.start":
                 self._started = (message["status"], list(message.get("headers", ())))
             case "http.response.body":
@@ -248,7 +249,9 @@ class Conversation:
         if self._request.method == "HEAD" or status in _BODILESS:
             body.clear()
         body.insert(0, head)
-        await self.write(body, release)
+        rest = self._write_at_once(body, release)
+        if rest:
+            await self._write_rest(rest, release)
 
     def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
         parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
@@ -266,20 +269,35 @@ class Conversation:
         parts.append(b"\r\n")
         return b"".join(parts)
 
-    async def write(self, buffers: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
-        """Send `buffers` and call `release` as soon as they are no longer read.
+    async def write(self, buffers: Sequence[Buffer]) -> None:
+        """Send `buffers`. Once the client is gone, the rest is dropped."""
+        rest = self._write_at_once(buffers, None)
+        if rest:
+            await self._write_rest(rest, None)
 
-        What the socket does not take within one turn of the loop is copied. A slow reader then costs memory
-        of this connection and not of a model. Once the client is gone, the rest is dropped.
-        """
+    def _write_at_once(self, buffers: Sequence[Buffer], release: Callable[[], None] | None) -> list[Buffer]:
+        """Send what the socket takes; return the rest. Where nothing is left, `release` is called."""
         rest: list[Buffer] = []
         try:
             rest = self._transport.send(buffers)
-            if rest:
-                await trio.lowlevel.checkpoint()
-                rest = self._transport.send(rest)
-                if release is not None:
-                    rest = await in_slices(copying(rest))
+        except ConnectionLost:
+            self._lost()
+        finally:
+            if release is not None and not rest:
+                release()
+        return rest
+
+    async def _write_rest(self, rest: list[Buffer], release: Callable[[], None] | None) -> None:
+        """Send what the socket did not take.
+
+        What it does not take within one turn of the loop is copied. A slow reader then costs memory of this
+        connection and not of a model.
+        """
+        try:
+            await trio.lowlevel.checkpoint()
+            rest = self._transport.send(rest)
+            if release is not None:
+                rest = await in_slices(copying(rest))
         except ConnectionLost:
             rest = []
             self._lost()

@@ -157,7 +157,10 @@ async def _exchange(
         return None
     hook.on_disconnect = left
     try:
-        await model.submit(request)
+        try:
+            model.submit_nowait(request)
+        except trio.WouldBlock:
+            await model.submit(request)
         return await port.wait()
     except trio.Cancelled:
         left()
