@@ -279,7 +279,7 @@ class ModelState(ServedModel):
         if self.stuck_for(now) >= bound:
             self.give_up(why)
             return
-        for worker in self.standing.workers:
+        for worker in list(self.standing.workers):
             if self.spec.execution_timeout or now - worker.stuck_since < bound:
                 continue
             held = [request for batch in worker.outstanding.values() for request in batch.requests]
