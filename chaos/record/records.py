@@ -239,7 +239,7 @@ class Ending(Record):
 
     kind: ClassVar[str] = "ending"
 
-    how: str  # sigterm, balanced_drain, sigterm_twice, sigterm_hung, sigkill
+    how: str  # sigterm, sigterm_twice, sigterm_hung, sigkill
     figures: Mapping[str, float]
     trouble: str = ""
 

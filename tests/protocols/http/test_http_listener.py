@@ -81,13 +81,18 @@ class Served:
         self.spawned = spawned
 
     @asynccontextmanager
-    async def connect(self, **options):
+    async def connect(self, first=b"", **options):
+        """Connect. `first` is here before the server accepts: who sends nothing yet may have to make room."""
         raw = socket.socket()
         for option, value in options.items():
             raw.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
+        if first:
+            raw.connect(self.address)
+            raw.sendall(first)
         sock = trio.socket.from_stdlib_socket(raw)
         with sock:
-            await sock.connect(self.address)
+            if not first:
+                await sock.connect(self.address)
             yield self.client(sock)
 
     async def until(self, condition):

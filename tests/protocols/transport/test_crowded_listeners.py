@@ -99,11 +99,9 @@ async def test_health_checks_are_answered_while_all_connections_are_busy(serve, 
             await busy.send(infer("held"))
         await until(lambda: served.listener.statistics().phases == {Phase.ANSWERING: 2})
         for _ in range(5):
-            async with served.connect() as prober:
-                await prober.send(HEALTH)
+            async with served.connect(HEALTH) as prober:
                 assert await prober.receive(len(LIVE_LAST)) == LIVE_LAST
-        async with served.connect() as other:
-            await other.send(infer("zeros", 3))
+        async with served.connect(infer("zeros", 3)) as other:
             status, fields, body = await other.response()
             assert (status, fields["Retry-After"], fields["Connection"]) == (503, "1", "close")
             assert "--max-connections" in json.loads(body)["error"]
@@ -127,16 +125,16 @@ async def test_who_came_while_all_were_busy_is_served_once_there_is_room(serve, 
 @pytest.mark.parametrize("sent", [HEAD, HEAD + b"Content-Length: 100000\r\n\r\n"])
 async def test_requests_that_do_not_come_on_make_room_after_a_while(serve, autojump_clock, sent):
     most = 4
-    autojump_clock.autojump_threshold = 0.01  # the kernel needs real time to carry bytes
+    autojump_clock.autojump_threshold = (
+        0.01  # the kernel needs real time to carry bytes
+    )
     async with serve(most) as served, AsyncExitStack() as stack:
         for _ in range(most + reserve(most)):
-            slow = await stack.enter_async_context(served.connect())
-            await slow.send(sent)
+            await stack.enter_async_context(served.connect(sent))
         while served.listener.statistics().accepted < most + reserve(most):
             await trio.sleep(0.01)
         all_slow_at = trio.current_time()
-        async with served.connect() as prober:
-            await prober.send(HEALTH)
+        async with served.connect(HEALTH) as prober:
             answer = await prober.receive(len(b"HTTP/1.1 200"))
         assert answer == b"HTTP/1.1 200"
         assert trio.current_time() < all_slow_at + 20  # the usual patience is 30 s and 60 s
@@ -148,8 +146,7 @@ async def test_who_takes_no_answer_makes_room_too(serve, autojump_clock):
         while served.listener.statistics().phases != {Phase.WRITING: 1}:
             await trio.sleep(0.01)
         await trio.sleep(5)
-        async with served.connect() as other:
-            await other.send(infer("zeros", 3))
+        async with served.connect(infer("zeros", 3)) as other:
             assert (await other.response())[0] == 200
 
 
