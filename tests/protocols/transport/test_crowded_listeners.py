@@ -125,9 +125,7 @@ async def test_who_came_while_all_were_busy_is_served_once_there_is_room(serve, 
 @pytest.mark.parametrize("sent", [HEAD, HEAD + b"Content-Length: 100000\r\n\r\n"])
 async def test_requests_that_do_not_come_on_make_room_after_a_while(serve, autojump_clock, sent):
     most = 4
-    autojump_clock.autojump_threshold = (
-        0.01  # the kernel needs real time to carry bytes
-    )
+    autojump_clock.autojump_threshold = 0.01  # the kernel needs real time to carry bytes
     async with serve(most) as served, AsyncExitStack() as stack:
         for _ in range(most + reserve(most)):
             await stack.enter_async_context(served.connect(sent))
