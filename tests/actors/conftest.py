@@ -45,3 +45,14 @@ async def connect():
             return connection
 
         yield connected
+
+
+@pytest.fixture
+async def connection(connect):
+    return connect()
+
+
+@pytest.fixture
+async def batch(connection):
+    """A request that was dispatched over the connection."""
+    return connection.dispatch(connection.request())

@@ -36,17 +36,6 @@ async def connect(connect):
     return partial(connect, decoupled=True)
 
 
-@pytest.fixture
-async def connection(connect):
-    return connect()
-
-
-@pytest.fixture
-async def batch(connection):
-    """A request that was dispatched over the connection."""
-    return connection.dispatch(connection.request())
-
-
 def say(connection, *parts):
     for each in parts:
         for packet in each.packets():

@@ -158,17 +158,6 @@ def executing(connect, **changes):
     return connection, connection.dispatch(connection.request())
 
 
-@pytest.fixture
-async def connection(connect):
-    return connect()
-
-
-@pytest.fixture
-async def batch(connection):
-    """A request that was dispatched over the connection."""
-    return connection.dispatch(connection.request())
-
-
 async def test_loading_hands_over_the_letter_and_a_pair_of_segments_for_each_slot(connection):
     assert connection.opening == [bytes((frames.LOAD,))]
     assert connection.letter["backend"] == "module:Class"
