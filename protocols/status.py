@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from actors.values.errors import NEVER, ErrorCode, TritiumError, Unavailable
+from actors.values.errors import NEVER, ErrorCode, TooManyRequests, TritiumError, Unavailable
 
-# Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The last two are Tritium's own
-# (DESIGN section 4).
+# Contract: http.md section 1.1 and grpc.md section 2 for Triton's eight. The others are Tritium's own.
 STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
     ErrorCode.UNKNOWN: (400, 2),  # UNKNOWN
     ErrorCode.INTERNAL: (500, 13),  # INTERNAL
@@ -21,6 +20,9 @@ STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
     ErrorCode.CANCELLED: (400, 1),  # CANCELLED
     ErrorCode.DEADLINE_EXCEEDED: (504, 4),  # DEADLINE_EXCEEDED
     ErrorCode.POISONED: (422, 9),  # FAILED_PRECONDITION
+    ErrorCode.UNAUTHENTICATED: (401, 16),  # UNAUTHENTICATED
+    ErrorCode.PERMISSION_DENIED: (403, 7),  # PERMISSION_DENIED
+    ErrorCode.RESOURCE_EXHAUSTED: (429, 8),  # RESOURCE_EXHAUSTED
 }
 
 
@@ -40,6 +42,6 @@ def retry_seconds(error: TritiumError) -> int:
     At least 1, which is also told where the time is unknown; 0 where it is not worth trying again, or not a
     matter of time.
     """
-    if not isinstance(error, Unavailable) or error.retry_after == NEVER:
+    if not isinstance(error, (Unavailable, TooManyRequests)) or error.retry_after == NEVER:
         return 0
     return max(1, math.ceil(error.retry_after))

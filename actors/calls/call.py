@@ -13,7 +13,7 @@ import trio
 
 from actors.calls.account import Account
 from actors.calls.answers import AnswerSender
-from actors.calls.subjects import Caller
+from actors.calls.subjects import CallingWorker
 from actors.serving.instances.batches import InFlight
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
@@ -190,7 +190,7 @@ class WorkerCall(ReplyPort):
 class CallBook:
     """The calls of one worker that are under way, by whichever of its connections."""
 
-    def __init__(self, caller: Caller, account: Account) -> None:
+    def __init__(self, caller: CallingWorker, account: Account) -> None:
         self.caller = caller
         self.account = account
         self.blocking: dict[int, list[WorkerCall]] = {}  # by batch: the calls that its execution waits for

@@ -36,7 +36,7 @@ from actors.calls.call import (
 from actors.calls.call_branch import open_branch, refuse_branch
 from actors.calls.call_pipe import CallPipe
 from actors.calls.letters import LetterReader
-from actors.calls.subjects import Caller, Subjects
+from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.asks import Asker, Asks, WorkerAsks
 from actors.serving.model import ModelState
 from actors.values.errors import Cancelled, TritiumError
@@ -67,7 +67,7 @@ class CallHost(Asks):
     def connect(self, worker: Asker, spec: ModelSpec, instance: str) -> tuple[WorkerAsks, socket.socket]:
         """See `Asks.connect`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        book = CallBook(Caller(spec, instance), Account(self.limits))
+        book = CallBook(CallingWorker(spec, instance), Account(self.limits))
         return WorkerCalls(CallPipe(ours), worker, self, book), theirs
 
 

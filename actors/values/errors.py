@@ -1,6 +1,6 @@
 """Errors that are told to a client. Any other exception is a bug, and a supervisor's business.
 
-Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own two. Each wire spells the codes in
+Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own five. Each wire spells the codes in
 its own way: see `protocols.status`.
 """
 
@@ -24,6 +24,9 @@ class ErrorCode(Enum):
     CANCELLED = "Cancelled"
     DEADLINE_EXCEEDED = "Deadline exceeded"
     POISONED = "Poisoned"
+    UNAUTHENTICATED = "Unauthenticated"
+    PERMISSION_DENIED = "Permission denied"
+    RESOURCE_EXHAUSTED = "Resource exhausted"
 
     @property
     def rendered(self) -> str:
@@ -125,6 +128,43 @@ class Poisoned(TritiumError):
     code = ErrorCode.POISONED
 
 
+class Unauthenticated(TritiumError):
+    """The client has shown no credentials where some are needed, or bad ones.
+
+    `invalid`: it has shown some. Then others are needed, and not only some (RFC 6750, section 3.1).
+    """
+
+    code = ErrorCode.UNAUTHENTICATED
+
+    def __init__(self, message: str, *, invalid: bool = False) -> None:
+        super().__init__(message)
+        self.invalid = invalid
+
+    @property
+    def challenge(self) -> str:
+        """The value of a `WWW-Authenticate` field (RFC 9110, section 11.6.1)."""
+        return 'Bearer realm="tritium", error="invalid_token"' if self.invalid else 'Bearer realm="tritium"'
+
+
+class PermissionDenied(TritiumError):
+    """It is known who the client is, and it may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
+
+
+class TooManyRequests(TritiumError):
+    """The client has used up its share.
+
+    `retry_after` is in how many seconds there is some again; 0: unknown.
+    """
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 _CLASS_OF = {
     cls.code: cls
     for cls in (
@@ -138,5 +178,8 @@ _CLASS_OF = {
         Cancelled,
         DeadlineExceeded,
         Poisoned,
+        Unauthenticated,
+        PermissionDenied,
+        TooManyRequests,
     )
 }

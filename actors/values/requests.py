@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Union
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from actors.values.callers import Caller
     from actors.values.errors import TritiumError
     from actors.values.marks import ClientMarks
     from actors.values.specs import ModelSpec
@@ -57,6 +58,7 @@ class InferRequest:
         "attempts",
         "batch_key",
         "cache_ticket",
+        "caller",
         "cancelled",
         "correlation_id",
         "deadline",
@@ -135,6 +137,8 @@ class InferRequest:
         self.synthetic = False  # the server's own: a probe, which statistics leave out
         # The model's inputs beyond `inputs`: controls and states of its sequence.
         self.extra: Sequence[Tensor] = ()
+        # Who asks, if the server tells identities apart: it is told of the end as of the beginning.
+        self.caller: Caller | None = None
         # The frontend's notes on the client, if the model asks for them: see `actors.values.marks`.
         self.affinity = ""  # value of the header that keeps a client with one version
         self.tenant = ""  # it takes from this tenant's share of the queue
@@ -150,10 +154,20 @@ class InferRequest:
         """
         first = parents[0]
         self.deadline, self.synthetic = first.deadline, first.synthetic
-        self.affinity, self.tenant = first.affinity, first.tenant
+        self.affinity, self.tenant, self.caller = first.affinity, first.tenant, first.caller
         for other in parents[1:]:
             self.deadline = max(self.deadline, other.deadline)
             self.synthetic = self.synthetic and other.synthetic
+
+    def made_by(self, caller: Caller) -> None:
+        """Note who asks, and count the request as under way. Raises TooManyRequests."""
+        caller.begin()
+        self.caller = caller
+
+    @property
+    def sequence_key(self) -> int | str | tuple[str, int | str]:
+        """What names its sequence: identities that are told apart have sequences of their own."""
+        return self.correlation_id if self.caller is None else (self.caller.name, self.correlation_id)
 
     def __repr__(self) -> str:
         return f"<InferRequest {self.id or '<id_unknown>'} of {self.model_name!r}, {self.rows} rows>"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from actors.calls.subjects import Ask, Caller, Subjects
+from actors.calls.subjects import Ask, CallingWorker, Subjects
 from actors.values.errors import AlreadyExists, InvalidArgument, Unavailable, Unsupported
 from actors.values.families import Labels
 from actors.wire.call_fields import travels
@@ -96,20 +96,20 @@ class CustomMetrics:
 
     def answer(self, subjects: Subjects) -> None:
         """Have workers reach it, each by a hold of its own, which ends with the worker."""
-        holds: dict[Caller, MetricsHold] = {}
+        holds: dict[CallingWorker, MetricsHold] = {}
 
-        def hold_of(caller: Caller) -> MetricsHold:
+        def hold_of(caller: CallingWorker) -> MetricsHold:
             if caller not in holds:
                 holds[caller] = self.open()
             return holds[caller]
 
         def asked(answer: Callable[[MetricsHold, Body], dict[str, Any]]) -> Ask:
-            async def handle(body: Body, _: Mapping[str, bytes], caller: Caller) -> Body:
+            async def handle(body: Body, _: Mapping[str, bytes], caller: CallingWorker) -> Body:
                 return answer(hold_of(caller), body)
 
             return handle
 
-        def end(caller: Caller) -> None:
+        def end(caller: CallingWorker) -> None:
             if caller in holds:
                 holds.pop(caller).close()
 

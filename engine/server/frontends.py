@@ -18,6 +18,7 @@ import trio
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.callers import Action
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
 from engine.observability.requests import RequestHook
@@ -31,7 +32,6 @@ from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.options import V2Options
 from protocols.http.patience import ConnectionLimits
-from protocols.kserve.categories import Category
 from protocols.transport.listening import Listener
 
 _ANSWERS_WITHIN: Final = 0.5
@@ -114,8 +114,8 @@ def grpc_listener(
     )
 
 
-def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Category, tuple[str, str]]:
-    return {Category(api): (header.key, header.value) for api, header in apis.items()}
+def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Action, tuple[str, str]]:
+    return {Action(api): (header.key, header.value) for api, header in apis.items()}
 
 
 def _pattern(pattern: str) -> re.Pattern[str] | None:

@@ -31,7 +31,6 @@ from engine.server.sockets import AddressInUse
 from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
 from protocols.http.admission import Admission
-from protocols.http.bodies import announced
 
 Message = dict[str, Any]
 
@@ -264,9 +263,7 @@ class OwnLoop:
 
         def ask() -> None:
             assert self.tree.running is not None
-            fields = scope["headers"]
-            admit = self.tree.running.app.admit
-            tell(admit(scope["method"], scope["raw_path"], fields, announced(fields)))
+            tell(self.tree.running.app.admit_scope(scope))
 
         self.soon(ask)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from actors.calls.subjects import Caller, Subjects
+from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.routing.router import Router
 from actors.values.errors import InvalidArgument, Unavailable
 from actors.values.interfaces import Health, Repository
@@ -37,7 +37,7 @@ class ModelControl:
         health: Health,
         *,
         started: Callable[[], bool],
-        loading: Callable[[Caller], bool],
+        loading: Callable[[CallingWorker], bool],
         needs: Callable[[str, str], bool] = lambda _, __: False,
     ) -> None:
         """Set up the control of models.
@@ -59,7 +59,7 @@ class ModelControl:
         subjects.answer(READY, self.ready)
 
     async def load(
-        self, body: Mapping[str, object], attachments: Mapping[str, bytes], caller: Caller
+        self, body: Mapping[str, object], attachments: Mapping[str, bytes], caller: CallingWorker
     ) -> Mapping[str, object]:
         """Load `name` with `config`, if there is one, and files from the attachments; return when it serves.
 
@@ -87,7 +87,7 @@ class ModelControl:
         return {}
 
     async def unload(
-        self, body: Mapping[str, object], _: Mapping[str, bytes], caller: Caller
+        self, body: Mapping[str, object], _: Mapping[str, bytes], caller: CallingWorker
     ) -> Mapping[str, object]:
         """Unload `name`. Raises as `Repository.unload` does.
 
@@ -101,7 +101,7 @@ class ModelControl:
         return {}
 
     async def ready(
-        self, body: Mapping[str, object], _: Mapping[str, bytes], __: Caller
+        self, body: Mapping[str, object], _: Mapping[str, bytes], __: CallingWorker
     ) -> Mapping[str, object]:
         """Return whether `name` in `version` is ready.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from actors.values.callers import RESTRICTABLE
 from engine.settings.forms import (
     BOOL,
     PORT,
@@ -41,17 +42,7 @@ _COMPRESSION: Final[Form[CompressionLevel]] = one_of(
     complaint="invalid argument for --grpc_infer_response_compression_level",
 )
 
-RESTRICTABLE_APIS: Final = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-)
+RESTRICTABLE_APIS: Final = tuple(action.value for action in RESTRICTABLE)
 
 LEAST_CONNECTION_BYTES: Final = 128 * 1024
 """Two first windows of HTTP/2 (65,535 bytes): one call that arrives, and another's answer that leaves."""

@@ -14,7 +14,15 @@ from typing import Final
 from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
-from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
+from actors.values.errors import (
+    Cancelled,
+    Internal,
+    InvalidArgument,
+    TooManyRequests,
+    TritiumError,
+    Unauthenticated,
+    Unavailable,
+)
 from actors.values.requests import InferResponse
 from actors.values.tensors import Buffer
 from protocols.grpc.call import Call, Metadata
@@ -285,8 +293,10 @@ def status_of(error: TritiumError | GRPCError) -> tuple[int, str]:
 
 
 def trailing_metadata(error: TritiumError | GRPCError) -> Metadata | None:
-    """Return the metadata that tells a client, beside the status UNAVAILABLE, when to try again."""
-    if not isinstance(error, Unavailable):
+    """Return the metadata that tells a client when to try again, or which credentials are wanted."""
+    if isinstance(error, Unauthenticated):
+        return {"www-authenticate": error.challenge}
+    if not isinstance(error, (Unavailable, TooManyRequests)):
         return None
     return heads.try_again(retry_seconds(error), known=error.retry_after > 0)
 

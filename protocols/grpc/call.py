@@ -19,6 +19,7 @@ from grpclib.const import Handler
 
 from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
+from actors.values.callers import Action, Caller, Peer
 from actors.values.errors import Internal, TritiumError, Unavailable
 from actors.values.requests import InferResponse, ReplyPort, release
 from protocols.grpc.call_states import ANSWER, RECEIVING
@@ -92,12 +93,19 @@ class UnaryMethod(ABC):
 class Method:
     """One RPC: answered by `unary` without a task, or by `handler` in one of its own.
 
-    `infer` says whether it is one of the two inference RPCs.
+    `infer` says whether it is one of the two inference RPCs. `action` is what a caller must be allowed to do
+    with the model that the request's field `names_model` names; empty: with none in particular.
     """
 
     infer: bool
     unary: UnaryMethod | None
     handler: Handler
+    action: Action = Action.METADATA
+    names_model: str = ""
+
+    def admit(self, caller: Caller, message: object, size: int) -> None:
+        """Let a parsed request of `size` bytes pass. Raises as `Caller.admit`."""
+        caller.admit(self.action, getattr(message, self.names_model) if self.names_model else "", size=size)
 
 
 class CallWriter(ABC):
@@ -138,6 +146,7 @@ class Wire(Protocol):
     """The parts of its connection that a call uses."""
 
     peer: str
+    client: Peer
     threads: trio.CapacityLimiter
 
     @property
@@ -164,6 +173,7 @@ class Call(ReplyPort):
     __slots__ = (
         "_first",
         "_parts",
+        "caller",
         "context",
         "credited",
         "deadline",
@@ -186,6 +196,7 @@ class Call(ReplyPort):
         self.head = head
         self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
         self.deadline = math.inf
+        self.caller: Caller | None = None  # if the server tells identities apart
         self.context: Any = None
         self.state = RECEIVING
         # The rest is the connection's. A unary request, once it is whole: a `Message` while it is compressed.
@@ -333,10 +344,20 @@ class ServerStream(Generic[Request, Reply]):
         return message.data
 
     async def recv_message(self) -> Request | None:
-        """Return the next request; None after the last. Raises TritiumError where it can't be parsed."""
+        """Return the next request; None after the last.
+
+        Raises TritiumError where it can't be parsed, or its caller may not ask it.
+        """
         message = await self.recv_raw()
         if message is None:
             return None
+        request = await self._read(message)
+        caller, method = self.call.caller, self.call.head.method
+        if caller is not None and method is not None:
+            method.admit(caller, request, len(message))
+        return request
+
+    async def _read(self, message: Buffer) -> Request:
         descriptor = getattr(self._request_type, "DESCRIPTOR", None)
         if len(message) <= _PARSED_AT_ONCE or descriptor is None:
             return self._parsed(message)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import trio
 from grpclib.exceptions import GRPCError
 
+from actors.values.callers import HeadGate, Peer
 from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
 from actors.values.tensors import Buffer
 from protocols.grpc.answers import status_of, trailing_metadata
@@ -78,6 +79,7 @@ class Calls(Handler[CallHead[Method]]):
     ) -> None:
         options = environment.options
         self.peer = transport.peer
+        self.client = Peer.at(transport.peer)
         self.threads = environment.threads
         self.now = 0.0  # when the bytes came that are read
         self.served = False  # a call came
@@ -91,6 +93,7 @@ class Calls(Handler[CallHead[Method]]):
         self._room = room
         self._heads = environment.heads
         self._deadlines = environment.deadlines
+        self._gate = options.gate
         self._limit = options.max_receive_message
         self._last_call = options.last_call
         self._calls: dict[Call, None] = {}
@@ -120,7 +123,7 @@ class Calls(Handler[CallHead[Method]]):
             self.writer.put(call, head.refusal)
         elif self.draining and method.infer:
             call.put(Unavailable(SHUTTING_DOWN), final=True)
-        else:
+        elif self._gate is None or self._let_in(self._gate, call, method):
             if head.timeout < math.inf:
                 call.deadline = self.now + head.timeout
             if method.unary is None:
@@ -128,6 +131,16 @@ class Calls(Handler[CallHead[Method]]):
                 self.tasks.serve(call, method, leaving=self.draining)
             elif call.deadline < math.inf:
                 self._deadlines.add(call, call.deadline)
+
+    def _let_in(self, gate: HeadGate, call: Call, method: Method) -> bool:
+        """Find out whose call it is; False where it is refused."""
+        try:
+            call.caller = gate.identify(call.head.authorization, self.client)
+            call.caller.reach(method.action)
+        except TritiumError as error:
+            call.put(error, final=True)
+            return False
+        return True
 
     def received(self, stream: Stream, data: memoryview) -> None:
         """Gather a call's messages."""

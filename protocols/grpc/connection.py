@@ -19,7 +19,7 @@ import trio
 
 from actors.seams import faults
 from protocols.grpc.calls import Calls, Environment
-from protocols.grpc.policy import Action, Keepalive
+from protocols.grpc.policy import Keepalive, KeepaliveAction
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
@@ -340,14 +340,14 @@ class GrpcConnection(PingHandler):
         if self._calls.draining:
             self._calls.hurry(now)
         match self._keepalive.check(now, calls=len(self._h2.streams)):
-            case Action.PING:
+            case KeepaliveAction.PING:
                 self._h2.control.ping(_ALIVE)
                 writer.wake()
-            case Action.RETIRE:
+            case KeepaliveAction.RETIRE:
                 self._farewell.retire(b"max_age")
-            case Action.REST:
+            case KeepaliveAction.REST:
                 self._farewell.retire(b"max_idle")
-            case Action.DROP | Action.EXPIRE:
+            case KeepaliveAction.DROP | KeepaliveAction.EXPIRE:
                 self._transport.shut(abort=True)
-            case Action.NONE:
+            case KeepaliveAction.NONE:
                 pass

@@ -16,6 +16,7 @@ import trio
 from grpclib.const import Handler, Status
 from grpclib.exceptions import GRPCError
 
+from actors.values.callers import Action
 from actors.values.errors import DeadlineExceeded, Internal, TritiumError
 from actors.values.requests import InferResponse
 from actors.values.tensors import Buffer
@@ -23,16 +24,15 @@ from protocols.grpc.call import Call, Method, ServerStream
 from protocols.grpc.call_states import BEGIN, SERVE, CallState
 from protocols.grpc.codec.heads import CallHead, Refusal, read_head
 from protocols.grpc.policy import GrpcOptions
-from protocols.kserve.categories import Category
 
 INFERENCE_SERVICE: Final = "/inference.GRPCInferenceService/"
 KEY_PREFIX: Final = "triton-grpc-protocol-"
 
-_RPCS: Final[Mapping[Category, tuple[str, ...]]] = {
-    Category.HEALTH: ("ServerLive", "ServerReady", "ModelReady"),
-    Category.METADATA: ("ServerMetadata", "ModelMetadata"),
-    Category.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
-    Category.SHARED_MEMORY: (
+_RPCS: Final[Mapping[Action, tuple[str, ...]]] = {
+    Action.HEALTH: ("ServerLive", "ServerReady", "ModelReady"),
+    Action.METADATA: ("ServerMetadata", "ModelMetadata"),
+    Action.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
+    Action.SHARED_MEMORY: (
         "SystemSharedMemoryStatus",
         "SystemSharedMemoryRegister",
         "SystemSharedMemoryUnregister",
@@ -40,15 +40,15 @@ _RPCS: Final[Mapping[Category, tuple[str, ...]]] = {
         "CudaSharedMemoryRegister",
         "CudaSharedMemoryUnregister",
     ),
-    Category.MODEL_CONFIG: ("ModelConfig",),
-    Category.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-    Category.STATISTICS: ("ModelStatistics",),
-    Category.TRACE: ("TraceSetting",),
-    Category.LOGGING: ("LogSettings",),
+    Action.MODEL_CONFIG: ("ModelConfig",),
+    Action.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    Action.STATISTICS: ("ModelStatistics",),
+    Action.TRACE: ("TraceSetting",),
+    Action.LOGGING: ("LogSettings",),
 }
 
-CATEGORIES: Final[Mapping[str, Category]] = {
-    "/grpc.health.v1.Health/Check": Category.HEALTH,
+CATEGORIES: Final[Mapping[str, Action]] = {
+    "/grpc.health.v1.Health/Check": Action.HEALTH,
     **{INFERENCE_SERVICE + rpc: category for category, rpcs in _RPCS.items() for rpc in rpcs},
 }
 """The category of each RPC, by full path. RPCs that are not in it can't be restricted."""
@@ -66,7 +66,7 @@ class Restriction:
     refusal: str
 
 
-def restriction(path: str, restricted: Mapping[Category, tuple[str, str]]) -> Restriction | None:
+def restriction(path: str, restricted: Mapping[Action, tuple[str, str]]) -> Restriction | None:
     """Return the restriction of the RPC at `path`, None where it is open.
 
     `restricted` holds keys without their prefix.
@@ -81,6 +81,15 @@ def restriction(path: str, restricted: Mapping[Category, tuple[str, str]]) -> Re
         value,
         f"This protocol is restricted, expecting header '{KEY_PREFIX}{key}'",
     )
+
+
+_ACTIONS: Final = {**CATEGORIES, "/grpc.health.v1.Health/Watch": Action.HEALTH}
+
+_NAMES_MODEL: Final = {
+    **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), "model_name"),
+}
+"""The field of a request that names a model, by RPC. The inference RPCs look for themselves."""
 
 
 class Service(Protocol):
@@ -101,8 +110,14 @@ def method_table(services: Iterable[Service]) -> dict[str, Method]:
         for path, handler in service.__mapping__().items():
             if path in table:
                 raise ValueError(f"two services claim {path}")
-            infer = CATEGORIES.get(path) is Category.INFERENCE
-            table[path] = Method(infer=infer, unary=unary_methods.get(path), handler=handler)
+            infer = CATEGORIES.get(path) is Action.INFERENCE
+            table[path] = Method(
+                infer=infer,
+                unary=unary_methods.get(path),
+                handler=handler,
+                action=_ACTIONS.get(path, Action.METADATA),
+                names_model=_NAMES_MODEL.get(path.removeprefix(INFERENCE_SERVICE), ""),
+            )
     return table
 
 

@@ -23,9 +23,9 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, TypeVar
 
+from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
-from protocols.kserve.categories import Category
 from protocols.transport.room import LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -70,7 +70,8 @@ class GrpcOptions:
     handshake_timeout: float = 30.0
     stall_timeout: float = 60.0
     last_call: float = LAST_CALL
-    restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
+    restricted: Mapping[Action, tuple[str, str]] = field(default_factory=dict)
+    gate: HeadGate | None = None
     header_forward_pattern: re.Pattern[str] | None = None
     on_finished: FinishedHook | None = None
 
@@ -305,7 +306,7 @@ AGE_JITTER: Final = 0.1
 """The share by which ages differ, so that connections opened together are not closed together."""
 
 
-class Action(Enum):
+class KeepaliveAction(Enum):
     """What is to be done about a connection now."""
 
     NONE = "none"
@@ -377,28 +378,28 @@ class Keepalive:
         self._strikes += 1
         return self._strikes > options.max_ping_strikes > 0
 
-    def check(self, now: float, *, calls: int) -> Action:
+    def check(self, now: float, *, calls: int) -> KeepaliveAction:
         """Return the action that is due while `calls` are open. PING, RETIRE and REST are returned once."""
         options = self._options
         if calls or self._called:
             self._called = False
             self._idle_since = now
         if now >= self._grace_ends:
-            return Action.EXPIRE
+            return KeepaliveAction.EXPIRE
         if now >= self._awaited_since + options.keepalive_timeout:
-            return Action.DROP
+            return KeepaliveAction.DROP
         if now >= self._retires_at:
             self._retires_at = math.inf
             self._grace_ends = now + options.max_connection_age_grace
-            return Action.RETIRE
+            return KeepaliveAction.RETIRE
         if now >= self._idle_since + options.idle_timeout and not self._rests:
             self._rests = True
-            return Action.REST
+            return KeepaliveAction.REST
         if self._may_ping(calls) and now >= self._heard_at + options.keepalive_time:
             self._awaited_since = now
             self._pings_sent += 1
-            return Action.PING
-        return Action.NONE
+            return KeepaliveAction.PING
+        return KeepaliveAction.NONE
 
     def _may_ping(self, calls: int) -> bool:
         options = self._options

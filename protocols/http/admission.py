@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from actors.values.callers import Caller, Peer
 from protocols.http.answers import Answer, error_answer
 from protocols.http.fields import Header
 
@@ -46,16 +47,20 @@ class Admitted:
 
     most: int
     too_long: Callable[[int], Answer]
+    caller: Caller | None = None  # whose it is, if the server tells identities apart
 
 
 Admission = Answer | Admitted
 """An answer refuses the body."""
 
-Admit = Callable[[str, bytes, Sequence[Header], int], Admission]
+AdmitHead = Callable[[str, bytes, Sequence[Header], int], Admission]
 """Told method, path, header fields (names in lower case) and length (-1: chunked) of a request.
 
 Never raises.
 """
+
+Admit = Callable[[Peer, str, bytes, Sequence[Header], int], Admission]
+"""The same, for the requests of any connection."""
 
 
 def limited(most: int, length: int, too_long: Callable[[int], Answer]) -> Admission:
@@ -74,7 +79,9 @@ def short(length: int) -> Admission:
     )
 
 
-def admit_short(_method: str, _path: bytes, _headers: Sequence[Header], length: int) -> Admission:
+def admit_short(
+    _peer: Peer, _method: str, _path: bytes, _headers: Sequence[Header], length: int
+) -> Admission:
     """Admit short bodies only, for an application whose endpoints all take little or nothing (`Admit`)."""
     return short(length)
 

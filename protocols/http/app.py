@@ -1,27 +1,30 @@
 """The v2 API as an ASGI application on trio.
 
 One coroutine carries a request from its body to its answer: no task, nursery, cancel scope or lock is made
-for it (DESIGN section 1). Two ASGI extensions let a server of ours save the rest:
+for it (DESIGN section 1). ASGI extensions let a server of ours save the rest:
 
 - `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of
   buffers) and `release` (called once the buffers are no longer read, or None). So the answer is one write
   without a copy.
+- `tritium.peer`: the `Peer` of the connection.
 - `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a
   function that is called when the client leaves. Without it a watcher waits in `receive()` while an inference
   runs.
 
-A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`.
+A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`, and the caller
+that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints find the caller there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from actors.values.callers import Caller, HeadGate, Peer, presented
 from actors.values.errors import TritiumError
 from actors.values.interfaces import Server
-from protocols.http.admission import Admission
+from protocols.http.admission import Admission, Admitted
 from protocols.http.answers import (
     NO_HEADERS,
     Answer,
@@ -32,7 +35,7 @@ from protocols.http.answers import (
     error_answer,
     failure,
 )
-from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, announced
+from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
 from protocols.http.fields import Header, foreign_origin
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
@@ -83,11 +86,52 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
     )
 
 
+def _peer(scope: Scope) -> Peer:
+    """Return the connection's own, or another where the server does not tell connections apart."""
+    peer: Peer | None = scope.get("extensions", {}).get("tritium.peer")
+    if peer is not None:
+        return peer
+    client = scope.get("client")
+    return Peer(str(client[0]) if client else "")
+
+
+def _let_in(
+    gate: HeadGate, route: Route, peer: Peer, method: str, headers: Sequence[Header], length: int
+) -> Caller:
+    """Return the caller of a request whose body has `length` bytes, or is chunked (-1).
+
+    Raises TritiumError where the request may not go on.
+    """
+    caller = gate.identify(presented(headers), peer)
+    caller.admit(route.endpoint.action(method), route.model, size=max(length, 0))
+    return caller
+
+
+def _ask_gate(gate: HeadGate, route: Route, scope: Scope, receive: Receive) -> Receive:
+    """Put the caller into `scope`. Return a `receive` that tells it of bytes that no head announced."""
+    headers = scope["headers"]
+    length = announced(headers)
+    caller: Caller | None = scope.get("tritium.caller")
+    if caller is None:
+        caller = _let_in(gate, route, _peer(scope), scope["method"], headers, length)
+        scope["tritium.caller"] = caller
+    if length >= 0:
+        return receive
+
+    async def counted() -> Message:
+        message = await receive()
+        caller.received(len(message.get("body", b"")))
+        return message
+
+    return counted
+
+
 class V2App:
     """Serves `server` over the v2 HTTP API. One instance serves all connections of a listener."""
 
     def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
         self._options = options or V2Options()
+        self._gate = self._options.gate
         self._targets: Memo[bytes, _Target] = Memo(_KEPT_PATHS, _KEPT_PATHS_BYTES)
         self._limits = BodyLimits(
             server.models,
@@ -122,9 +166,8 @@ class V2App:
 
     async def _answer_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer under a foreign server, which has not asked `admit`."""
-        length = announced(scope["headers"])
-        verdict = self.admit(scope["method"], scope["raw_path"], scope["headers"], length)
-        foreign = ForeignBody(receive, verdict, length)
+        verdict = self.admit_scope(scope)
+        foreign = ForeignBody(receive, verdict, announced(scope["headers"]))
         if isinstance(verdict, Answer):
             answer: Answer | None = verdict
         else:
@@ -147,7 +190,9 @@ class V2App:
             body = b""
         await send({"type": "http.response.body", "body": body})
 
-    def admit(self, method: str, path: bytes, headers: Sequence[Header], length: int) -> Admission:
+    def admit(
+        self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int
+    ) -> Admission:
         """Say on a request's head whether its body may come (`protocols.http.admission.Admit`)."""
         target = self._targets.get(path) or self._look_up(path)
         answer = _turned_away(target, method, headers)
@@ -155,9 +200,21 @@ class V2App:
             return answer
         try:
             assert target is not None, "an unknown path was turned away"
-            return self._limits.admit(target.route, headers, length)
+            if self._gate is None:
+                return self._limits.admit(target.route, headers, length)
+            caller = _let_in(self._gate, target.route, peer, method, headers, length)
+            verdict = self._limits.admit(target.route, headers, length)
+            return verdict if isinstance(verdict, Answer) else replace(verdict, caller=caller)
         except TritiumError as error:
             return failure(error)
+
+    def admit_scope(self, scope: Scope) -> Admission:
+        """Do as `admit` for a request of a foreign server, and note in `scope` whose it is."""
+        headers = scope["headers"]
+        verdict = self.admit(_peer(scope), scope["method"], scope["raw_path"], headers, announced(headers))
+        if isinstance(verdict, Admitted):
+            scope["tritium.caller"] = verdict.caller
+        return verdict
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
         path: bytes = scope["raw_path"]
@@ -166,6 +223,8 @@ class V2App:
         if turned_away is not None or target is None:
             return turned_away
         try:
+            if self._gate is not None:
+                receive = _ask_gate(self._gate, target.route, scope, receive)
             if target.handle is not None:
                 return await target.handle(target.route, scope, receive)
             await self._generator.answer(target.route, scope, receive, send)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
 
 from actors.seams import faults
+from actors.values.callers import Peer
 from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit
 from protocols.http.answers import EXITING, Answer, error_answer
 from protocols.http.conversation import Application, Conversation
@@ -75,9 +77,10 @@ class Connection:
         self.served = False  # a request came on it
         self._transport = transport
         self._scratch = scratch
-        self._parser = RequestParser(limits.request, admit)
+        peer = Peer.at(transport.peer)
+        self._parser = RequestParser(limits.request, None if admit is None else partial(admit, peer))
         self._patience = Patience(limits, now=trio.current_time())
-        self._conversation = Conversation(transport, app, self._patience, self._parser.ready)
+        self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready)
         self._guest: Guest | None = None
         self._expired = False
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 import trio
 
 from actors.seams.slices import in_slices
+from actors.values.callers import Peer
 from actors.values.tensors import Buffer
 from protocols.http.answers import Answer
 from protocols.http.fields import JSON, Header
@@ -46,6 +47,7 @@ _SPELLING: Final = {
         b"Location",
         b"Retry-After",
         b"Server-Timing",
+        b"WWW-Authenticate",
     )
 }
 
@@ -77,7 +79,12 @@ class Conversation:
     )
 
     def __init__(
-        self, transport: Transport, app: Application, patience: Patience, ahead: Collection[Request]
+        self,
+        transport: Transport,
+        peer: Peer,
+        app: Application,
+        patience: Patience,
+        ahead: Collection[Request],
     ) -> None:
         self.keep_alive = True
         self.disconnected = False
@@ -88,7 +95,7 @@ class Conversation:
         self._patience = patience
         self._ahead = ahead
         self._client, self._server = transport.endpoints()
-        self._extensions = {"tritium.response": {}, "tritium.disconnect": self}
+        self._extensions = {"tritium.response": {}, "tritium.disconnect": self, "tritium.peer": peer}
         self._request = Request()
         # Set while an application waits to learn of the disconnect.
         self._gone: trio.Event | None = None
@@ -122,6 +129,7 @@ class Conversation:
             "server": self._server,
             "extensions": self._extensions,
             "tritium.raw_headers": request.raw_headers,
+            "tritium.caller": request.caller,
         }
         try:
             await self._app(scope, self._receive_body(request), self._send)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from actors.values.errors import TritiumError
+from actors.values.errors import TritiumError, Unauthenticated
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
@@ -34,6 +34,8 @@ def failure_fields(error: TritiumError) -> list[Header]:
     """Return the fields that go with the status of `error`, without its Content-Type."""
     if isinstance(error, UnsupportedCompression):
         return [(b"accept-encoding", OFFERED)]
+    if isinstance(error, Unauthenticated):
+        return [(b"www-authenticate", error.challenge.encode())]
     seconds = retry_seconds(error)
     return [(b"retry-after", b"%d" % seconds)] if seconds else []
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import trio
 
 from actors.seams.slices import in_slices
+from actors.values.callers import Caller
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
@@ -92,10 +93,17 @@ class Generator:
             write = partial(_write_one, exchange, send, timed=self._options.server_timing)
         work = partial(exchange.run, write)
         hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
-        if hook is not None:
-            await work(hook)
-        else:
-            await watched(receive, work)
+        caller: Caller | None = scope.get("tritium.caller")
+        if caller is not None:
+            request.made_by(caller)
+        try:
+            if hook is not None:
+                await work(hook)
+            else:
+                await watched(receive, work)
+        finally:
+            if caller is not None:
+                caller.end()
 
     def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:
         """Return the hook that is told the outcome of the request of `scope`."""

@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from actors.seams.slices import in_slices, in_threads
+from actors.values.callers import Caller
 from actors.values.errors import Cancelled, TritiumError, Unsupported
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ServedModel
@@ -87,16 +88,7 @@ class InferEndpoint:
         del body, given  # the request keeps nothing of a long JSON text
         if model.marks is not None:
             put_marks(model.marks, request, scope)
-        hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
-        try:
-            if hook is not None:
-                outcome = await _exchange(model, request, port, hook)
-            else:
-                outcome = await watched(receive, partial(_exchange, model, request, port))
-        except TritiumError as error:
-            # Its traceback holds this frame, which holds it: floods
-            # of refusals would wait for the garbage collector.
-            outcome = error.with_traceback(None)
+        outcome = await _outcome(model, request, port, scope, receive)
         if self._options.on_finished is not None:
             self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
         if outcome is None:
@@ -142,6 +134,27 @@ class InferEndpoint:
         else:
             compressed = await in_slices(in_threads(compressing(body.buffers, coding)))
         return Body([compressed], len(compressed), body.json_size, borrowed=False)
+
+
+async def _outcome(
+    model: ServedModel, request: InferRequest, port: HttpReply, scope: Scope, receive: Receive
+) -> Outcome | None:
+    """Have `model` answer `request` for its caller; None where the client left first."""
+    hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
+    caller: Caller | None = scope.get("tritium.caller")
+    try:
+        if caller is not None:
+            request.made_by(caller)
+        if hook is not None:
+            return await _exchange(model, request, port, hook)
+        return await watched(receive, partial(_exchange, model, request, port))
+    except TritiumError as error:
+        # Its traceback holds the frame that holds it: floods
+        # of refusals would wait for the garbage collector.
+        return error.with_traceback(None)
+    finally:
+        if request.caller is not None:
+            request.caller.end()
 
 
 async def _exchange(

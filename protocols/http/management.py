@@ -27,6 +27,7 @@ from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
+from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
 
 _LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
@@ -107,16 +108,17 @@ class ManagementEndpoints:
         self._require_running()
         return json_answer(self._server.models.resolve(route.model, route.version).spec.config_json)
 
-    async def _statistics(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+    async def _statistics(self, route: Route, scope: Scope, _receive: Receive) -> Answer:
         self._require_running()
-        return json_answer(metadata.statistics(self._server.models.statistics(route.model, route.version)))
+        statistics = self._server.models.statistics(route.model, route.version)
+        return json_answer(metadata.statistics(visible_statistics(scope.get("tritium.caller"), statistics)))
 
     async def _tree(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
         return json_answer(dump(self._server.introspection.tree()))
 
     # Repository
 
-    async def _index(self, _route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+    async def _index(self, _route: Route, scope: Scope, receive: Receive) -> Answer | None:
         document = await read_document(receive, self._max_input_size)
         if document is None:
             return None
@@ -124,15 +126,15 @@ class ManagementEndpoints:
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         self._require_running()
-        return json_answer(
-            metadata.repository_index(await self._server.repository.index(ready_only=ready_only))
-        )
+        entries = await self._server.repository.index(ready_only=ready_only)
+        return json_answer(metadata.repository_index(visible_entries(scope.get("tritium.caller"), entries)))
 
-    async def _load(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+    async def _load(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
         document = await read_document(receive, self._max_input_size, long_strings=True)
         if document is None:
             return None
         _refuse_repository_name(route)
+        check_upload(scope.get("tritium.caller"), route.model, parameters_of(document))
         parameters = await in_slices(load_parameters(document))
         await self._server.repository.load(route.model, parameters)
         return Answer(200, ONLY_JSON)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
-from protocols.kserve.categories import Category
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 
 Outcome = InferResponse | TritiumError
@@ -22,13 +22,15 @@ class V2Options:
     """How the v2 API behaves.
 
     `restricted` maps a category to the header that opens it. `header_forward_pattern` picks request headers,
-    by a match anywhere in their names, that become parameters of an inference. `on_finished` is told every
-    inference, its outcome and the client's address, before its memory is given back.
+    by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
+    None: all may do everything. `on_finished` is told every inference, its outcome and the client's address,
+    before its memory is given back.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
     max_body_size: int = _MAX_BODY
-    restricted: Mapping[Category, tuple[str, str]] = field(default_factory=dict)
+    restricted: Mapping[Action, tuple[str, str]] = field(default_factory=dict)
     header_forward_pattern: re.Pattern[str] | None = None
     server_timing: bool = False
+    gate: HeadGate | None = None
     on_finished: Callable[[InferRequest, Outcome, str], None] | None = None

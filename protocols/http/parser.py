@@ -22,8 +22,9 @@ from typing import Any, Final
 import httptools
 import numpy as np
 
+from actors.values.callers import Caller
 from actors.values.tensors import Buffer
-from protocols.http.admission import Admit, may_skip
+from protocols.http.admission import AdmitHead, may_skip
 from protocols.http.answers import Answer, error_answer
 
 # Bytes still to come above which a body is read past llhttp.
@@ -54,7 +55,17 @@ class RequestLimits:
 class Request:
     """One request, complete."""
 
-    __slots__ = ("body", "headers", "http_version", "keep_alive", "method", "path", "query", "raw_headers")
+    __slots__ = (
+        "body",
+        "caller",
+        "headers",
+        "http_version",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "raw_headers",
+    )
 
     def __init__(self) -> None:
         self.method = ""
@@ -64,6 +75,7 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.raw_headers: list[tuple[bytes, bytes]] = []  # names as received
         self.body: Buffer = b""
+        self.caller: Caller | None = None  # that of a long body, which was asked for
         self.keep_alive = True
 
 
@@ -78,7 +90,7 @@ class RequestParser:
     `admit` is asked about a request of whose body more is to come than came with its head.
     """
 
-    def __init__(self, limits: RequestLimits, admit: Admit | None = None) -> None:
+    def __init__(self, limits: RequestLimits, admit: AdmitHead | None = None) -> None:
         self.ready: deque[Request] = deque()
         self.refusal: Answer | None = None
         self.skipped: tuple[Request, Answer] | None = None
@@ -173,6 +185,7 @@ class RequestParser:
         request = self._request
         verdict = self._admit(request.method, request.path, request.headers, self._length)
         if not isinstance(verdict, Answer):
+            request.caller = verdict.caller
             self._most = min(self._most, verdict.most)
             self._complain = verdict.too_long
             self._check_size()

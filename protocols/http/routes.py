@@ -13,43 +13,57 @@ from enum import Enum
 from typing import Final
 from urllib.parse import unquote
 
-from protocols.kserve.categories import Category
+from actors.values.callers import Action
 
 
 class Endpoint(Enum):
-    """What can be asked over HTTP. Each has its category and its methods."""
+    """What can be asked over HTTP.
 
-    SERVER_LIVE = ("server_live", Category.HEALTH, ("GET",))
-    SERVER_READY = ("server_ready", Category.HEALTH, ("GET",))
-    SERVER_METADATA = ("server_metadata", Category.METADATA, ("GET",))
-    MODEL_METADATA = ("model_metadata", Category.METADATA, ("GET",))
-    MODEL_READY = ("model_ready", Category.HEALTH, ("GET",))
-    MODEL_CONFIG = ("model_config", Category.MODEL_CONFIG, ("GET",))
-    MODEL_STATISTICS = ("model_statistics", Category.STATISTICS, ("GET",))
-    ALL_STATISTICS = ("all_statistics", Category.STATISTICS, ("GET",))
-    INFER = ("infer", Category.INFERENCE, ("POST",))
-    GENERATE = ("generate", Category.INFERENCE, ("POST",))
-    GENERATE_STREAM = ("generate_stream", Category.INFERENCE, ("POST",))
-    REPOSITORY_INDEX = ("repository_index", Category.MODEL_REPOSITORY, ("POST",))
-    MODEL_LOAD = ("model_load", Category.MODEL_REPOSITORY, ("POST",))
-    MODEL_UNLOAD = ("model_unload", Category.MODEL_REPOSITORY, ("POST",))
-    LOGGING = ("logging", Category.LOGGING, ("GET", "POST"))
-    TRACE = ("trace", Category.TRACE, ("GET", "POST"))
-    SYSTEM_MEMORY_STATUS = ("system shared memory status", Category.SHARED_MEMORY, ("GET",))
-    SYSTEM_MEMORY_CHANGE = ("system shared memory change", Category.SHARED_MEMORY, ("POST",))
-    CUDA_MEMORY_STATUS = ("CUDA shared memory status", Category.SHARED_MEMORY, ("GET",))
-    CUDA_MEMORY_CHANGE = ("CUDA shared memory change", Category.SHARED_MEMORY, ("POST",))
-    TREE = ("tree", Category.STATISTICS, ("GET",))
-    TRAFFIC = ("traffic", Category.MODEL_REPOSITORY, ("GET", "POST"))
+    Each has the category of Triton's that a header opens, its methods, and the action that an identity needs.
+    """
 
-    category: Category
+    SERVER_LIVE = ("server_live", Action.HEALTH, ("GET",))
+    SERVER_READY = ("server_ready", Action.HEALTH, ("GET",))
+    SERVER_METADATA = ("server_metadata", Action.METADATA, ("GET",))
+    MODEL_METADATA = ("model_metadata", Action.METADATA, ("GET",))
+    MODEL_READY = ("model_ready", Action.HEALTH, ("GET",))
+    MODEL_CONFIG = ("model_config", Action.MODEL_CONFIG, ("GET",))
+    MODEL_STATISTICS = ("model_statistics", Action.STATISTICS, ("GET",))
+    ALL_STATISTICS = ("all_statistics", Action.STATISTICS, ("GET",))
+    INFER = ("infer", Action.INFERENCE, ("POST",))
+    GENERATE = ("generate", Action.INFERENCE, ("POST",))
+    GENERATE_STREAM = ("generate_stream", Action.INFERENCE, ("POST",))
+    REPOSITORY_INDEX = ("repository_index", Action.MODEL_REPOSITORY, ("POST",))
+    MODEL_LOAD = ("model_load", Action.MODEL_REPOSITORY, ("POST",))
+    MODEL_UNLOAD = ("model_unload", Action.MODEL_REPOSITORY, ("POST",))
+    LOGGING = ("logging", Action.LOGGING, ("GET", "POST"))
+    TRACE = ("trace", Action.TRACE, ("GET", "POST"))
+    SYSTEM_MEMORY_STATUS = ("system shared memory status", Action.SHARED_MEMORY, ("GET",))
+    SYSTEM_MEMORY_CHANGE = ("system shared memory change", Action.SHARED_MEMORY, ("POST",))
+    CUDA_MEMORY_STATUS = ("CUDA shared memory status", Action.SHARED_MEMORY, ("GET",))
+    CUDA_MEMORY_CHANGE = ("CUDA shared memory change", Action.SHARED_MEMORY, ("POST",))
+    TREE = ("tree", Action.STATISTICS, ("GET",))
+    TRAFFIC = ("traffic", Action.MODEL_REPOSITORY, ("GET", "POST"), Action.TRAFFIC)
+
+    category: Action
     methods: tuple[str, ...]
 
-    def __init__(self, name: str, category: Category, methods: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, category: Action, methods: tuple[str, ...], action: Action | None = None
+    ) -> None:
         self._value_ = name
         self.category = category
         self.methods = methods
+        self._action = action or category
 
+    def action(self, method: str) -> Action:
+        """Return what a request by `method` asks for."""
+        if method == "POST" and self in _SETTINGS:
+            return Action.SETTINGS
+        return self._action
+
+
+_SETTINGS: Final = frozenset({Endpoint.LOGGING, Endpoint.TRACE})
 
 CHANGE_WHAT_IS_SERVED: Final = frozenset({Endpoint.MODEL_LOAD, Endpoint.MODEL_UNLOAD, Endpoint.TRAFFIC})
 """Endpoints to which a page of another site may not have a visitor's browser POST."""
@@ -147,4 +161,4 @@ def match(path: str) -> Route | None:
 def is_health(path: bytes) -> bool:
     """Whether `path` (undecoded, without its query) is asked by health checks."""
     route = match(path.decode("latin-1"))
-    return route is not None and route.endpoint.category is Category.HEALTH
+    return route is not None and route.endpoint.category is Action.HEALTH

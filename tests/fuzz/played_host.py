@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from actors.calls.call import WorkerCall
-from actors.calls.subjects import Caller, Subjects
+from actors.calls.subjects import CallingWorker, Subjects
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.values.requests import InferRequest, InferResponse
@@ -44,7 +44,7 @@ class PlayedHost:
         self.subjects = Subjects()
         self.accepted: list[InferRequest] = []  # every accepted request, in order
         self.questions: list[trio.Event] = []  # of those that wait for `reply`
-        self.gone: list[Caller] = []
+        self.gone: list[CallingWorker] = []
         self._chance = chance
         self._waiting: dict[InferRequest, trio.Event] = {}  # for room
         self._answered: set[InferRequest] = set()

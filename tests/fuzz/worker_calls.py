@@ -18,7 +18,7 @@ from actors.calls.account import Account, CallLimits
 from actors.calls.call import CallBook
 from actors.calls.call_pipe import CallPipe
 from actors.calls.calls import CallHost, WorkerCalls
-from actors.calls.subjects import Caller
+from actors.calls.subjects import CallingWorker
 from actors.serving.instances.worker import LiveWorker
 from actors.wire import frames
 from actors.wire.call_frames import Letter
@@ -92,7 +92,7 @@ class _Game:
         host = CallHost(self._host, self._host.subjects, self._host)
         worker = cast("LiveWorker", self._worker)
         self._account = Account(_LIMITS)
-        book = CallBook(Caller(_SPEC, "caller_0_0"), self._account)
+        book = CallBook(CallingWorker(_SPEC, "caller_0_0"), self._account)
         self._calls = WorkerCalls(self._pipe, worker, host, book)
 
     async def play(self, octets: bytes, *, orderly: bool) -> None:

@@ -11,9 +11,9 @@ class ScriptedStream(ServerStream[Any, Any]):
 
     def __init__(self, *requests: Any) -> None:
         # Threads as trio has them.
-        self.call = cast("Call", SimpleNamespace(wire=SimpleNamespace(threads=None)))
+        self.call = cast("Call", SimpleNamespace(caller=None, wire=SimpleNamespace(threads=None)))
         # Threads as trio has them.
-        self.call = cast("Call", SimpleNamespace(wire=SimpleNamespace(threads=None)))
+        self.call = cast("Call", SimpleNamespace(caller=None, wire=SimpleNamespace(threads=None)))
         self._requests = list(requests)
         self.sent: list[Any] = []
 

@@ -14,7 +14,7 @@ from actors.sequences.policy.controls import Extra, Padding
 from actors.values.requests import InferRequest
 
 # A correlation id as clients give it, or a tuple for one that the server made: the two can't be equal.
-Key: TypeAlias = int | str | tuple[int]
+Key: TypeAlias = int | str | tuple[int] | tuple[str, int | str]
 
 
 class Ticket(NamedTuple):

@@ -45,7 +45,7 @@ class Roll:
             key = self._own_key(request, FLAG_SEQUENCE_START)
             request.correlation_id = str(key[0]) if self._controls.wants_text else key[0]
         else:
-            key = request.correlation_id
+            key = request.sequence_key
         sequence = self.live.get(key)
         if sequence is None:
             if not request.flags & FLAG_SEQUENCE_START:

@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from grpclib.const import Status
 from grpclib.metadata import decode_bin_value, encode_grpc_message, encode_metadata
 
+from actors.values.callers import presented
 from protocols.http2.header_blocks import encode_headers
 
 M = TypeVar("M")
@@ -64,6 +65,11 @@ class CallHead(Generic[M]):
     answer_coding: bytes = b""
     fields: Sequence[tuple[bytes, bytes]] = ()
     refusal: Refusal | None = None
+
+    @cached_property
+    def authorization(self) -> bytes:
+        """The client's credentials, empty for none. Raises Unauthenticated where there are several."""
+        return presented(self.fields)
 
     @cached_property
     def metadata(self) -> Mapping[str, str | bytes]:

@@ -26,6 +26,7 @@ from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.caps import check_name
+from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -92,6 +93,7 @@ class InferenceService(UnofferedExtensions):
             server,
             header_forward_pattern=options.header_forward_pattern,
             max_message=options.max_send_message,
+            gate=options.gate,
         )
         self._on_finished = options.on_finished
         self.unary_methods: Mapping[str, UnaryMethod] = {
@@ -169,7 +171,7 @@ class InferenceService(UnofferedExtensions):
         self._require_running()
         _check_version(request.version)
         statistics = self._server.models.statistics(request.name, request.version)
-        await stream.send_message(model_statistics(statistics))
+        await stream.send_message(model_statistics(visible_statistics(stream.call.caller, statistics)))
 
     def _refuse_while_exiting(self) -> None:
         if self._server.health.exiting:
@@ -190,7 +192,7 @@ class InferenceService(UnofferedExtensions):
         _refuse_repository_name(request.repository_name)
         self._require_running()
         entries = await self._server.repository.index(ready_only=request.ready)
-        await stream.send_message(repository_index(entries))
+        await stream.send_message(repository_index(visible_entries(stream.call.caller, entries)))
 
     async def RepositoryModelLoad(
         self, stream: ServerStream[pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse]
@@ -198,6 +200,7 @@ class InferenceService(UnofferedExtensions):
         """Load or reload a model, and answer when it serves."""
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
+        check_upload(stream.call.caller, request.model_name, request.parameters)
         parameters: Mapping[str, object] = {}
         # The parameters are perhaps files of hundreds of megabytes:
         # taking them out of the message copies them.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.seams.slices import in_slices
+from actors.values.callers import Action, HeadGate
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
 from actors.values.requests import InferRequest, InferResponse, ServedModel
@@ -52,6 +53,7 @@ class MessageIntake:
         *,
         header_forward_pattern: re.Pattern[str] | None = None,
         max_message: int = MAX_MESSAGE,
+        gate: HeadGate | None = None,
     ) -> None:
         decoder = InferDecoder()
         self.peek = decoder.begin_peek
@@ -60,6 +62,13 @@ class MessageIntake:
         self._learning = decoder.learning
         self._server = server
         self._pattern = header_forward_pattern
+        self._gate = gate
+
+    def admit(self, call: Call, target: Target, size: int) -> None:
+        """Let a message of `size` bytes pass, by the rules in force now. Raises as `Caller.admit`."""
+        if self._gate is not None:
+            call.caller = self._gate.identify(call.head.authorization, call.wire.client)
+            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
 
     def find(self, target: Target) -> tuple[ServedModel, int]:
         """Return the model that `target` is for, and the version that it names, -1 for none.
@@ -111,6 +120,8 @@ class MessageIntake:
         )
         if model.marks is not None:
             _mark(request, model.marks, call)
+        if call.caller is not None:
+            request.made_by(call.caller)
         return request, plan
 
     async def decode_in_slices(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
@@ -128,11 +139,7 @@ def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
         value = metadata.get(name, "")
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
-    def address() -> str:
-        family, _, rest = call.wire.peer.partition(":")
-        return "" if family == "unix" else rest.rpartition(":")[0].strip("[]")
-
-    marks.put_on(request, header, address)
+    marks.put_on(request, header, lambda: call.wire.client.address)
 
 
 _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers
@@ -150,9 +157,9 @@ class ModelInferMethod(UnaryMethod):
         intake = self._intake
         target = intake.peek(message)
         if not isinstance(target, Target):
-            call.start(partial(self._begin_slowly, call, target))
+            call.start(partial(self._begin_slowly, call, target, len(message)))
             return
-        given = self._given(call, target)
+        given = self._given(call, target, len(message))
         if target.unread_size > READ_AT_ONCE:
             call.start(partial(self._decode_slowly, call, given))
             return
@@ -164,15 +171,16 @@ class ModelInferMethod(UnaryMethod):
         except trio.WouldBlock:
             call.start(partial(model.submit, request))
 
-    def _given(self, call: Call, target: Target) -> Given:
+    def _given(self, call: Call, target: Target, size: int) -> Given:
         intake = self._intake
+        intake.admit(call, target, size)
         model, version = intake.find(target)
         if model.spec.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         return (target, model, version, call, call, intake.forwarded(call.head), trio.current_time())
 
-    async def _begin_slowly(self, call: Call, steps: Steps) -> None:
-        await self._decode_slowly(call, self._given(call, await in_slices(steps)))
+    async def _begin_slowly(self, call: Call, steps: Steps, size: int) -> None:
+        await self._decode_slowly(call, self._given(call, await in_slices(steps), size))
 
     async def _decode_slowly(self, call: Call, given: Given) -> None:
         request, plan = await self._intake.decode_in_slices(given)
@@ -202,5 +210,7 @@ class ModelInferMethod(UnaryMethod):
         accepted: _Accepted | None = call.context
         # The request holds the call. Together they would wait for the garbage collector.
         call.context = None
+        if accepted is not None and accepted[1].caller is not None:
+            accepted[1].caller.end()
         if self._on_finished is not None and accepted is not None:
             self._on_finished(accepted[1], outcome, call.wire.peer)

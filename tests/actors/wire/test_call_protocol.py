@@ -20,7 +20,7 @@ from actors.calls.account import Account, CallLimits
 from actors.calls.call import CallBook
 from actors.calls.call_pipe import CallPipe
 from actors.calls.calls import CallHost, WorkerCalls
-from actors.calls.subjects import Caller, Subjects
+from actors.calls.subjects import CallingWorker, Subjects
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, ErrorCode, NotFound, Unavailable
 from actors.values.requests import InferResponse
@@ -180,7 +180,7 @@ class Connection:
 async def connected(*, deadlocks=None, limits=LIMITS, **changes):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker, callee, subjects = PlayedWorker(theirs), PlayedCallee(**changes), Subjects()
-    caller = Caller(make_spec(name="caller"), "caller_0_0")
+    caller = CallingWorker(make_spec(name="caller"), "caller_0_0")
     book = CallBook(caller, Account(limits))
     calls = WorkerCalls(CallPipe(ours), worker, CallHost(callee, subjects, deadlocks), book)
     with theirs:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import trio
 
-from actors.calls.subjects import Caller, Subjects
+from actors.calls.subjects import CallingWorker, Subjects
 from actors.values.errors import InvalidArgument, NotFound, Unavailable
 from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
@@ -57,7 +57,7 @@ class World:
     async def ask(self, subject, body, *, caller="caller", **attachments):
         return await self.subjects.ask(
             Attached(subject, body, attachments),
-            Caller(make_spec("doubling", name=caller), f"{caller}_0_0"),
+            CallingWorker(make_spec("doubling", name=caller), f"{caller}_0_0"),
         )
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from protocols.grpc.policy import (
     IDLE_PING_INTERVAL,
     TICK,
-    Action,
     AnswerRoom,
     DeadlineWheel,
     Grants,
     GrpcOptions,
     Keepalive,
+    KeepaliveAction,
 )
 
 
@@ -242,24 +242,24 @@ def test_limits_that_no_connection_could_keep_are_refused(wrong, told):
 
 def test_a_silent_peer_with_a_call_is_pinged_once_and_dropped_if_it_stays_silent():
     keepalive = alive(keepalive_time=10, keepalive_timeout=5)
-    assert keepalive.check(9.9, calls=1) is Action.NONE
-    assert keepalive.check(10, calls=1) is Action.PING
-    assert keepalive.check(14.9, calls=1) is Action.NONE
-    assert keepalive.check(15, calls=1) is Action.DROP
+    assert keepalive.check(9.9, calls=1) is KeepaliveAction.NONE
+    assert keepalive.check(10, calls=1) is KeepaliveAction.PING
+    assert keepalive.check(14.9, calls=1) is KeepaliveAction.NONE
+    assert keepalive.check(15, calls=1) is KeepaliveAction.DROP
 
 
 def test_whatever_a_peer_sends_shows_that_it_lives():
     keepalive = alive(keepalive_time=10, keepalive_timeout=5)
     keepalive.check(10, calls=1)
     keepalive.heard(12)
-    assert keepalive.check(21.9, calls=1) is Action.NONE
-    assert keepalive.check(22, calls=1) is Action.PING
+    assert keepalive.check(21.9, calls=1) is KeepaliveAction.NONE
+    assert keepalive.check(22, calls=1) is KeepaliveAction.PING
 
 
 def test_a_peer_without_calls_is_left_alone_unless_that_is_permitted():
-    assert alive(keepalive_time=10).check(100, calls=0) is Action.NONE
+    assert alive(keepalive_time=10).check(100, calls=0) is KeepaliveAction.NONE
     permitting = alive(keepalive_time=10, keepalive_permit_without_calls=True)
-    assert permitting.check(100, calls=0) is Action.PING
+    assert permitting.check(100, calls=0) is KeepaliveAction.PING
 
 
 @pytest.mark.parametrize(("most", "pings"), [(2, 2), (1, 1), (0, 6)])
@@ -272,7 +272,7 @@ def test_pings_stop_until_data_is_sent(most, pings):
         count = 0
         for _ in range(6):
             now += 10
-            count += keepalive.check(now, calls=1) is Action.PING
+            count += keepalive.check(now, calls=1) is KeepaliveAction.PING
             keepalive.heard(now)
         return count
 
@@ -311,44 +311,44 @@ def test_no_strikes_at_all_are_counted_where_none_is_too_many():
 @pytest.mark.parametrize(("jitter", "age"), [(0.0, 100), (1.0, 110), (-1.0, 90)])
 def test_an_old_connection_retires_once_and_ends_after_its_grace(jitter, age):
     keepalive = alive(now=1000, jitter=jitter, max_connection_age=100, max_connection_age_grace=7)
-    assert keepalive.check(1000 + age - 0.1, calls=1) is Action.NONE
-    assert keepalive.check(1000 + age + 0.1, calls=1) is Action.RETIRE
-    assert keepalive.check(1000 + age + 7, calls=1) is Action.NONE
-    assert keepalive.check(1000 + age + 7.2, calls=1) is Action.EXPIRE
+    assert keepalive.check(1000 + age - 0.1, calls=1) is KeepaliveAction.NONE
+    assert keepalive.check(1000 + age + 0.1, calls=1) is KeepaliveAction.RETIRE
+    assert keepalive.check(1000 + age + 7, calls=1) is KeepaliveAction.NONE
+    assert keepalive.check(1000 + age + 7.2, calls=1) is KeepaliveAction.EXPIRE
 
 
 def test_without_a_grace_calls_have_all_the_time_they_want():
     keepalive = alive(max_connection_age=100)
-    assert keepalive.check(100, calls=1) is Action.RETIRE
+    assert keepalive.check(100, calls=1) is KeepaliveAction.RETIRE
     keepalive.heard(10**6)
-    assert keepalive.check(10**6, calls=1) is Action.NONE
+    assert keepalive.check(10**6, calls=1) is KeepaliveAction.NONE
 
 
 def test_connections_do_not_age_by_default():
     keepalive = alive(keepalive_time=math.inf)
-    assert keepalive.check(10**9, calls=1) is Action.NONE
+    assert keepalive.check(10**9, calls=1) is KeepaliveAction.NONE
 
 
 def test_a_connection_without_calls_is_told_to_rest_once():
     keepalive = alive(idle_timeout=60)
-    assert keepalive.check(59, calls=1) is Action.NONE
+    assert keepalive.check(59, calls=1) is KeepaliveAction.NONE
     assert keepalive.idle_since(calls=1) == math.inf
     keepalive.heard(100)  # pings are no calls
-    assert keepalive.check(118, calls=0) is Action.NONE
+    assert keepalive.check(118, calls=0) is KeepaliveAction.NONE
     assert keepalive.idle_since(calls=0) == 59
-    assert keepalive.check(119, calls=0) is Action.REST
-    assert keepalive.check(500, calls=0) is Action.NONE
+    assert keepalive.check(119, calls=0) is KeepaliveAction.REST
+    assert keepalive.check(500, calls=0) is KeepaliveAction.NONE
 
 
 def test_a_call_between_two_checks_is_noticed():
     keepalive = alive(idle_timeout=60)
     keepalive.sent_data()
     assert keepalive.idle_since(calls=0) == math.inf
-    assert keepalive.check(59, calls=0) is Action.NONE
-    assert keepalive.check(118, calls=0) is Action.NONE
-    assert keepalive.check(119, calls=0) is Action.REST
+    assert keepalive.check(59, calls=0) is KeepaliveAction.NONE
+    assert keepalive.check(118, calls=0) is KeepaliveAction.NONE
+    assert keepalive.check(119, calls=0) is KeepaliveAction.REST
 
 
 def test_a_stream_that_is_open_and_silent_is_not_idle():
     keepalive = alive(idle_timeout=60)
-    assert {keepalive.check(now, calls=1) for now in range(0, 7000, 50)} == {Action.NONE}
+    assert {keepalive.check(now, calls=1) for now in range(0, 7000, 50)} == {KeepaliveAction.NONE}

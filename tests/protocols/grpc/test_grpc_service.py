@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from actors.values.callers import RESTRICTABLE, Action
 from actors.values.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import IndexEntry
 from actors.values.marks import ClientMarks
@@ -23,7 +24,6 @@ from protocols.grpc.methods import CATEGORIES, method_table, restriction
 from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.inference import InferenceService
 from protocols.grpc.services.offered import services
-from protocols.kserve.categories import Category
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto import model_config_pb2
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
@@ -416,7 +416,7 @@ async def test_an_unload_takes_dependents_along_where_asked_to(server, service, 
 def test_every_rpc_of_the_inference_service_and_the_health_check_can_be_restricted(service, server):
     paths = {*service.__mapping__(), "/grpc.health.v1.Health/Check"}
     assert paths == set(CATEGORIES)
-    assert set(CATEGORIES.values()) == set(Category)
+    assert set(CATEGORIES.values()) == set(RESTRICTABLE)
     assert paths <= set(method_table(services(server.server)))
 
 
@@ -431,12 +431,12 @@ def test_a_restricted_rpc_names_the_metadata_that_it_expects(path):
 
 
 def test_reflection_is_never_restricted():
-    everything = dict.fromkeys(Category, ("k", "v"))
+    everything = dict.fromkeys(Action, ("k", "v"))
     assert restriction("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", everything) is None
 
 
 def test_an_rpc_outside_the_restricted_categories_is_open():
-    assert restriction(INFER, {Category.HEALTH: ("k", "v")}) is None
+    assert restriction(INFER, {Action.HEALTH: ("k", "v")}) is None
 
 
 async def test_inference_is_answered_without_a_task(service):

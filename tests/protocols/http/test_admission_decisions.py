@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from actors.values.callers import Peer
 from protocols.http.admission import (
     MOST_SKIPPED,
     SMALL_BODY,
@@ -37,9 +38,9 @@ def test_a_body_over_the_limit_is_refused_with_its_length():
 
 
 def test_an_application_may_take_short_bodies_only():
-    admitted = admit_short("GET", b"/metrics", [], SMALL_BODY)
+    admitted = admit_short(Peer(), "GET", b"/metrics", [], SMALL_BODY)
     assert isinstance(admitted, Admitted)
-    refusal = admit_short("POST", b"/metrics", [], SMALL_BODY + 1)
+    refusal = admit_short(Peer(), "POST", b"/metrics", [], SMALL_BODY + 1)
     assert isinstance(refusal, Answer)
     assert json.loads(b"".join(refusal.buffers)) == {
         "error": "request body of 65537 bytes exceeds the 65536 bytes that this endpoint takes"

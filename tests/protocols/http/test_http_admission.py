@@ -8,11 +8,11 @@ import tracemalloc
 import pytest
 import trio
 
+from actors.values.callers import Action
 from protocols.http.admission import SMALL_BODY
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from protocols.http.patience import Phase
-from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback
 
@@ -27,7 +27,7 @@ def backend():
 
 @pytest.fixture
 def app(backend):
-    restricted = {Category.MODEL_REPOSITORY: ("admin-key", "s3cret")}
+    restricted = {Action.MODEL_REPOSITORY: ("admin-key", "s3cret")}
     return V2App(backend.server, options=V2Options(restricted=restricted))
 
 

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
+from actors.values.callers import Action
 from actors.values.errors import Cancelled, Unavailable
 from actors.values.requests import InferResponse
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
-from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 from tests.support.garbage import uncollected
 
@@ -315,9 +315,7 @@ async def test_thousands_of_made_up_paths_do_no_harm(client):
 
 
 async def test_a_restricted_api_wants_its_header_before_it_looks_at_the_method(with_options):
-    client = with_options(
-        restricted={Category.INFERENCE: ("Admin-Key", "s3cret"), Category.HEALTH: ("h", "1")}
-    )
+    client = with_options(restricted={Action.INFERENCE: ("Admin-Key", "s3cret"), Action.HEALTH: ("h", "1")})
     refused = (403, "This API is restricted, expecting header 'Admin-Key'")
     path = "/v2/models/add/infer"
     assert refusal(await client.ask("POST", path, add_body())) == refused

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from actors.values.callers import Action
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
-from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeServer
 from tests.protocols.http.test_http_app import Client
 
@@ -62,7 +62,7 @@ async def test_a_server_that_exits_makes_no_probes(client, backend):
 
 
 async def test_a_deep_probe_belongs_to_the_restricted_category_health(backend):
-    options = V2Options(restricted={Category.HEALTH: ("admin", "s3cret")})
+    options = V2Options(restricted={Action.HEALTH: ("admin", "s3cret")})
     client = Client(V2App(backend.server, options=options), native=False)
     assert (await client.ask("GET", DEEP))[0] == 403
     assert backend.health.deep_probes == 0

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import trio
 
+from actors.values.callers import Action
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from actors.values.requests import InferResponse
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
-from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, fail, hold, identity, make_spec, tensor
 from tests.protocols.http import test_http_listener
 
@@ -367,7 +367,7 @@ async def test_other_methods_and_compressed_bodies_are_refused(endpoint):
 
 
 async def test_generate_belongs_to_the_inference_api():
-    async with serving(echo_model(), restricted={Category.INFERENCE: ("key", "value")}) as served:
+    async with serving(echo_model(), restricted={Action.INFERENCE: ("key", "value")}) as served:
         for endpoint in ("generate", "generate_stream"):
             answer = await served.ask(f"echo/{endpoint}", {"text_input": "a"})
             assert await_error(answer) == (403, "This API is restricted, expecting header 'key'")

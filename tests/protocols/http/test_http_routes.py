@@ -1,7 +1,7 @@
 import pytest
 
+from actors.values.callers import Action
 from protocols.http.routes import Endpoint, Route, match
-from protocols.kserve.categories import Category
 
 ROUTES = [
     ("/v2", Route(endpoint=Endpoint.SERVER_METADATA)),
@@ -77,7 +77,7 @@ def test_every_endpoint_can_be_reached_and_has_methods_and_a_category():
     assert {route.endpoint for _, route in ROUTES} == set(Endpoint)
     for endpoint in Endpoint:
         assert endpoint.methods
-        assert endpoint.category in Category
+        assert endpoint.category in Action
 
 
 def test_names_are_decoded_only_after_the_path_was_split():

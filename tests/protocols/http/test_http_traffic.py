@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from actors.values.callers import Action
 from actors.values.datatypes import DataType
 from actors.values.marks import ClientMarks
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
-from protocols.kserve.categories import Category
 from tests.protocols.fakes import FakeModel, FakeServer, identity, make_spec
 from tests.protocols.http.test_http_app import Client
 
@@ -78,7 +78,7 @@ async def test_a_server_that_is_exiting_describes_and_changes_nothing(client, ba
 
 
 async def test_traffic_is_restricted_with_the_repository(backend):
-    options = V2Options(restricted={Category.MODEL_REPOSITORY: ("admin-key", "s3cret")})
+    options = V2Options(restricted={Action.MODEL_REPOSITORY: ("admin-key", "s3cret")})
     client = Client(V2App(backend.server, options=options), native=True)
     for method in ("GET", "POST"):
         assert (await client.ask(method, PATH, b"{}"))[0] == 403

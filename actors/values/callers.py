@@ -1,0 +1,132 @@
+"""Who asks for something, what can be asked for, and the port by which frontends learn whether it may be.
+
+A frontend has a `HeadGate`, or None: without one everything is allowed, and costs nothing. It shows the gate
+the head of each request, before it takes a long body. The gate names the `Caller`, or refuses. The caller is
+then asked about each model, and goes along with the inference, as its tenant and the owner of its sequence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+from actors.values.errors import Unauthenticated
+
+ANONYMOUS: Final = "anonymous"
+"""The name of the identity of clients that show no credentials."""
+
+
+class Action(Enum):
+    """What a client can ask for. A rule of an auth file allows or denies it.
+
+    The first nine are those that `--http-restricted-api` and `--grpc-restricted-protocol` name (contract:
+    http.md section 2.1 and grpc.md section 3). The others are Tritium's own.
+    """
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+    TRAFFIC = "traffic"  # read or change how requests are shared out over versions
+    SETTINGS = "settings"  # change settings of logs and traces
+    UPLOAD = "upload"  # bring a model's files along when it is loaded
+    METRICS = "metrics"
+
+
+RESTRICTABLE: Final = tuple(Action)[:9]
+"""The categories of Triton's API that a header can open."""
+
+
+class Peer:
+    """The client of one connection, as far as the connection tells.
+
+    `address` is numeric and has no port; it is empty for a Unix socket. `names` are those of a verified
+    client certificate. `note` is the gate's own: what it found out about this connection's last request.
+    """
+
+    __slots__ = ("address", "names", "note")
+
+    def __init__(self, address: str = "", names: tuple[str, ...] = ()) -> None:
+        self.address = address
+        self.names = names
+        self.note: object = None
+
+    @classmethod
+    def at(cls, peer: str) -> Peer:
+        """Return the client at an address as gRPC writes it, such as `ipv6:[::1]:1234` or `unix:`."""
+        family, _, rest = peer.partition(":")
+        return cls("" if family == "unix" else rest.rpartition(":")[0].strip("[]"))
+
+
+class Caller(ABC):
+    """An identity that was established. `name` is for logs and metrics, and safe to print.
+
+    It judges by the rules that were in force when the gate returned it.
+    """
+
+    __slots__ = ("name",)
+
+    name: str
+
+    @abstractmethod
+    def reach(self, action: Action) -> None:
+        """Raise Unauthenticated or PermissionDenied if `action` is allowed on no model at all."""
+
+    @abstractmethod
+    def require(self, action: Action, model: str = "") -> None:
+        """Raise Unauthenticated or PermissionDenied if `action` is not allowed on `model`."""
+
+    @abstractmethod
+    def admit(self, action: Action, model: str = "", *, size: int = 0) -> None:
+        """Let a request pass that brings `size` bytes, or raise.
+
+        Raises as `require`, or TooManyRequests with the time after which to try again.
+        """
+
+    @abstractmethod
+    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+        """Whether `action` is allowed on `model`. For lists, which leave out what the caller may not see."""
+
+    @abstractmethod
+    def received(self, size: int) -> None:
+        """Account for bytes whose number was not known when the request was admitted."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Count an inference as under way. Raises TooManyRequests where as many as allowed are."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """An inference that began is over, whatever its outcome."""
+
+
+class HeadGate(ABC):
+    """Decides on the head of a request whether it may go on, and whose it is."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def identify(self, authorization: bytes, peer: Peer) -> Caller:
+        """Return the caller of a request on the connection of `peer`, with this `Authorization`, or empty.
+
+        Raises Unauthenticated for credentials that are not good. They are never overlooked.
+        """
+
+
+def presented(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the one `Authorization` field of a head, whose names are in lower case; empty for none.
+
+    Raises Unauthenticated where there are several, since a proxy may have judged another one
+    (RFC 9110, section 5.3).
+    """
+    found = [value for name, value in fields if name == b"authorization"]
+    if len(found) > 1:
+        raise Unauthenticated("more than one Authorization in the head: send one", invalid=True)
+    return found[0] if found else b""
