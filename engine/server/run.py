@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import trio
 
+from actors.seams.bell import Bell
 from actors.seams.threads import in_thread
 from actors.serving.standing import Status
 from actors.values.events import Event, Log
@@ -84,8 +87,9 @@ async def _serve(
     log = EventLog()
     for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_server(settings, machine=machine) as running:
+    reload = Bell()
+    with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_server(settings, machine=machine, reload=reload) as running:
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
@@ -117,6 +121,27 @@ async def _listen_for_signals(signals: AsyncIterator[int], told: trio.Event, log
     async for number in signals:
         log(Event.SERVER_DRAINING, signal=signal.Signals(number).name)
         told.set()
+
+
+@contextmanager
+def _hearing_reloads(reload: Bell, log: Log) -> Iterator[None]:
+    """Ring `reload` at SIGHUP, which does not end the server, not even while it drains."""
+    token = trio.lowlevel.current_trio_token()
+
+    def tell() -> None:
+        log(Event.SERVER_RELOADING, signal=signal.Signals.SIGHUP.name)
+        reload.ring()
+
+    def told(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(tell)
+
+    before = signal.signal(signal.SIGHUP, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def _serve_on(running: RunningServer, signals: AsyncIterator[int], log: Log) -> None:

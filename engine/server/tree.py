@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     traffic between versions, residency, spare workers
+├─ services     traffic between versions, residency, spare workers, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc and metrics listeners, see `engine.server.frontends`
@@ -13,17 +13,18 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
 
+from actors.seams.bell import Bell
 from actors.seams.given import giving
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import SupervisionEvent
@@ -40,6 +41,7 @@ from engine.server.exposing import exposition
 from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
+from engine.server.reloading import Followed, Follower
 from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import Sockets, TlsUnusable, open_sockets, server_context
 from engine.settings.settings import Settings
@@ -96,18 +98,20 @@ async def open_server(
     http: bool = True,
     environ: Mapping[str, str] = os.environ,
     machine: Machine | None = None,
+    reload: Bell | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile.
 
     Leaving the block stops the tree, children in reverse order. `http` is false if another server, such as
-    hypercorn, accepts HTTP connections; gRPC and metrics have their ports then too. Raises AddressInUse if a
-    port is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
+    hypercorn, accepts HTTP connections; gRPC and metrics have their ports then too. `reload` is rung by the
+    caller when the operator wants files read again (`engine.server.reloading`). Raises AddressInUse if a port
+    is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
     """
     check_repositories(settings)
     grpc_tls = _grpc_tls(settings)
     with open_sockets(settings, http=http) as sockets:
         async with running_tree(
-            settings, sockets, grpc_tls=grpc_tls, environ=environ, machine=machine
+            settings, sockets, grpc_tls=grpc_tls, reload=reload, environ=environ, machine=machine
         ) as running:
             yield running
 
@@ -134,6 +138,8 @@ def _compose(
     settings: Settings,
     sockets: Sockets,
     grpc_tls: ssl.SSLContext | None,
+    followed: Sequence[Followed[Any]],
+    reload: Bell,
     environ: Mapping[str, str],
     machine: Machine,
 ) -> _Composition:
@@ -166,6 +172,7 @@ def _compose(
         exposing=partial(exposition, settings.metrics, models, deploying.readiness, lag, machine.wall_clock),
     )
     services = [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
+    services += [Follower(each, reload, log).spec() for each in followed]
     if models.cache is not None:
         services.append(models.cache.spec())
     root = _tree(lag, Supervisor(services), models, deploying, frontends)
@@ -219,13 +226,18 @@ async def running_tree(
     sockets: Sockets,
     *,
     grpc_tls: ssl.SSLContext | None = None,
+    followed: Sequence[Followed[Any]] = (),
+    reload: Bell | None = None,
     environ: Mapping[str, str],
     machine: Machine | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Do as `open_server` does, on the caller's listening `sockets`, and on `machine`, not this one."""
+    """Do as `open_server` does, on the caller's listening `sockets`, and on `machine`, not this one.
+
+    `followed` is what is read again while the server runs, and when `reload` rings.
+    """
     machine = machine or ThisMachine()
     with giving(machine.seams()):
-        composition = _compose(settings, sockets, grpc_tls, environ, machine)
+        composition = _compose(settings, sockets, grpc_tls, followed, reload or Bell(), environ, machine)
         async with _running(composition, machine.random()) as running:
             yield running
 
