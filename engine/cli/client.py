@@ -73,6 +73,8 @@ class Client:
 
 def _advised(status: int, said: str, api: str) -> str:
     """Return what the server said, and what its operator can do about it if that is known."""
+    if status == 403 and "--management-address" in said:
+        return f"{said}; ask there, with --url"
     if status == 403:
         return f"{said or f'its API {api!r} is restricted'}; give it with --header 'NAME: VALUE'"
     return said or f"is it Tritium, and if its API '{api}' is restricted, did it get the --header?"

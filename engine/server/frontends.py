@@ -32,14 +32,22 @@ from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.options import V2Options
 from protocols.http.patience import ConnectionLimits
+from protocols.kserve.apart import Elsewhere
 from protocols.transport.listening import Listener
 
 _ANSWERS_WITHIN: Final = 0.5
 """Seconds that answers have to reach clients; then clients without one are told that the server ends."""
 
 
-def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | None) -> V2App:
-    """Return the v2 application with what the settings say of it."""
+def v2_app(
+    settings: Settings,
+    server: Server,
+    *,
+    on_finished: RequestHook | None,
+    elsewhere: Elsewhere | None = None,
+    outlives_draining: bool = False,
+) -> V2App:
+    """Return the v2 application with what the settings say of it; for the rest see `V2Options`."""
     return V2App(
         server,
         options=V2Options(
@@ -47,6 +55,8 @@ def v2_app(settings: Settings, server: Server, *, on_finished: RequestHook | Non
             server_timing=settings.server_timing,
             restricted=_restricted(settings.http_restricted_api),
             header_forward_pattern=_pattern(settings.http_header_forward_pattern),
+            elsewhere=elsewhere,
+            outlives_draining=outlives_draining,
             on_finished=on_finished,
         ),
     )
@@ -69,11 +79,12 @@ def grpc_listener(
     tls: ssl.SSLContext | None,
     on_finished: RequestHook | None,
     log: Log,
+    elsewhere: Elsewhere | None = None,
     uniform: Callable[[], float] = random.random,
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
-    `uniform` returns random numbers in [0, 1), see `GrpcListener`.
+    `elsewhere`: see `GrpcOptions`. `uniform` returns random numbers in [0, 1), see `GrpcListener`.
     """
     keepalive = settings.keepalive
     connections = connections or ConnectionSettings()
@@ -93,6 +104,7 @@ def grpc_listener(
         max_connection_age_grace=keepalive.max_connection_age_grace,
         restricted=_restricted(settings.restricted_protocol),
         header_forward_pattern=_pattern(settings.header_forward_pattern),
+        elsewhere=elsewhere,
         on_finished=on_finished,
     )
 
@@ -122,6 +134,14 @@ def _pattern(pattern: str) -> re.Pattern[str] | None:
     return compiled(pattern, re.IGNORECASE) if pattern else None
 
 
+def address_of(sock: socket.socket) -> str:
+    """Return where a socket listens: `host:port`, or `unix:PATH`."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return host_port(host, port)
+
+
 class Frontend:
     """One listening socket, the listener that accepts from it, and the connections it has accepted."""
 
@@ -134,12 +154,11 @@ class Frontend:
         self._log = log
         self._listener = listener
         self._connections = Supervisor(intensity=Intensity(100, 1.0))
+        self._draining = False
         self.port: int = 0  # of a Unix socket
-        if sock.family == socket.AF_UNIX:
-            self.address = f"unix:{sock.getsockname()}"
-        else:
-            host, self.port = sock.getsockname()[:2]
-            self.address = host_port(host, self.port)
+        self.address = address_of(sock)
+        if sock.family != socket.AF_UNIX:
+            self.port = sock.getsockname()[1]
 
     def spec(self) -> ChildSpec:
         """Return the child spec: a supervisor of the connections and, after them, the listener."""
@@ -176,13 +195,19 @@ class Frontend:
 
     async def drain(self) -> None:
         """Stop accepting and wait until the accepted requests are answered."""
-        self._listener.drain()
-        self._sock.close()
-        self._log(Event.LISTENER_CLOSED, service=self._title, address=self.address)
+        self._stop_accepting()
         await self._listener.wait_drained()
+
+    def _stop_accepting(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._listener.drain()
+            self._sock.close()
+            self._log(Event.LISTENER_CLOSED, service=self._title, address=self.address)
 
     async def give_up(self) -> None:
         """Wait briefly until clients have their answers; tell those without one that the server ends."""
+        self._stop_accepting()
         with trio.move_on_after(_ANSWERS_WITHIN):
             await self._listener.wait_drained()
         self._listener.give_up()

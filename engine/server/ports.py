@@ -14,7 +14,7 @@ from actors.values.events import Log
 from actors.values.interfaces import Server
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import RequestHook, request_hook
-from engine.server.frontends import Frontend, grpc_listener, http_limits, v2_app
+from engine.server.frontends import Frontend, address_of, grpc_listener, http_limits, v2_app
 from engine.server.sockets import Sockets
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
@@ -22,6 +22,7 @@ from protocols.http.admission import admit_short
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
+from protocols.kserve.apart import Elsewhere
 from protocols.transport.listening import Listener
 
 Exposing = Callable[[Sequence[GrpcListener], Mapping[str, Sequence[Listener[Any]]]], Exposition]
@@ -39,11 +40,20 @@ class Frontends:
     grpc: Frontend | None
     grpc_unix: Frontend | None
     metrics: Frontend | None
+    management_http: Frontend | None
+    management_grpc: Frontend | None
 
     @property
     def every(self) -> list[Frontend]:
-        """Those whose ports are open."""
-        every = (self.http, self.grpc, self.grpc_unix, self.metrics)
+        """Those whose ports are open. What manages comes first, so that it ends last."""
+        every = (
+            self.management_http,
+            self.management_grpc,
+            self.http,
+            self.grpc,
+            self.grpc_unix,
+            self.metrics,
+        )
         return [frontend for frontend in every if frontend is not None]
 
     def spec(self) -> ChildSpec:
@@ -66,17 +76,21 @@ def compose_frontends(
 
     `uniform` returns random numbers in [0, 1), see `GrpcListener`.
     """
-    app = v2_app(settings, server, on_finished=_hook(settings, "http"))
+    elsewhere = _elsewhere(sockets)
+    app = v2_app(settings, server, on_finished=_hook(settings, "http"), elsewhere=elsewhere)
     limits = http_limits(settings.connections)
     on_grpc: list[GrpcListener] = []
-    listeners: dict[str, Sequence[Listener[Any]]] = {}  # by protocol
+    listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
 
-    def http() -> HttpListener:
+    def http(app: V2App) -> HttpListener:
         listener = HttpListener(app, limits=limits, admit=app.admit, is_welcome=is_health)
-        listeners["http"] = [listener]
+        listeners.setdefault("http", []).append(listener)
         return listener
 
-    def grpc(tls: ssl.SSLContext | None) -> GrpcListener:
+    def management() -> HttpListener:
+        return http(v2_app(settings, server, on_finished=_hook(settings, "http"), outlives_draining=True))
+
+    def grpc(tls: ssl.SSLContext | None, elsewhere: Elsewhere | None) -> GrpcListener:
         listener = grpc_listener(
             settings.grpc,
             server,
@@ -84,10 +98,11 @@ def compose_frontends(
             tls=tls,
             on_finished=_hook(settings, "grpc"),
             log=log,
+            elsewhere=elsewhere,
             uniform=uniform,
         )
         on_grpc.append(listener)
-        listeners["grpc"] = on_grpc
+        listeners.setdefault("grpc", []).append(listener)
         return listener
 
     def metrics() -> HttpListener:
@@ -100,11 +115,25 @@ def compose_frontends(
 
     return Frontends(
         app=app,
-        http=opened("http", "HTTPService", sockets.http, http),
-        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(grpc_tls)),
-        grpc_unix=opened("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc(None)),
+        http=opened("http", "HTTPService", sockets.http, lambda: http(app)),
+        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(grpc_tls, elsewhere)),
+        grpc_unix=opened("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc(None, elsewhere)),
         metrics=opened("metrics", "Metrics Service", sockets.metrics, metrics),
+        management_http=opened(
+            "management-http", "HTTPManagementService", sockets.management_http, management
+        ),
+        management_grpc=opened(
+            "management-grpc", "GRPCManagementService", sockets.management_grpc, lambda: grpc(grpc_tls, None)
+        ),
     )
+
+
+def _elsewhere(sockets: Sockets) -> Elsewhere | None:
+    """Return where management is served, if it has ports of its own."""
+    http, grpc = sockets.management_http, sockets.management_grpc
+    if http is None:
+        return None
+    return Elsewhere(http=address_of(http), grpc="" if grpc is None else address_of(grpc))
 
 
 def _hook(settings: Settings, protocol: str) -> RequestHook | None:

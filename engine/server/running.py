@@ -45,6 +45,8 @@ class RunningServer:
     grpc: Frontend | None
     grpc_unix: Frontend | None
     metrics: Frontend | None
+    management_http: Frontend | None
+    management_grpc: Frontend | None
 
     async def wait_loaded(self) -> None:
         """Wait until every model that is loaded at start is ready or has failed."""
@@ -67,6 +69,8 @@ class RunningServer:
     async def drain(self) -> bool:
         """Stop accepting, and answer everything that was accepted, within the exit timeout.
 
+        Where management has an HTTP port of its own, that tells about the rest until the rest has ended.
+
         Returns False if that was too short.
         """
         self.readiness.exit()
@@ -77,7 +81,10 @@ class RunningServer:
             with trio.move_on_at(deadline):
                 async with trio.open_nursery() as draining:
                     for frontend in self._frontends:
-                        draining.start_soon(frontend.drain)
+                        if frontend is not self.management_http:
+                            draining.start_soon(frontend.drain)
+                if self.management_http is not None:
+                    await self.management_http.drain()
             drained = await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
             nursery.cancel_scope.cancel()
         if trio.current_time() >= deadline:
@@ -97,4 +104,5 @@ class RunningServer:
     @property
     def _frontends(self) -> list[Frontend]:
         """Those that serve requests."""
-        return [each for each in (self.http, self.grpc, self.grpc_unix) if each is not None]
+        every = (self.http, self.grpc, self.grpc_unix, self.management_http, self.management_grpc)
+        return [each for each in every if each is not None]

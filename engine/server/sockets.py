@@ -31,6 +31,8 @@ class Sockets:
     grpc: socket.socket | None = None
     grpc_unix: socket.socket | None = None
     metrics: socket.socket | None = None
+    management_http: socket.socket | None = None
+    management_grpc: socket.socket | None = None
 
 
 @contextmanager
@@ -42,6 +44,7 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
     grpc = settings.grpc
     with ExitStack() as opened:
         http_socket = grpc_socket = unix_socket = metrics_socket = None
+        management_http = management_grpc = None
         if http and settings.allow_http:
             http_socket = opened.enter_context(bind(settings.http_address, settings.http_port))
         if settings.allow_grpc:
@@ -50,7 +53,19 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
                 unix_socket = opened.enter_context(unix_listening(grpc.unix_socket))
         if settings.allow_metrics:
             metrics_socket = opened.enter_context(bind(settings.metrics_address, settings.metrics_port))
-        yield Sockets(http=http_socket, grpc=grpc_socket, grpc_unix=unix_socket, metrics=metrics_socket)
+        if settings.management.address:
+            apart = settings.management
+            management_http = opened.enter_context(bind(apart.address, apart.http_port))
+            if settings.allow_grpc:
+                management_grpc = opened.enter_context(bind(apart.address, apart.grpc_port))
+        yield Sockets(
+            http=http_socket,
+            grpc=grpc_socket,
+            grpc_unix=unix_socket,
+            metrics=metrics_socket,
+            management_http=management_http,
+            management_grpc=management_grpc,
+        )
 
 
 def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:

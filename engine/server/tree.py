@@ -5,7 +5,7 @@ root            one_for_one, 3 restarts in 60 s
 ├─ services     traffic between versions, residency, spare workers, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
-└─ frontends    http, grpc and metrics listeners, see `engine.server.frontends`
+└─ frontends    http, grpc, metrics and management listeners, see `engine.server.frontends`
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def _compose(
         grpc=frontends.grpc,
         grpc_unix=frontends.grpc_unix,
         metrics=frontends.metrics,
+        management_http=frontends.management_http,
+        management_grpc=frontends.management_grpc,
     )
     return _Composition(running=running, frontends=frontends, janitor=deploying.janitor)
 

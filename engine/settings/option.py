@@ -115,6 +115,7 @@ class Group(Enum):
     CACHE = "Response cache"
     HTTP = "HTTP"
     GRPC = "gRPC"
+    MANAGEMENT = "Management"
     METRICS = "Metrics"
     LOGGING = "Logging"
     COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"

@@ -41,6 +41,7 @@ from engine.settings.listening import (
     refuse_clashes,
     restrictions,
 )
+from engine.settings.management import ManagementSettings
 from engine.settings.models import (
     config_name,
     default_cache_directory,
@@ -283,6 +284,7 @@ class Settings:
         "Serve the KServe v2 protocol over gRPC."
     )
     grpc: GrpcSettings = section(GrpcSettings)
+    management: ManagementSettings = section(ManagementSettings)
 
     allow_metrics: bool = Group.METRICS.option("--allow-metrics=true", BOOL).means(
         "Serve Prometheus metrics at /metrics on a port of their own."
@@ -345,6 +347,11 @@ class Settings:
             ("http", host_port(self.http_address, self.http_port) if self.allow_http else "off"),
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
             ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
+            *(
+                [("management", f"{host_port(self.management.address, self.management.http_port)} (HTTP)")]
+                if self.management.address
+                else []
+            ),
             ("log_format", self.log.format),
             *(self.cache.options() if self.cache is not None else []),
         ]
@@ -368,10 +375,14 @@ class Settings:
 
 def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     """Return what each listener is for, in Triton's words, and where it is."""
+    management = settings.management
+    apart = bool(management.address)
     places = [
         (settings.allow_http, "HTTP requests", settings.http_address, settings.http_port),
         (settings.allow_grpc, "GRPC requests", settings.grpc.address, settings.grpc.port),
         (settings.allow_metrics, "metrics requests", settings.metrics_address, settings.metrics_port),
+        (apart, "management over HTTP", management.address, management.http_port),
+        (apart and settings.allow_grpc, "management over GRPC", management.address, management.grpc_port),
     ]
     return [(what, address, port) for allowed, what, address, port in places if allowed]
 

@@ -24,6 +24,7 @@ from protocols.grpc.call import Call, Method, ServerStream
 from protocols.grpc.call_states import BEGIN, SERVE, CallState
 from protocols.grpc.codec.heads import CallHead, Refusal, read_head
 from protocols.grpc.policy import GrpcOptions
+from protocols.kserve.apart import MANAGEMENT, Elsewhere
 
 INFERENCE_SERVICE: Final = "/inference.GRPCInferenceService/"
 KEY_PREFIX: Final = "triton-grpc-protocol-"
@@ -92,6 +93,14 @@ _NAMES_MODEL: Final = {
 """The field of a request that names a model, by RPC. The inference RPCs look for themselves."""
 
 
+def moved(elsewhere: Elsewhere | None) -> dict[str, Refusal]:
+    """Return the refusal of each RPC, by full path, that is served at the ports for management alone."""
+    if elsewhere is None:
+        return {}
+    refusal = Refusal(Status.PERMISSION_DENIED, elsewhere.refusal)
+    return {INFERENCE_SERVICE + call.rpc: refusal for call in MANAGEMENT if call.rpc and not call.by_settings}
+
+
 class Service(Protocol):
     """What grpclib's generated bases give.
 
@@ -127,17 +136,21 @@ class HeadReader:
     def __init__(self, services: Iterable[Service], options: GrpcOptions) -> None:
         self._methods = method_table(services)
         self._restrictions = {path: restriction(path, options.restricted) for path in self._methods}
+        self._moved = moved(options.elsewhere)
         self._compresses = options.compression != "none"
 
     def read(self, fields: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
         """Return the head of a call.
 
-        It has the refusal of a restricted method, and no coding that is not wanted.
+        It has the refusal of a method that is restricted, or served elsewhere, and no coding that is not
+        wanted.
         """
         head = read_head(fields, self._methods)
         method = head.method
         if head.answer_coding and not (self._compresses and method is not None and method.infer):
             head = replace(head, answer_coding=b"")
+        if head.refusal is None and head.path in self._moved:
+            return replace(head, refusal=self._moved[head.path])
         restricted = self._restrictions.get(head.path)
         if restricted is None or head.refusal is not None:
             return head

@@ -26,6 +26,7 @@ from typing import Final, Generic, Literal, TypeVar
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
+from protocols.kserve.apart import Elsewhere
 from protocols.transport.room import LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -43,8 +44,9 @@ class GrpcOptions:
     answers. `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive
     fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
-    becomes parameters of an inference. `on_finished` is told every inference, its outcome and the client's
-    address, before its memory is given back.
+    becomes parameters of an inference. `elsewhere`: management is refused here, and is served there.
+    `on_finished` is told every inference, its outcome and the client's address, before its memory is given
+    back.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
@@ -73,6 +75,7 @@ class GrpcOptions:
     restricted: Mapping[Action, tuple[str, str]] = field(default_factory=dict)
     gate: HeadGate | None = None
     header_forward_pattern: re.Pattern[str] | None = None
+    elsewhere: Elsewhere | None = None
     on_finished: FinishedHook | None = None
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,6 +26,7 @@ from actors.values.errors import TritiumError
 from actors.values.interfaces import Server
 from protocols.http.admission import Admission, Admitted
 from protocols.http.answers import (
+    EXITING,
     NO_HEADERS,
     Answer,
     EndpointHandler,
@@ -35,6 +36,7 @@ from protocols.http.answers import (
     error_answer,
     failure,
 )
+from protocols.http.apart import Methods, outlives_draining
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
 from protocols.http.fields import Header, foreign_origin
 from protocols.http.generate import Generator
@@ -59,13 +61,13 @@ class _Target:
     # `handle` is None for the generate extension, which answers piece by piece.
     handle: EndpointHandler | None
     methods: tuple[str, ...]
+    wrong_method: Callable[[Endpoint, str], Answer]
     restriction: Header | None
     refusal: Answer | None  # to requests that don't meet `restriction`
     guarded: bool  # against pages of other sites
 
 
 _NOT_FOUND: Final = error_answer(404, "Not Found", NO_HEADERS)
-_WRONG_METHOD: Final = error_answer(405, "Method Not Allowed")
 
 
 def _turned_away(target: _Target | None, method: str, headers: Sequence[Header]) -> Answer | None:
@@ -77,7 +79,7 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
         if dict(headers).get(key) != value:
             return target.refusal
     if method not in target.methods:
-        return _WRONG_METHOD
+        return target.wrong_method(target.route.endpoint, method)
     origin = foreign_origin(dict(headers)) if target.guarded and method == "POST" else None
     if origin is None:
         return None
@@ -132,6 +134,8 @@ class V2App:
     def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
         self._options = options or V2Options()
         self._gate = self._options.gate
+        self._methods = Methods(self._options.elsewhere)
+        self._drains = server.health if self._options.outlives_draining else None
         self._targets: Memo[bytes, _Target] = Memo(_KEPT_PATHS, _KEPT_PATHS_BYTES)
         self._limits = BodyLimits(
             server.models,
@@ -222,6 +226,8 @@ class V2App:
         turned_away = _turned_away(target, scope["method"], scope["headers"])
         if turned_away is not None or target is None:
             return turned_away
+        if self._drains is not None and self._drains.exiting and not outlives_draining(target.route.endpoint):
+            return EXITING
         try:
             if self._gate is not None:
                 receive = _ask_gate(self._gate, target.route, scope, receive)
@@ -246,7 +252,8 @@ class V2App:
         target = _Target(
             route,
             self._handlers.get(endpoint),
-            endpoint.methods,
+            self._methods.of(endpoint),
+            self._methods.refusal,
             restriction,
             refusal,
             guarded=endpoint in CHANGE_WHAT_IS_SERVED,

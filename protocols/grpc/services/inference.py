@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from actors.seams.threads import in_thread
 from actors.values.datatypes import DataType
-from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
+from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import IndexEntry, Server, ServerIdentity
 from actors.values.specs import ModelSpec
 from actors.values.versions import parse_version
@@ -25,6 +25,7 @@ from protocols.grpc.methods import INFERENCE_SERVICE
 from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
+from protocols.kserve.apart import Elsewhere
 from protocols.kserve.caps import check_name
 from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
 from protocols.kserve.proto import grpc_service_pb2 as pb
@@ -44,7 +45,13 @@ def _refuse_extension(what: str) -> NoReturn:
 
 
 class UnofferedExtensions(GRPCInferenceServiceBase):
-    """The part of the inference service that refuses: each of these raises Unsupported."""
+    """The part of the inference service that refuses: each of these raises Unsupported.
+
+    `elsewhere`: changes of settings are management, and refused as such.
+    """
+
+    def __init__(self, elsewhere: Elsewhere | None) -> None:
+        self._elsewhere = elsewhere
 
     async def SystemSharedMemoryStatus(self, _stream: ServerStream[Any, Any]) -> None:
         """Refuse to tell the regions of system shared memory."""
@@ -70,13 +77,20 @@ class UnofferedExtensions(GRPCInferenceServiceBase):
         """Refuse to unregister a region of CUDA shared memory."""
         _refuse_extension("CUDA shared memory")
 
-    async def TraceSetting(self, _stream: ServerStream[Any, Any]) -> None:
+    async def TraceSetting(self, stream: ServerStream[Any, Any]) -> None:
         """Refuse to read or change trace settings."""
+        await self._refuse_change(stream)
         _refuse_extension("the trace extension")
 
-    async def LogSettings(self, _stream: ServerStream[Any, Any]) -> None:
+    async def LogSettings(self, stream: ServerStream[Any, Any]) -> None:
         """Refuse to read or change log settings."""
+        await self._refuse_change(stream)
         _refuse_extension("the logging extension")
+
+    async def _refuse_change(self, stream: ServerStream[Any, Any]) -> None:
+        """Say where management is served, to a message with settings. Raises PermissionDenied."""
+        if self._elsewhere is not None and (await _request(stream)).settings:
+            raise PermissionDenied(self._elsewhere.refusal)
 
 
 class InferenceService(UnofferedExtensions):
@@ -87,6 +101,7 @@ class InferenceService(UnofferedExtensions):
 
     def __init__(self, server: Server, options: GrpcOptions | None = None) -> None:
         options = options or GrpcOptions()
+        super().__init__(options.elsewhere)
         self._server = server
         self._metadata = server_metadata(server.identity)
         self._intake = MessageIntake(

@@ -302,6 +302,16 @@ def test_each_restricted_api_knows_its_header():
             ["--metrics-port=8000"],
             "The server cannot listen to HTTP requests and metrics requests at the same address and port 0.0.0.0:8000",
         ),
+        (
+            ["--management-address=0.0.0.0", "--management-http-port=8000"],
+            "The server cannot listen to HTTP requests and management over HTTP at the same address and port"
+            " 0.0.0.0:8000",
+        ),
+        (
+            ["--management-address=0.0.0.0", "--management-grpc-port=8003"],
+            "The server cannot listen to management over HTTP and management over GRPC at the same address"
+            " and port 0.0.0.0:8003",
+        ),
         (["--metrics-config=x,counter_latencies=true"], None),
         (["--metrics-config=counter_latencies=False"], None),
         (["--metrics-config=colour=red"], None),

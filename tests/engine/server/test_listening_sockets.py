@@ -11,7 +11,10 @@ import pytest
 
 from engine.server.sockets import AddressInUse, bind, open_sockets, unix_listening
 from engine.settings.listening import GrpcSettings
+from engine.settings.management import ManagementSettings
 from engine.settings.settings import Settings
+
+APART = ManagementSettings(address="127.0.0.1", http_port=0, grpc_port=0)
 
 
 def settings(**changes):
@@ -26,7 +29,7 @@ def settings(**changes):
 
 
 def names(sockets):
-    every = ("http", "grpc", "grpc_unix", "metrics")
+    every = ("http", "grpc", "grpc_unix", "metrics", "management_http", "management_grpc")
     return {name for name in every if getattr(sockets, name) is not None}
 
 
@@ -38,6 +41,14 @@ def names(sockets):
         ({"allow_http": False}, True, {"grpc", "metrics"}),
         ({"allow_grpc": False}, True, {"http", "metrics"}),
         ({"allow_metrics": False}, True, {"http", "grpc"}),
+        ({"management": APART}, True, {"http", "grpc", "metrics", "management_http", "management_grpc"}),
+        ({"management": APART}, False, {"grpc", "metrics", "management_http", "management_grpc"}),
+        (
+            {"management": APART, "allow_http": False},
+            True,
+            {"grpc", "metrics", "management_http", "management_grpc"},
+        ),
+        ({"management": APART, "allow_grpc": False}, True, {"http", "metrics", "management_http"}),
     ],
 )
 def test_what_is_allowed_is_opened(changes, http, opened):

@@ -1,0 +1,42 @@
+"""What the operator decided about changes of what is served: at which ports they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.settings.forms import PORT, text
+from engine.settings.option import Given, Group
+
+_ADDRESS: Final = "management-address"
+
+
+def _port_of(name: str) -> Callable[[int, Given], int]:
+    def then(port: int, given: Given) -> int:
+        if given.has(name) and not given.word(_ADDRESS):
+            given.warn_of(name, f"management has ports of its own only with --{_ADDRESS}")
+        return port
+
+    return then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementSettings:
+    """Where management listens. Without an `address` it is served at the ports of everything else."""
+
+    address: str = Group.MANAGEMENT.option(f"--{_ADDRESS}", text("ADDRESS")).means(
+        "Tritium's own: serve management at ports of its own at this address, such as 127.0.0.1, and nowhere"
+        " else: load and unload, changes of traffic and of the settings of logs and traces, and the tree. The"
+        " other ports then refuse these and say where they are. All other requests are answered at both."
+        " [default: management has no ports of its own]"
+    )
+    http_port: int = Group.MANAGEMENT.option(
+        "--management-http-port=8003", PORT, _port_of("management-http-port")
+    ).means("Tritium's own: its port for HTTP; 0 lets the kernel choose.")
+    grpc_port: int = Group.MANAGEMENT.option(
+        "--management-grpc-port=8004", PORT, _port_of("management-grpc-port")
+    ).means(
+        "Tritium's own: its port for gRPC, with TLS where gRPC has it; 0 lets the kernel choose."
+        " --allow-grpc=false switches it off."
+    )
