@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from actors.values.confinement import Confinement
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
@@ -326,35 +327,6 @@ class Retry(Enum):
 
     ALWAYS = "always"
     NEVER = "never"
-
-
-class Sandbox(Enum):
-    """How far a worker process is shut in (`tritium.sandbox`).
-
-    docs/worker_life.md says what each level takes away.
-    """
-
-    OFF = "off"
-    # No new privileges, no network, no kernel interfaces that models don't need.
-    BASIC = "basic"
-    # Also no capabilities, no leaving of the process group, no files but its own.
-    STRICT = "strict"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confinement:
-    """The limits of one worker of a model, with all processes that it starts. 0 means no limit."""
-
-    memory: int = 0  # bytes (`tritium.memory_limit_mb`)
-    processes: int = 0  # including the worker itself (`tritium.max_processes`)
-    sandbox: Sandbox = Sandbox.OFF
-    read: tuple[str, ...] = ()  # paths that a strict sandbox may read beyond its own
-    write: tuple[str, ...] = ()  # and paths that it may write
-
-    @property
-    def watched(self) -> bool:
-        """Whether the server must watch the worker's use of memory and processes."""
-        return bool(self.memory or self.processes)
 
 
 @dataclass(frozen=True, kw_only=True)

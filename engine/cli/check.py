@@ -166,6 +166,15 @@ def _parser() -> argparse.ArgumentParser:
         help="how long one execution may take of a model that has no limit of its own",
     )
     shared.add_argument(
+        "--sandbox",
+        metavar="LEVEL",
+        help="shut every model's code in at least so far: off, guard, basic or strict",
+    )
+    for flag, what in (("--sandbox-read", "read"), ("--sandbox-write", "write")):
+        shared.add_argument(
+            flag, metavar="PATHS", help=f"what models in --sandbox=strict may ask to {what} beyond their own"
+        )
+    shared.add_argument(
         "--model-config-name",
         metavar="NAME",
         help="prefer configs/NAME.pbtxt of each model to its config.pbtxt",
@@ -215,6 +224,9 @@ def _settings(options: argparse.Namespace) -> Settings:
         *(("backend-config", pair) for pair in options.backend_config),
         ("backend-directory", options.backend_directory),
         ("default-execution-timeout", options.default_execution_timeout),
+        ("sandbox", options.sandbox),
+        ("sandbox-read", options.sandbox_read),
+        ("sandbox-write", options.sandbox_write),
     )
     words = ["--model-repository=.", *(f"--{flag}={word}" for flag, word in given if word is not None)]
     if options.disable_auto_complete_config:
@@ -266,6 +278,7 @@ def inspect(
                 config_name=settings.model_config_name,
                 auto_complete=not settings.disable_auto_complete_config,
                 execution_timeout=settings.default_execution_timeout,
+                floor=settings.sandbox,
                 verify_files=True,
             )
             config = _in_environments(read, cache, run_model_code=run_model_code, build=build)

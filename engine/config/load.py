@@ -25,7 +25,7 @@ from engine.config.override import parse_override
 from engine.config.provenance import Source
 from engine.config.refusals import certain, ignored_hints, is_ensemble, refusals
 from engine.config.runtimes import Chosen, choose, not_built_yet
-from engine.config.settings import read_settings
+from engine.config.settings import NO_FLOOR, read_settings
 from engine.config.translate import artifact, translate
 from engine.config.validate import validate
 from engine.environments.cache import Environments
@@ -33,6 +33,7 @@ from engine.models.layout import VersionDirectory, select_versions, version_dire
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings
+from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.
@@ -56,6 +57,7 @@ def load_model_config(
     verify_files: bool = False,
     environments: Environments | None = None,
     execution_timeout: float = 0.0,
+    floor: SandboxSettings = NO_FLOOR,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
@@ -64,6 +66,7 @@ def load_model_config(
     backend under "". `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a
     load request, stands in the file's place. `namespace` and `content`, a digest by version, are passed on to
     the specifications. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
+    `floor` is the sandbox in which its code runs at least.
     `model_name` is the model's name if its directory is called otherwise, as a copy of a remote one may be.
 
     `environments` are those that exist. If a Python model asks for one that has to be built first, that is
@@ -125,7 +128,7 @@ def load_model_config(
     settings = {**said.get("", {}), **said.get(base.config.backend, {})}  # its own go before those for all
     drafts = [base] * len(chosen)
     agents = verify_agents(base.config, model_directory)
-    tritium, mistakes = _settings(base.config, traits, execution_timeout)
+    tritium, mistakes = _settings(base.config, traits, execution_timeout, floor)
     chosen_runtimes = Chosen()
     if environments is not None and not is_ensemble(base.config):
         parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
@@ -145,6 +148,7 @@ def load_model_config(
                 environ=environ,
                 run_model_code=run_model_code,
                 runtime=runtimes.get(directory.number, Runtime()),
+                floor=floor,
             )
             for directory in chosen
             if not chosen_runtimes.fails(directory.number)
@@ -230,10 +234,13 @@ def _identity(draft: Completed) -> bytes:
 
 
 def _settings(
-    config: ModelConfig, traits: BackendTraits, execution_timeout: float = 0.0
+    config: ModelConfig,
+    traits: BackendTraits,
+    execution_timeout: float = 0.0,
+    floor: SandboxSettings = NO_FLOOR,
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    settings, problems = read_settings(parameters, traits, config.version_policy, config)
+    settings, problems = read_settings(parameters, traits, config.version_policy, config, floor=floor)
     if execution_timeout and "tritium.execution_timeout" not in parameters and not is_ensemble(config):
         settings = dataclasses.replace(settings, execution_timeout=execution_timeout)
     return settings, problems

@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from actors.values.specs import (
-    Fairness,
-    Residency,
-    Retry,
-    Sandbox,
-)
+from actors.values.confinement import Sandbox
+from actors.values.specs import Fairness, Residency, Retry
 from actors.values.traffic import TrafficPlan
-from engine.models.problems import Problem
+from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings, problem, read_parameters, settings_of
+from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 _LIMITING: Final = ("tritium.memory_limit_mb", "tritium.max_processes", "tritium.sandbox")
+NO_FLOOR: Final = SandboxSettings()
+"""The operator leaves confinement to the models' configurations."""
+
 CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
 """What limits a model's code, wherever it runs."""
 
@@ -31,13 +32,19 @@ def read_settings(
     traits: BackendTraits,
     policy: ModelVersionPolicy | None = None,
     config: ModelConfig | None = None,
+    *,
+    floor: SandboxSettings = NO_FLOOR,
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
     """Return the settings in a model's `parameters`, defaults if `traits` decides them, and every mistake.
 
     `policy` is the model's completed version policy: a setting may not speak of versions that it leaves out.
-    `config` is all of its configuration: a setting may not ask for what its scheduler does not do.
+    `config` is all of its configuration: a setting may not ask for what its scheduler does not do. `floor` is
+    the operator's: the settings are no laxer, and a warning says so where the model asks for that.
     """
     values, problems = read_parameters(parameters)
+    if config is None or not config.HasField("ensemble_scheduling"):
+        values, raised = _raised(values, floor)
+        problems += raised
     problems += _contradictions(values, traits)
     if policy is not None and "tritium.traffic" in values:
         problems += _left_out(values["tritium.traffic"], policy)
@@ -47,7 +54,61 @@ def read_settings(
     settings = settings_of(values)
     if "tritium.retry" not in values and not traits.pure:
         settings = replace(settings, retry=Retry.NEVER)
+    if floor.level is not Sandbox.OFF and settings.confinement.sandbox is floor.level:
+        settings = replace(settings, confinement=replace(settings.confinement, imposed=True))
     return settings, tuple(problems)
+
+
+def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the values with a sandbox that is no laxer than the operator's, and what is to be said of that.
+
+    Paths beyond the model's own are the operator's to give if a strict sandbox is. They come back without
+    links, which the model's code could have made.
+    """
+    raised = dict(values)
+    if floor.level is Sandbox.OFF:
+        return raised, []
+    level = floor.level.value
+    if values.get("tritium.isolation") == "thread":
+        message = (
+            "'tritium.isolation' is 'thread', which nothing can confine, and this server confines every model"
+            f" (--sandbox={level})"
+        )
+        return raised, [problem("tritium.isolation", message, "use isolation 'process'")]
+    found: list[Problem] = []
+    wanted = values.get("tritium.sandbox", floor.level)
+    if not wanted.holds(floor.level):
+        message = (
+            f"'tritium.sandbox' is '{wanted.value}', and the model is served in sandbox '{level}'"
+            f" nevertheless: this server's floor (--sandbox={level})"
+        )
+        said = problem("tritium.sandbox", message, f"leave it out, or write '{level}'")
+        found.append(replace(said, severity=Severity.WARNING))
+    if floor.level.holds(wanted):
+        raised["tritium.sandbox"] = floor.level
+    if floor.level is Sandbox.STRICT:
+        for key, flags, allowed in (
+            ("tritium.sandbox_read", "--sandbox-read", (*floor.read, *floor.write)),
+            ("tritium.sandbox_write", "--sandbox-write", floor.write),
+        ):
+            paths = tuple(map(os.path.realpath, values.get(key, ())))
+            found += [
+                problem(
+                    key,
+                    f"'{key}' names '{path}', which this server gives to no model (--sandbox=strict)",
+                    f"leave it out, or have the operator start the server with {flags}={path}",
+                )
+                for path in paths
+                if not _lies_below(path, allowed)
+            ]
+            if paths:
+                raised[key] = paths
+    return raised, found
+
+
+def _lies_below(path: str, allowed: Sequence[str]) -> bool:
+    whole = map(os.path.realpath, allowed)
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in whole)
 
 
 def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Problem]:

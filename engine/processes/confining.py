@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from actors.values.specs import Confinement, Sandbox
+from actors.values.confinement import Confinement, Sandbox
 from engine.worker.limits import VARIABLE
 
 _CEILING_ROOM: Final = 1024**3
@@ -36,6 +36,8 @@ def confining_environ(limits: Confinement, files: Iterable[Path], *, kind: str =
     if limits.sandbox is Sandbox.STRICT:
         document["read"] = [*map(str, files), *limits.read]
         document["write"] = list(limits.write)
+        if limits.imposed:
+            document["given"] = [*limits.read, *limits.write]
     return {VARIABLE: json.dumps(document)}
 
 

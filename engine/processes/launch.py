@@ -27,8 +27,9 @@ from actors.seams.threads import in_thread
 from actors.serving.instances.launching import Launched, threads_for
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
+from actors.values.confinement import Sandbox
 from actors.values.events import Log
-from actors.values.specs import InstanceSpec, ModelSpec, Sandbox
+from actors.values.specs import InstanceSpec, ModelSpec
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ
 from engine.processes.family import Family

@@ -42,6 +42,7 @@ from engine.repository.source import (
     Source,
     SourceUnavailable,
 )
+from engine.settings.sandbox import SandboxSettings
 
 # Of each repository, so that one that hangs does not use up the reads of the others.
 READS_AT_ONCE: Final = 8
@@ -64,6 +65,7 @@ class ReadOptions:
     namespacing: bool = False
     host_policies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the cores of each
     execution_timeout: float = 0.0  # of models that have none of their own; 0: none
+    floor: SandboxSettings = field(default_factory=SandboxSettings)
     # After which a source that does not list its models counts as unavailable.
     listing_seconds: float = LISTING_SECONDS
 
@@ -239,6 +241,7 @@ class RepositoryReader:
             config_name=options.config_name,
             auto_complete=options.auto_complete,
             execution_timeout=options.execution_timeout,
+            floor=options.floor,
             override=None if override is None else override.config,
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents),

@@ -164,6 +164,7 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         namespacing=settings.namespacing,
         host_policies=policies,
         execution_timeout=settings.default_execution_timeout,
+        floor=settings.sandbox,
     )
 
 

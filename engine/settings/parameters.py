@@ -17,17 +17,8 @@ from actors.serving.policy.fairness_plan import read_fairness, read_slo
 from actors.serving.policy.plan_reading import InvalidDocument
 from actors.serving.policy.recycling import read_recycle
 from actors.traffic.policy.traffic_plan import read_plan
-from actors.values.specs import (
-    Confinement,
-    Fairness,
-    Probe,
-    QueueBounds,
-    Recycle,
-    Residency,
-    Retry,
-    Sandbox,
-    Slo,
-)
+from actors.values.confinement import Confinement, Sandbox
+from actors.values.specs import Fairness, Probe, QueueBounds, Recycle, Residency, Retry, Slo
 from actors.values.traffic import TrafficPlan
 from actors.wire.arena import MAX_LANES
 from engine.models.problems import Problem, did_you_mean
@@ -341,8 +332,9 @@ class TritiumSettings:
         sandbox=Parameter(
             "tritium.sandbox",
             choice(*Sandbox),
-            "what is taken away from model code: [network and privileges, files"
-            " too](worker_life.md#the-sandbox). This and the two above need `tritium.isolation: process`",
+            "what is taken away from model code: [privileges, network, files"
+            " too](worker_life.md#the-sandbox), and no less than `--sandbox` says. This and the two above"
+            " need `tritium.isolation: process`",
         ),
         read=Parameter(
             "tritium.sandbox_read",

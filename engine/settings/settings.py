@@ -56,6 +56,7 @@ from engine.settings.models import (
 )
 from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.reporting import LogSettings, MetricsSettings
+from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
 from engine.settings.sheet import entries_of, read_sheet
 from engine.settings.uris import is_remote, without_query
@@ -208,6 +209,7 @@ class Settings:
         " the credentials of its repositories and cache. minimal: only what programs and frameworks need,"
         " such as PATH and CUDA_*; so it is in a strict sandbox in any case."
     )
+    sandbox: SandboxSettings = section(SandboxSettings)
     spare_workers: int = Group.INSTANCES.option("--spare-workers=4", integer("N", most=1024)).means(
         "Keep a worker process ready for each environment in use (backend, interpreter, variables, cores),"
         " N at most, which has imported its backend's framework and waits for a model, so that an instance"
@@ -335,6 +337,7 @@ class Settings:
             ("model_namespacing", str(int(self.namespacing))),
             ("resident_memory_limit", self.resident_memory_limit),
             ("strict_model_config", str(int(self.disable_auto_complete_config))),
+            ("sandbox", self.sandbox.level.value),
             ("strict_readiness", str(int(self.strict_readiness))),
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),

@@ -38,6 +38,8 @@ CLOSURE = (
     "engine.worker.process",
     "engine.worker.limits",
     "engine.worker.sandbox",
+    "engine.worker.filtering",
+    "engine.worker.syscalls",
 )
 OUR_NAMES = frozenset({"engine", "actors", "protocols", "chaos"})
 

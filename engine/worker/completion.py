@@ -22,6 +22,8 @@ CLOSURE = (
     "engine.worker.__main__",
     "engine.worker.limits",
     "engine.worker.sandbox",
+    "engine.worker.filtering",
+    "engine.worker.syscalls",
 )
 
 _TEXT_LIMIT = 12 * 1024  # characters of a reason

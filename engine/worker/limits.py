@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 VARIABLE = "TRITIUM_WORKER_LIMITS"
 """A JSON object.
 
-Its keys are `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, and the paths to `read`
-and to `write`.
+Its keys are `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, `own_user`, the paths to
+`read` and to `write`, and those of them that are `given` by the operator's leave.
 """
 
 unapplied: list[str] = []
@@ -61,8 +61,10 @@ def _confine(wanted: Mapping[str, Any], root: str) -> list[str]:
     return sandbox.enter(
         level,
         childless=wanted.get("childless", False),
+        own_user=wanted.get("own_user", False),
         read=sandbox.own_paths(root) + wanted.get("read", []),
         write=wanted.get("write", []),
+        given=wanted.get("given", []),
     )
 
 

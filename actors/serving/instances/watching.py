@@ -22,7 +22,7 @@ from actors.serving.policy.retries import (
     ProtocolError,
     Signal,
 )
-from actors.values.specs import Confinement
+from actors.values.confinement import Confinement
 
 # Time for a worker that closed its socket to exit. Clients wait meanwhile.
 EOF_TO_EXIT_SECONDS: Final = 0.05

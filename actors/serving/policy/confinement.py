@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.serving.policy.retries import Oom, TooManyProcesses
-from actors.values.specs import Confinement
+from actors.values.confinement import Confinement
 
 FILLED_PER_SECOND: Final = 4 * 1024**3
 """Bytes of memory that a process can newly fill in a second, about: the kernel has to clear the pages."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from actors.values.confinement import Sandbox
 from actors.values.errors import ErrorCode
-from actors.values.specs import Runtime, Sandbox
+from actors.values.specs import Runtime
 from engine.config.complete import normalise
 from engine.config.files import inside
 from engine.config.inspection import child
@@ -31,13 +32,14 @@ from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.inspection.wire import Pointer, Unloadable, Unreadable
 from engine.config.jsonform import json_value
 from engine.config.provenance import Provenance
-from engine.config.settings import CONFINING, read_settings
+from engine.config.settings import CONFINING, NO_FLOOR, read_settings
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ
 from engine.processes.inheritance import inherited, scrubbed
+from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 TIMEOUT_SETTING: Final = "auto-complete-timeout-seconds"
@@ -69,6 +71,7 @@ class Inspection:
     run_model_code: bool = True
     runtime: Runtime = field(default_factory=Runtime)
     environ: Mapping[str, str] | None = None  # of processes that run the model's code
+    floor: SandboxSettings = NO_FLOOR
 
     def applies(self, config: ModelConfig) -> bool:
         """Whether there is anything to ask the model for, of a configuration whose backend is known."""
@@ -130,8 +133,8 @@ class Inspection:
         model = self._model(config, file_name)
         parameters: Mapping[str, str] = model["parameters"]
         confining = {key: parameters[key] for key in CONFINING if key in parameters}
-        settings, wrong = read_settings(confining, traits)
-        if wrong:
+        settings, wrong = read_settings(confining, traits, floor=self.floor)
+        if any(problem.is_error for problem in wrong):
             # The code that reads the settings says why.
             return []
         # As the model's workers have it.

@@ -6,7 +6,8 @@ import trio
 from actors.serving.instances.instance import WorkerDied
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import Oom, TooManyProcesses
-from actors.values.specs import Confinement, Retry
+from actors.values.confinement import Confinement
+from actors.values.specs import Retry
 from actors.wire import frames
 from actors.wire.frames import FrameError
 from tests.actors.serving.test_instance_in_virtual_time import Life, PlayedWorker, serving

@@ -12,7 +12,7 @@ from actors.serving.policy.confinement import (
     next_look,
 )
 from actors.serving.policy.retries import Oom, TooManyProcesses
-from actors.values.specs import Confinement
+from actors.values.confinement import Confinement
 
 MEBIBYTE = 1024 * 1024
 

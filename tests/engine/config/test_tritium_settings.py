@@ -5,17 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.values.specs import (
-    Confinement,
-    Fairness,
-    Probe,
-    QueueBounds,
-    Recycle,
-    Residency,
-    Retry,
-    Sandbox,
-    Slo,
-)
+from actors.values.confinement import Confinement, Sandbox
+from actors.values.specs import Fairness, Probe, QueueBounds, Recycle, Residency, Retry, Slo
 from actors.values.traffic import Mirror, Rollback, TrafficPlan
 from engine.config.load import load_model_config
 from engine.config.settings import read_settings
@@ -552,7 +543,7 @@ def test_limits_are_read(given, confinement):
         ("memory_limit_mb", "0", "use a whole number, at least 1"),
         ("memory_limit_mb", "1.5", "use a whole number, at least 1"),
         ("max_processes", "-1", "use a whole number, at least 1"),
-        ("sandbox", "loose", "use 'off' or 'basic' or 'strict'"),
+        ("sandbox", "loose", "use 'off' or 'guard' or 'basic' or 'strict'"),
         ("sandbox_read", "data", "use absolute paths, with ':' between them"),
         ("sandbox_write", "/a:", "use absolute paths, with ':' between them"),
     ],

@@ -7,8 +7,9 @@ import trio
 
 from actors.serving.policy.confinement import LONGEST
 from actors.serving.standing import Status
+from actors.values.confinement import Confinement
 from actors.values.errors import ErrorCode, TritiumError
-from actors.values.specs import Confinement, Retry
+from actors.values.specs import Retry
 from tests.engine.worker.conftest import until
 from tests.support.greedy_backends import (
     LEAK,
