@@ -47,8 +47,8 @@ _FILES = (
     "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close"
     " close_range dup dup2 dup3 lseek stat fstat lstat newfstatat statx statfs fstatfs access faccessat"
     " faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir mkdir mkdirat mknod mknodat"
-    " rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat truncate ftruncate fallocate"
-    " fsync fdatasync sync_file_range fadvise64 readahead flock umask sendfile splice tee vmsplice"
+    " rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat truncate ftruncate"
+    " fallocate fsync fdatasync sync_file_range fadvise64 readahead flock umask sendfile splice tee vmsplice"
     " copy_file_range getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr getxattrat listxattrat"
 )
 _MEMORY = (

@@ -90,7 +90,7 @@ def paths(tmp_path):
         ("sandbox_read", "given", "", "other", False),
         ("sandbox_read", "given", "", "given/../other", False),
         ("sandbox_read", "given", "", "given/link", False),
-        ("sandbox_read", "given", "", "given-to-nobody", False),
+        ("sandbox_read", "given", "", "given-elsewhere", False),
         ("sandbox_read", "", "", "given", False),
     ],
 )
