@@ -141,7 +141,7 @@ async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(served):
 
 
 @pytest.mark.slow
-@serving(options=GrpcOptions(max_connection_age=0.2, max_connection_age_grace=1), uniform=lambda: 0.5)
+@serving(options=GrpcOptions(max_connection_age=0.2, max_connection_age_grace=30), uniform=lambda: 0.5)
 async def test_connections_are_retired_with_age_and_clients_do_not_notice(served, channel):
     echo = unary(channel)
 
