@@ -39,6 +39,9 @@ class Action(Enum):
     UPLOAD = "upload"  # bring a model's files along when it is loaded
     METRICS = "metrics"
 
+    # Members are equal where they are the same one. Enum's own hash is a call, on the way of each request.
+    __hash__ = object.__hash__
+
 
 RESTRICTABLE: Final = tuple(Action)[:9]
 """The categories of Triton's API that a header can open."""

@@ -66,6 +66,7 @@ class Event(str, Enum):
     LISTENER_CLOSED = "listener_closed"
     LISTENER_EXHAUSTED = "listener_exhausted"
     CONNECTION_REFUSED = "connection_refused"
+    ACCESS_REFUSED = "access_refused"
     FILES_RELOADED = "files_reloaded"
     RELOAD_FAILED = "reload_failed"
     FAULT_INJECTED = "fault_injected"

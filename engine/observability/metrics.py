@@ -17,7 +17,11 @@ from typing import Any
 import trio
 
 from actors.seams import faults
+from actors.values.callers import Action, HeadGate, presented
+from actors.values.errors import TritiumError
 from actors.values.families import Block, Number
+from protocols.http.answers import Answer, failure
+from protocols.http.fields import connecting
 
 Telling = Callable[[], Iterable[Block | str]]
 """What a feature tells of itself at a scrape: blocks, or the text of some."""
@@ -77,10 +81,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class MetricsApp:
-    """The metrics port as an ASGI app. Its listener runs on trio."""
+    """The metrics port as an ASGI app. Its listener runs on trio. `gate` says who may read metrics."""
 
-    def __init__(self, exposition: Exposition) -> None:
+    def __init__(self, exposition: Exposition, gate: HeadGate | None = None) -> None:
         self._exposition = exposition
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a GET of anything but the metrics is an empty success, as in Triton."""
@@ -88,7 +93,10 @@ class MetricsApp:
             raise ValueError(
                 f"the metrics port serves HTTP only, got an ASGI scope of type {scope['type']!r}"
             )
-        if scope["method"] != "GET":
+        if self._gate is not None and (refusal := _refusal(self._gate, scope)) is not None:
+            body = b"".join(map(bytes, refusal.buffers))
+            await _respond(send, refusal.status, body, refusal.headers)
+        elif scope["method"] != "GET":
             await _respond(send, 405, b"", [(b"allow", b"GET")])
         elif scope["path"] in {"/metrics", "/metrics/"}:
             await _respond(send, 200, await self._scrape(), [(b"content-type", b"text/plain; charset=utf-8")])
@@ -103,6 +111,14 @@ class MetricsApp:
             parts.append(block.encode("utf-8", "replace"))  # a model's name may come from any directory
             await trio.lowlevel.checkpoint()
         return b"".join(parts)
+
+
+def _refusal(gate: HeadGate, scope: Scope) -> Answer | None:
+    try:
+        gate.identify(presented(scope["headers"]), connecting(scope)).admit(Action.METRICS)
+    except TritiumError as error:
+        return failure(error)
+    return None
 
 
 async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:

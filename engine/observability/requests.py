@@ -56,6 +56,8 @@ def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestH
         else:
             version, times = outcome.model_version, outcome.timing or _NO_TIME
             event, message = Event.REQUEST_COMPLETED, ""
+        if request.caller is not None:
+            about["caller"] = request.caller.name
         if request.correlation_id:
             about["correlation_id"] = request.correlation_id
         if request.attempts > 1:

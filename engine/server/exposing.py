@@ -14,11 +14,13 @@ from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
+from engine.identity.gate import Gate
 from engine.observability import system
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
 from engine.observability.system import LoopLag
 from engine.processes import spares
+from engine.server.identity import identity_blocks
 from engine.server.models import ModelParts
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcListener, grpc_blocks
@@ -31,6 +33,7 @@ def exposition(
     readiness: Readiness,
     lag: LoopLag,
     wall_ms: Callable[[], int],
+    gate: Gate | None,
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -47,6 +50,8 @@ def exposition(
             {name: [each.counts() for each in some] for name, some in listeners.items()}
         ),
     ]
+    if gate is not None:
+        features.append(lambda: identity_blocks(gate))
     if cache is not None:
         features.append(lambda: cache_blocks(cache.cache, cache.far))
     features += [

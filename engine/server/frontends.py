@@ -18,7 +18,7 @@ import trio
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
-from actors.values.callers import Action
+from actors.values.callers import Action, HeadGate
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
 from engine.observability.requests import RequestHook
@@ -43,6 +43,7 @@ def v2_app(
     settings: Settings,
     server: Server,
     *,
+    gate: HeadGate | None = None,
     on_finished: RequestHook | None,
     elsewhere: Elsewhere | None = None,
     outlives_draining: bool = False,
@@ -53,6 +54,7 @@ def v2_app(
         options=V2Options(
             max_input_size=settings.http_max_input_size,
             server_timing=settings.server_timing,
+            gate=gate,
             restricted=_restricted(settings.http_restricted_api),
             header_forward_pattern=_pattern(settings.http_header_forward_pattern),
             elsewhere=elsewhere,
@@ -77,6 +79,7 @@ def grpc_listener(
     *,
     connections: ConnectionSettings | None = None,
     tls: ssl.SSLContext | None,
+    gate: HeadGate | None = None,
     on_finished: RequestHook | None,
     log: Log,
     elsewhere: Elsewhere | None = None,
@@ -103,6 +106,7 @@ def grpc_listener(
         max_connection_age=keepalive.max_connection_age,
         max_connection_age_grace=keepalive.max_connection_age_grace,
         restricted=_restricted(settings.restricted_protocol),
+        gate=gate,
         header_forward_pattern=_pattern(settings.header_forward_pattern),
         elsewhere=elsewhere,
         on_finished=on_finished,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
+from actors.values.callers import HeadGate
 from actors.values.events import Log
 from actors.values.interfaces import Server
 from engine.observability.metrics import Exposition, MetricsApp
@@ -69,15 +70,17 @@ def compose_frontends(
     log: Log,
     *,
     grpc_tls: ssl.SSLContext | None,
+    gate: HeadGate | None,
     uniform: Callable[[], float],
     exposing: Exposing,
 ) -> Frontends:
     """Return the frontends of these sockets.
 
+    `gate` says who may do what; None: all may do everything.
     `uniform` returns random numbers in [0, 1), see `GrpcListener`.
     """
     elsewhere = _elsewhere(sockets)
-    app = v2_app(settings, server, on_finished=_hook(settings, "http"), elsewhere=elsewhere)
+    app = v2_app(settings, server, gate=gate, on_finished=_hook(settings, "http"), elsewhere=elsewhere)
     limits = http_limits(settings.connections)
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
@@ -88,7 +91,9 @@ def compose_frontends(
         return listener
 
     def management() -> HttpListener:
-        return http(v2_app(settings, server, on_finished=_hook(settings, "http"), outlives_draining=True))
+        return http(
+            v2_app(settings, server, gate=gate, on_finished=_hook(settings, "http"), outlives_draining=True)
+        )
 
     def grpc(tls: ssl.SSLContext | None, elsewhere: Elsewhere | None) -> GrpcListener:
         listener = grpc_listener(
@@ -96,6 +101,7 @@ def compose_frontends(
             server,
             connections=settings.connections,
             tls=tls,
+            gate=gate,
             on_finished=_hook(settings, "grpc"),
             log=log,
             elsewhere=elsewhere,
@@ -106,7 +112,7 @@ def compose_frontends(
         return listener
 
     def metrics() -> HttpListener:
-        return HttpListener(MetricsApp(exposing(on_grpc, listeners)), limits=limits, admit=admit_short)
+        return HttpListener(MetricsApp(exposing(on_grpc, listeners), gate), limits=limits, admit=admit_short)
 
     def opened(
         name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]

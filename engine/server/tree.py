@@ -38,6 +38,7 @@ from engine.repository.advice import single_model
 from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
 from engine.server.exposing import exposition
+from engine.server.identity import opened_gate
 from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
@@ -143,7 +144,10 @@ def _compose(
     environ: Mapping[str, str],
     machine: Machine,
 ) -> _Composition:
-    """Connect the parts of a server. What one part asks of a later one, it asks once the tree runs."""
+    """Connect the parts of a server. What one part asks of a later one, it asks once the tree runs.
+
+    Raises ServerFailed if the auth file makes no sense.
+    """
     log, lag = EventLog(), LoopLag()
     models = compose_models(
         settings,
@@ -162,17 +166,26 @@ def _compose(
         introspection=TreeView(lambda: root),
         traffic=models.traffic,
     )
+    rules = (
+        opened_gate(settings.auth_file, machine, models.router.roster, log) if settings.auth_file else None
+    )
+    gate = None if rules is None else rules.gate
     frontends = compose_frontends(
         settings,
         sockets,
         server,
         log,
         grpc_tls=grpc_tls,
+        gate=gate,
         uniform=machine.random().random,
-        exposing=partial(exposition, settings.metrics, models, deploying.readiness, lag, machine.wall_clock),
+        exposing=partial(
+            exposition, settings.metrics, models, deploying.readiness, lag, machine.wall_clock, gate
+        ),
     )
     services = [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
-    services += [Follower(each, reload, log).spec() for each in followed]
+    services += [
+        Follower(each, reload, log).spec() for each in (*followed, *([] if rules is None else [rules]))
+    ]
     if models.cache is not None:
         services.append(models.cache.spec())
     root = _tree(lag, Supervisor(services), models, deploying, frontends)

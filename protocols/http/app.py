@@ -38,7 +38,7 @@ from protocols.http.answers import (
 )
 from protocols.http.apart import Methods, outlives_draining
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
-from protocols.http.fields import Header, foreign_origin
+from protocols.http.fields import Header, connecting, foreign_origin
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
 from protocols.http.management import ManagementEndpoints
@@ -88,15 +88,6 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
     )
 
 
-def _peer(scope: Scope) -> Peer:
-    """Return the connection's own, or another where the server does not tell connections apart."""
-    peer: Peer | None = scope.get("extensions", {}).get("tritium.peer")
-    if peer is not None:
-        return peer
-    client = scope.get("client")
-    return Peer(str(client[0]) if client else "")
-
-
 def _let_in(
     gate: HeadGate, route: Route, peer: Peer, method: str, headers: Sequence[Header], length: int
 ) -> Caller:
@@ -115,7 +106,7 @@ def _ask_gate(gate: HeadGate, route: Route, scope: Scope, receive: Receive) -> R
     length = announced(headers)
     caller: Caller | None = scope.get("tritium.caller")
     if caller is None:
-        caller = _let_in(gate, route, _peer(scope), scope["method"], headers, length)
+        caller = _let_in(gate, route, connecting(scope), scope["method"], headers, length)
         scope["tritium.caller"] = caller
     if length >= 0:
         return receive
@@ -215,7 +206,9 @@ class V2App:
     def admit_scope(self, scope: Scope) -> Admission:
         """Do as `admit` for a request of a foreign server, and note in `scope` whose it is."""
         headers = scope["headers"]
-        verdict = self.admit(_peer(scope), scope["method"], scope["raw_path"], headers, announced(headers))
+        verdict = self.admit(
+            connecting(scope), scope["method"], scope["raw_path"], headers, announced(headers)
+        )
         if isinstance(verdict, Admitted):
             scope["tritium.caller"] = verdict.caller
         return verdict

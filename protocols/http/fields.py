@@ -13,6 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from actors.values.callers import Peer
 from actors.values.errors import TritiumError, Unauthenticated
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
@@ -70,6 +71,15 @@ def peer_of(scope: MutableMapping[str, Any]) -> str:
         return ""
     host, port = client[0], client[1]
     return f"ipv6:[{host}]:{port}" if ":" in str(host) else f"ipv4:{host}:{port}"
+
+
+def connecting(scope: MutableMapping[str, Any]) -> Peer:
+    """Return the connection's own `Peer`, or another where the server does not tell connections apart."""
+    peer: Peer | None = scope.get("extensions", {}).get("tritium.peer")
+    if peer is not None:
+        return peer
+    client = scope.get("client")
+    return Peer(str(client[0]) if client else "")
 
 
 _OF_THIS_SITE: Final = frozenset({b"same-origin", b"none"})  # `none`: the visitor typed the address

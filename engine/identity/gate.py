@@ -1,0 +1,273 @@
+"""The gate: who a client is, by what it shows, and what the rules in force let it do.
+
+What is found out about a client is kept where the next request finds it at once: with its connection. A
+change of the auth file makes another *book*, and what was kept with an older one does not count any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from actors.values.callers import ANONYMOUS, Action, Caller, HeadGate, Peer
+from actors.values.errors import PermissionDenied, TritiumError, Unauthenticated
+from engine.identity.document import AuthFile
+from engine.identity.keys import NO_DIGEST, bearer, matches
+from engine.identity.limits import Limits, Usage, strictest
+from engine.identity.rules import Decision, Identity, Rulebook
+from engine.identity.tokens import Proven, Tokens
+
+MOST_VERDICTS: Final = 4096
+"""Decisions of one caller, and tokens of all, that are kept."""
+
+MOST_USAGES: Final = 100_000
+"""Identities whose use is counted. Beyond them those are forgotten that use nothing now."""
+
+Namespaces = Callable[[str], str]
+"""From a model's name to the repository in which it lies; empty where that is not told apart."""
+
+
+class Book:
+    """One auth file in force, and the callers that it knows."""
+
+    def __init__(self, file: AuthFile, tokens: Tokens) -> None:
+        self.file = file
+        self.rules = Rulebook(file.rules)
+        self.tokens = tokens
+        self._callers: dict[Identity, KnownCaller] = {}
+        self._proven: OrderedDict[bytes, Proven] = OrderedDict()
+
+    def limits_of(self, identity: Identity) -> Limits:
+        """Return what `identity` may use."""
+        subjects = identity.subjects
+        return strictest([each.limits for each in self.file.limits if each.subjects & subjects])
+
+    def caller(self, identity: Identity, gate: Gate) -> KnownCaller:
+        """Return the one caller of this book that is `identity`."""
+        caller = self._callers.get(identity)
+        if caller is None:
+            if len(self._callers) >= MOST_USAGES:
+                self._callers.clear()
+            caller = self._callers[identity] = KnownCaller(identity, self, gate)
+        return caller
+
+    def prove(self, token: str, now: float) -> Proven:
+        """Return what a JWT proves. Good ones are kept by their digest until they expire."""
+        digest = hashlib.blake2b(token.encode("latin-1", "replace"), digest_size=32).digest()
+        proven = self._proven.get(digest)
+        if proven is None or now >= proven.until:
+            self._proven.pop(digest, None)
+            proven = self._proven[digest] = self.tokens.prove(token, now)
+            if len(self._proven) > MOST_VERDICTS:
+                self._proven.popitem(last=False)
+        return proven
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What a connection's last request has shown, and whose it was."""
+
+    book: Book
+    authorization: bytes
+    names: tuple[str, ...]
+    caller: KnownCaller
+    until: float  # of the epoch; inf for ever
+
+
+class Gate(HeadGate):
+    """Names callers by the auth file in force.
+
+    `now` is a steady clock in seconds, `wall_clock` that of the epoch. `on_refusal` is told of each request
+    that is refused: the caller's name, empty for bad credentials, and the error.
+    """
+
+    __slots__ = ("_book", "_namespaces", "_usages", "_wall_clock", "now", "on_refusal", "refusals")
+
+    def __init__(
+        self,
+        book: Book,
+        *,
+        now: Callable[[], float],
+        wall_clock: Callable[[], float],
+        namespaces: Namespaces = lambda _: "",
+        on_refusal: Callable[[str, TritiumError], None] = lambda _name, _error: None,
+    ) -> None:
+        self.now = now
+        self.on_refusal = on_refusal
+        self.refusals: dict[tuple[str, str], int] = {}  # by identity and code
+        self._book = book
+        self._wall_clock = wall_clock
+        self._namespaces = namespaces
+        self._usages: dict[str, Usage] = {}
+
+    @property
+    def book(self) -> Book:
+        """The auth file in force."""
+        return self._book
+
+    def adopt(self, book: Book) -> None:
+        """Go by another auth file from now on, for open connections and streams as well."""
+        self._book = book
+        for name, usage in self._usages.items():
+            identity = book.file.identities().get(name)
+            usage.bound_by(book.limits_of(identity or Identity(name=name)))
+
+    def identify(self, authorization: bytes, peer: Peer) -> Caller:
+        """Return who shows this (`actors.values.callers.HeadGate`)."""
+        note = peer.note
+        if (
+            type(note) is _Note
+            and note.book is self._book
+            and note.names is peer.names
+            and hmac.compare_digest(note.authorization, authorization)
+            and (note.until == math.inf or self._wall_clock() < note.until)
+        ):
+            return note.caller
+        try:
+            identity, until = self._established(authorization, peer)
+        except Unauthenticated as error:
+            self.refused("", error)
+            raise
+        caller = self._book.caller(identity, self)
+        peer.note = _Note(self._book, authorization, peer.names, caller, until)
+        return caller
+
+    def _established(self, authorization: bytes, peer: Peer) -> tuple[Identity, float]:
+        """Return who shows this, and until when that is so. Raises Unauthenticated."""
+        file = self._book.file
+        if not authorization:
+            for name in peer.names:
+                certificate = file.certificates.get(name)
+                if certificate is not None:
+                    return certificate.identity, math.inf
+            return file.anonymous, math.inf
+        token = bearer(authorization)
+        if token.count(".") > 1:
+            proven = self._book.prove(token, self._wall_clock())
+            return proven.identity, proven.until
+        id_, _, secret = token.partition(".")
+        key = file.keys.get(id_)
+        good = matches(secret, NO_DIGEST if key is None else key.digest)
+        if key is None or not good:
+            raise Unauthenticated("the API key is not good: ask the operator for another one", invalid=True)
+        if key.revoked:
+            raise Unauthenticated(
+                f"the API key '{id_}' was revoked: ask the operator for another one", invalid=True
+            )
+        if self._wall_clock() >= key.expires:
+            raise Unauthenticated(
+                f"the API key '{id_}' has expired: ask the operator for another one", invalid=True
+            )
+        return key.identity, key.expires
+
+    @property
+    def usages(self) -> Mapping[str, Usage]:
+        """What identities have used, by name."""
+        return self._usages
+
+    def named(self, name: str) -> Caller:
+        """Return the caller that stands for a confined model, `model:NAME`."""
+        return self._book.caller(Identity(name=name), self)
+
+    def namespace_of(self, model: str) -> str:
+        """Return the repository of `model`, if any rule asks."""
+        return self._namespaces(model) if self._book.rules.by_namespace else ""
+
+    def usage_of(self, identity: Identity, limits: Limits) -> Usage:
+        """Return what `identity` has used, whatever the auth file was then."""
+        usage = self._usages.get(identity.name)
+        if usage is None:
+            if len(self._usages) >= MOST_USAGES:
+                self._usages = {name: each for name, each in self._usages.items() if not each.idle}
+            usage = self._usages[identity.name] = Usage(limits)
+        usage.bound_by(limits)
+        return usage
+
+    def refused(self, name: str, error: TritiumError) -> None:
+        """Count and tell a refusal."""
+        key = (name, error.code.name.lower())
+        if key not in self.refusals and len(self.refusals) >= MOST_VERDICTS:
+            key = ("other", key[1])
+        self.refusals[key] = self.refusals.get(key, 0) + 1
+        self.on_refusal(name, error)
+
+
+class KnownCaller(Caller):
+    """An identity under one book. What the rules say about each action and model is kept."""
+
+    __slots__ = ("_gate", "_permissions", "_usage", "_verdicts")
+
+    def __init__(self, identity: Identity, book: Book, gate: Gate) -> None:
+        self.name = identity.name
+        self._gate = gate
+        self._permissions = book.rules.of(identity)
+        self._usage = gate.usage_of(identity, book.limits_of(identity))
+        self._verdicts: dict[tuple[Action, str, str], Decision] = {}
+
+    def decide(self, action: Action, model: str, namespace: str = "") -> Decision:
+        """Return whether the rules allow `action` on `model`, and which one decides."""
+        key = (action, model, namespace)
+        decision = self._verdicts.get(key)
+        if decision is None:
+            if len(self._verdicts) >= MOST_VERDICTS:
+                self._verdicts.clear()
+            decision = self._verdicts[key] = self._permissions.decide(action, model, namespace)
+        return decision
+
+    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+        """Whether `action` is allowed on `model` (`actors.values.callers.Caller`)."""
+        return self.decide(action, model, namespace).allowed
+
+    def reach(self, action: Action) -> None:
+        """Raise if `action` is allowed on no model (`actors.values.callers.Caller`)."""
+        self.require(action)
+
+    def require(self, action: Action, model: str = "") -> None:
+        """Raise if `action` is not allowed on `model` (`actors.values.callers.Caller`)."""
+        if not self.decide(action, model, self._gate.namespace_of(model)).allowed:
+            error = self._denial(action, model)
+            self._gate.refused(self.name, error)
+            raise error
+
+    def _denial(self, action: Action, model: str) -> TritiumError:
+        on = f" on model '{model[:128]}'" if model else ""
+        if self.name == ANONYMOUS:
+            return Unauthenticated(
+                f"'{action.value}'{on} takes credentials: send 'Authorization: Bearer <key>', "
+                "or a client certificate"
+            )
+        return PermissionDenied(
+            f"'{self.name}' may not use '{action.value}'{on}: no rule of the server allows it"
+        )
+
+    def admit(self, action: Action, model: str = "", *, size: int = 0) -> None:
+        """Let a request pass, or raise (`actors.values.callers.Caller`). Health checks take nothing."""
+        self.require(action, model)
+        if action is Action.HEALTH:
+            return
+        try:
+            self._usage.take(size, self._gate.now, self.name)
+        except TritiumError as error:
+            self._gate.refused(self.name, error)
+            raise
+
+    def received(self, size: int) -> None:
+        """Account for bytes that came (`actors.values.callers.Caller`)."""
+        self._usage.owe(size)
+
+    def begin(self) -> None:
+        """Count an inference as under way (`actors.values.callers.Caller`)."""
+        try:
+            self._usage.begin(self.name)
+        except TritiumError as error:
+            self._gate.refused(self.name, error)
+            raise
+
+    def end(self) -> None:
+        """Count it no longer (`actors.values.callers.Caller`)."""
+        self._usage.end()

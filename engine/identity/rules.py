@@ -1,0 +1,120 @@
+"""Rules: which identity may do what with which models. Pure.
+
+Rules are tried in the order of the auth file, and the first that matches decides. Without a match the answer
+is no, with two exceptions: health checks and metrics are open to all as long as no rule names them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from actors.values.callers import ANONYMOUS, Action
+
+EVERYONE: Final = "*"
+KNOWN: Final = "authenticated"
+GROUP: Final = "group:"
+MODEL: Final = "model:"
+"""What the names of subjects begin with: groups, and models that call other models."""
+
+OPEN_UNLESS_NAMED: Final = (Action.HEALTH, Action.METRICS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A client, or a confined model that calls others, as rules know it."""
+
+    name: str
+    groups: frozenset[str] = frozenset()
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """The words by which a rule can mean it."""
+        known = () if self.name == ANONYMOUS or self.name.startswith(MODEL) else (KNOWN,)
+        everyone = () if self.name.startswith(MODEL) else (EVERYONE,)
+        return frozenset((self.name, *everyone, *known, *(GROUP + group for group in self.groups)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. `number` counts from 1, and `line` is that of its header in the file.
+
+    `actions` None: every one. Patterns are those of file names (`*`, `?`, `[abc]`), in the same letter case.
+    """
+
+    number: int
+    line: int
+    subjects: frozenset[str]
+    allows: bool
+    actions: frozenset[Action] | None
+    models: tuple[str, ...] = ("*",)
+    namespaces: tuple[str, ...] = ("*",)
+
+    def __str__(self) -> str:
+        return f"rule {self.number} (line {self.line})"
+
+    def covers(self, action: Action) -> bool:
+        """Whether it is about `action`."""
+        return self.actions is None or action in self.actions
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether something is allowed, and the rule that says so; None for the default."""
+
+    allowed: bool
+    rule: Rule | None = None
+
+
+class Rulebook:
+    """The rules in force."""
+
+    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+        self.rules = tuple(rules)
+        self.open = frozenset(
+            action
+            for action in OPEN_UNLESS_NAMED
+            if not any(rule.actions is not None and action in rule.actions for rule in rules)
+        )
+        self.by_namespace = any(rule.namespaces != ("*",) for rule in rules)
+        """Whether any rule asks in which repository a model lies."""
+
+    def of(self, identity: Identity) -> Permissions:
+        """Return what the rules say about one identity."""
+        subjects = identity.subjects
+        return Permissions([rule for rule in self.rules if rule.subjects & subjects], self.open)
+
+
+class Permissions:
+    """The rules about one identity."""
+
+    def __init__(self, rules: Sequence[Rule], opened: Iterable[Action]) -> None:
+        self._rules = [(rule, _pattern(rule.models), _pattern(rule.namespaces)) for rule in rules]
+        self._open = frozenset(opened)
+
+    def decide(self, action: Action, model: str, namespace: str = "") -> Decision:
+        """Return whether `action` is allowed on `model`, and by which rule.
+
+        `model` is empty for what concerns none in particular: then a rule counts if it is for any model.
+        """
+        for rule, models, namespaces in self._rules:
+            if not rule.covers(action):
+                continue
+            if not model:
+                if rule.allows or rule.models == ("*",) == rule.namespaces:
+                    return Decision(rule.allows, rule)
+            elif (models is None or models.fullmatch(model)) and (
+                namespaces is None or namespaces.fullmatch(namespace)
+            ):
+                return Decision(rule.allows, rule)
+        return Decision(action in self._open)
+
+
+def _pattern(globs: Sequence[str]) -> re.Pattern[str] | None:
+    """Return the expression that matches what any of `globs` does; None for everything."""
+    if "*" in globs:
+        return None
+    return re.compile("|".join(f"(?:{fnmatch.translate(glob)})" for glob in globs))

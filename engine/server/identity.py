@@ -1,0 +1,112 @@
+"""The auth file in the server: read at the start, followed while it runs, and told in metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import trio
+
+from actors.serving.routing.roster import Roster
+from actors.values.errors import TritiumError
+from actors.values.events import Event, Log
+from actors.values.families import Block, Families, Slice, SplitFamily, once
+from engine.identity.document import AuthFileError
+from engine.identity.gate import Book, Gate
+from engine.identity.loading import load_book
+from engine.server.machine import Machine
+from engine.server.reloading import Followed, NotReloaded, stamp_of
+from engine.server.running import ServerFailed
+
+
+def opened_gate(path: str, machine: Machine, roster: Roster, log: Log) -> FollowedAuthFile:
+    """Return the gate of the auth file at `path`, as what is read again when it changes. Raises ServerFailed.
+
+    `roster` knows in which repository a model lies.
+    """
+
+    def namespace_of(model: str) -> str:
+        keys = [key for key in roster.known if key.name == model]
+        return keys[0].namespace if len(keys) == 1 else ""
+
+    def refused(name: str, error: TritiumError) -> None:
+        # Seen at the first verbose level: a flood of refusals must not fill the log.
+        log(Event.ACCESS_REFUSED, level="debug", identity=name, code=error.code.name, reason=error.message)
+
+    stamp = stamp_of([path])
+    try:
+        book, files = load_book(path)
+    except AuthFileError as error:
+        raise ServerFailed(f"--auth-file: {error}") from error
+    gate = Gate(
+        book,
+        now=trio.current_time,
+        wall_clock=lambda: machine.wall_clock() / 1000,
+        namespaces=namespace_of,
+        on_refusal=refused,
+    )
+    followed = FollowedAuthFile(path, gate)
+    followed.files, followed.stamp = files, stamp_of(files) if len(files) > 1 else stamp
+    return followed
+
+
+class FollowedAuthFile(Followed[tuple[Book, list[str]]]):
+    """An auth file and the key sets that it names. One that makes no sense leaves the rules as they are."""
+
+    name = "auth-file"
+
+    def __init__(self, path: str, gate: Gate) -> None:
+        self.gate = gate
+        self._path = path
+
+    def read(self) -> tuple[Book, list[str]]:
+        """Read the files (`Followed`)."""
+        try:
+            return load_book(self._path)
+        except AuthFileError as error:
+            raise NotReloaded(f"the rules stay as they are: {error}") from error
+
+    def adopt(self, found: tuple[Book, list[str]]) -> Mapping[str, object]:
+        """Go by what was read (`Followed`)."""
+        book, self.files = found
+        self.gate.adopt(book)
+        return {"keys": len(book.file.keys), "rules": len(book.file.rules)}
+
+
+_MOST_NAMES: Final = 1000
+_OTHERS: Final = "other"
+
+
+def _requests(gate: Gate) -> Iterator[Slice]:
+    """Yield a series for each identity, those that asked most; the rest are one."""
+    usages = sorted(gate.usages.items(), key=lambda item: -item[1].admitted)
+    for name, usage in usages[:_MOST_NAMES]:
+        yield Slice(usage.admitted, {"identity": name})
+    if len(usages) > _MOST_NAMES:
+        yield Slice(sum(usage.admitted for _, usage in usages[_MOST_NAMES:]), {"identity": _OTHERS})
+
+
+def _refusals(gate: Gate) -> Iterator[Slice]:
+    for (name, code), count in gate.refusals.items():
+        yield Slice(count, {"identity": name, "code": code})
+
+
+_FAMILIES: Final[Families[Gate]] = (
+    SplitFamily(
+        "tritium_identity_requests_total",
+        "counter",
+        "Requests and messages that were let in, by identity. Health checks are left out.",
+        _requests,
+    ),
+    SplitFamily(
+        "tritium_identity_refusals_total",
+        "counter",
+        "Requests that were refused, by identity (empty: no good credentials) and code",
+        _refusals,
+    ),
+)
+
+
+def identity_blocks(gate: Gate) -> Iterator[Block]:
+    """Yield what is told of identities."""
+    return once(_FAMILIES, gate)
