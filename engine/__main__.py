@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+_COMMANDS = ("serve", "run", "check", "sign", "verify", "tree", "traffic", "logs")
+
 USAGE = """\
 usage: tritium COMMAND [OPTIONS]
 
@@ -18,6 +20,8 @@ commands:
   serve    serve the models of one or more repositories
   run      serve the model in one Python file, without a repository
   check    validate repositories offline: what would load, with which settings, and what is wrong where
+  sign     sign models, for servers that load signed ones only
+  verify   say which models of a repository are signed with a trusted key, and what keeps the others from it
   tree     show the live supervision tree of a running server
   traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
   logs     read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
@@ -30,6 +34,7 @@ examples:
   tritium check ./models
   tritium serve --model-repository=./models
   tritium run my_model.py
+  tritium sign --key release.key models/resnet
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
   tritium logs server.log --timeline --model resnet
@@ -70,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from engine.cli.logs import logs
 
                 return logs(words[1:])
+            case "sign" | "verify":
+                from engine.cli import signing
+
+                return signing.sign(words[1:]) if command == "sign" else signing.verify(words[1:])
             case "check":
                 from engine.cli.check import check
 
@@ -101,11 +110,11 @@ def _unknown(command: str, words: Sequence[str]) -> int:
     if command.startswith("--"):
         hint = f"flags belong to a command: tritium serve {' '.join(words)}"
     else:
-        nearest = get_close_matches(command, ("serve", "run", "tree", "traffic", "check", "logs"), n=1)
+        nearest = get_close_matches(command, _COMMANDS, n=1)
         hint = (
             f"did you mean '{nearest[0]}'?"
             if nearest
-            else "commands are serve, run, check, tree, traffic and logs"
+            else f"commands are {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}"
         )
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1

@@ -35,7 +35,10 @@ from engine.models.problems import Problem, did_you_mean
 from engine.processes.backends import discover
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import DEVICES, gpu_count
+from engine.provenance.keys import TrustedFiles
+from engine.provenance.restrictions import Restrictions
 from engine.repository.advice import is_model, no_models
+from engine.repository.signed import Refused, verify
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
@@ -81,6 +84,7 @@ examples:
   tritium check ./models --no-model-code --backend-config=onnxruntime,default-max-batch-size=16
 """
 
+_SWITCHES: Final = ("disable-auto-complete-config", "require-signed", "no-code-models")
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -204,6 +208,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where backends written in Python are, each a folder with a model.py",
     )
+    shared.add_argument(
+        "--require-signed", action="store_true", help="refuse models that no trusted key has signed"
+    )
+    shared.add_argument(
+        "--trusted-keys",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="public keys that --require-signed trusts; repeatable",
+    )
+    shared.add_argument("--no-code-models", action="store_true", help="refuse models that carry code")
     return parser
 
 
@@ -227,10 +242,10 @@ def _settings(options: argparse.Namespace) -> Settings:
         ("sandbox", options.sandbox),
         ("sandbox-read", options.sandbox_read),
         ("sandbox-write", options.sandbox_write),
+        *(("trusted-keys", path) for path in options.trusted_keys),
     )
     words = ["--model-repository=.", *(f"--{flag}={word}" for flag, word in given if word is not None)]
-    if options.disable_auto_complete_config:
-        words.append("--disable-auto-complete-config")
+    words += [f"--{switch}" for switch in _SWITCHES if getattr(options, switch.replace("-", "_"))]
     cache = options.environment_cache or default_environment_cache(os.environ)
     return dataclasses.replace(Settings.from_argv(words), environment_cache=cache)
 
@@ -264,6 +279,7 @@ def inspect(
             raise NoSuchModel(f"there is no model '{name}'{f': {hint}' if hint else ''}")
     wanted = frozenset(only or [*models, *found.duplicates])
     backends = discover(settings.backend_directory)
+    keys = TrustedFiles(settings.provenance.trusted_keys) if settings.provenance.require_signed else None
     cache = EnvironmentCache(Path(settings.environment_cache), environ=os.environ)
     findings = [Finding(name=name, reason=DUPLICATE_REASON) for name in found.duplicates if name in wanted]
     for name, directory in models.items():
@@ -280,14 +296,32 @@ def inspect(
                 execution_timeout=settings.default_execution_timeout,
                 floor=settings.sandbox,
                 verify_files=True,
+                restrictions=Restrictions(
+                    no_code=settings.provenance.no_code, signed=settings.provenance.require_signed
+                ),
             )
-            config = _in_environments(read, cache, run_model_code=run_model_code, build=build)
+            unsigned = None if keys is None else _unsigned(directory, keys)
+            config = unsigned or _in_environments(read, cache, run_model_code=run_model_code, build=build)
             findings.append(Finding(name=name, config=config))
     findings = held_against_models(findings, complete=not (only or alone))
     return Report(
         findings=tuple(sorted(findings, key=lambda finding: finding.name)),
         problems=() if only else tuple(found.problems),
     )
+
+
+def _unsigned(directory: ModelDirectory, keys: TrustedFiles) -> LoadedConfig | None:
+    """Return what a server that requires signatures would say of a model that it refuses."""
+    try:
+        verify(directory.path, keys)
+    except Refused as error:
+        message = f"--require-signed refuses it: {error}"
+        problem = Problem(message=message, path=directory.path, hint=error.hint)
+    except OSError as error:
+        problem = Problem(message=f"it can't be read: {error.strerror or error}", path=directory.path)
+    else:
+        return None
+    return LoadedConfig(name=directory.name, path=directory.path, problems=(problem,), readable=False)
 
 
 def _in_environments(

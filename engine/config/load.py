@@ -32,6 +32,7 @@ from engine.environments.cache import Environments
 from engine.models.layout import VersionDirectory, select_versions, version_directories
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
+from engine.provenance.restrictions import NONE, Restrictions
 from engine.settings.parameters import TritiumSettings
 from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
@@ -58,6 +59,7 @@ def load_model_config(
     environments: Environments | None = None,
     execution_timeout: float = 0.0,
     floor: SandboxSettings = NO_FLOOR,
+    restrictions: Restrictions = NONE,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
@@ -73,6 +75,8 @@ def load_model_config(
     returned as `unbuilt`; if no model code is to be run, there is a warning instead. Without `environments`,
     what models ask for is not considered.
 
+    What `restrictions` forbid is refused before anything of the model is run.
+
     Each version is completed from its own file. Python models are run for that, each in a process of its own,
     unless `run_model_code` is false. With `verify_files` the model files are compared with it as well (see
     `engine.config.inspection.verify`), which a server leaves to the backends.
@@ -85,12 +89,7 @@ def load_model_config(
     path = parse.config_path(model_directory, config_name)
     available, problems = version_directories(model_directory)
     numbers = [directory.number for directory in available]
-    if override is None:
-        parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
-        source = Source(name=str(path.relative_to(model_directory)), text=parsed.text)
-    else:
-        parsed = parse_override(override, model_directory)
-        source = Source(name="override")
+    parsed, source = _parsed(path, model_directory, override, auto_complete=auto_complete)
     file = path if os.path.lexists(path) else model_directory
     # Where problems without a place of their own are.
     named = Path("override") if override is not None else file
@@ -129,6 +128,15 @@ def load_model_config(
     drafts = [base] * len(chosen)
     agents = verify_agents(base.config, model_directory)
     tritium, mistakes = _settings(base.config, traits, execution_timeout, floor)
+    install = tritium.requirements == "install"
+    if forbidden := restrictions.forbidden(base.config, traits, model_directory, install=install):
+        return LoadedConfig(
+            name=name,
+            path=path,
+            versions=versions,
+            configs=(VersionConfig(version=max(versions, default=0), completed=base),),
+            problems=_arranged(forbidden, named, source.text, versions),
+        )
     chosen_runtimes = Chosen()
     if environments is not None and not is_ensemble(base.config):
         parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
@@ -296,6 +304,15 @@ def check(
         problems += _missing_tensors(config, path)
     problems += ignored_hints(config)
     return problems
+
+
+def _parsed(
+    path: Path, model_directory: Path, override: str | None, *, auto_complete: bool
+) -> tuple[parse.Parsed, Source]:
+    if override is not None:
+        return parse_override(override, model_directory), Source(name="override")
+    parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
+    return parsed, Source(name=str(path.relative_to(model_directory)), text=parsed.text)
 
 
 def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:

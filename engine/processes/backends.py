@@ -39,6 +39,7 @@ class BackendTraits:
     concurrent: bool = True
     default_artifact: str = ""
     platforms: tuple[str, ...] = ()
+    runs_model_code: bool = True  # whether a model may bring code; what is not known to run none may
     completes: bool = False  # whether it has a `complete_config` of its own
     target: str = ""  # `module:Class`, as in the entry point
     implementation: str = ""  # path of the `model.py` that serves all models of a backend written in Python
@@ -59,6 +60,7 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         concurrent=bool(backend.concurrent),
         default_artifact=str(backend.default_artifact),
         platforms=tuple(backend.platforms),
+        runs_model_code=bool(getattr(backend, "runs_model_code", True)),
         completes=_completes(backend),
         target=target,
     )

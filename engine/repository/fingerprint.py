@@ -30,10 +30,8 @@ from typing import Final, NamedTuple, Self
 
 from engine.models.layout import leads_out, shown
 from engine.models.problems import Problem
-from engine.repository.source import MANIFEST, Contents, FetchCancelled, Stamp, contents_of, version_of
-
-MARKER: Final = "_SUCCESS"
-"""The file that a tool which copies a model may write last, as Hadoop and Spark do."""
+from engine.provenance.manifest import MANIFEST, MARKER, SIGNATURE
+from engine.repository.source import Contents, FetchCancelled, Stamp, contents_of, version_of
 
 MOST_ENTRIES: Final = 250_000  # a model that brings an unpacked environment has some 100,000 files
 DEEPEST: Final = 64
@@ -273,7 +271,7 @@ def contents(
 
 def speaks_about_the_model(path: str) -> bool:
     """Whether a file says that the model is complete, rather than being part of it."""
-    return path == MARKER or is_manifest(path)
+    return path in (MARKER, SIGNATURE) or is_manifest(path)
 
 
 def is_manifest(path: str) -> bool:

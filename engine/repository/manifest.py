@@ -23,8 +23,8 @@ from actors.catalog.settling import Complete, Completeness, Incomplete, Unknown
 from actors.values.errors import ErrorCode
 from engine.models.layout import shown
 from engine.models.problems import Problem
+from engine.provenance.manifest import MANIFEST, MARKER
 from engine.repository.fingerprint import (
-    MARKER,
     Digests,
     Identity,
     LeadsOut,
@@ -36,7 +36,7 @@ from engine.repository.fingerprint import (
     speaks_about_the_model,
     survey,
 )
-from engine.repository.source import MANIFEST, read_manifest
+from engine.repository.source import read_manifest
 
 _LARGEST_MANIFEST: Final = 64 * 1024 * 1024
 _MOST_REASONS: Final = 5

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.values.errors import InvalidArgument
+from engine.provenance.ed25519 import LibraryMissing, require_library
+from engine.provenance.keys import TrustedFiles
+from engine.provenance.trust import KeysUnusable
 from engine.repository.fingerprint import Digests
 from engine.repository.local import LocalSource
+from engine.repository.signed import SignedModels
 from engine.repository.source import Source
 from engine.settings.cache import RedisCache
 from engine.settings.settings import ControlMode, Settings
@@ -15,12 +20,31 @@ from engine.settings.uris import is_remote
 _NO_CHANGES: ControlMode = "none"
 
 
+def open_signed(settings: Settings) -> SignedModels | None:
+    """Return what admits signed models if only these are loaded.
+
+    Raises InvalidArgument if their signatures can't be checked.
+    """
+    if not settings.provenance.require_signed:
+        return None
+    keys = TrustedFiles(settings.provenance.trusted_keys)
+    try:
+        require_library()
+        keys.trust()
+    except (LibraryMissing, KeysUnusable) as error:
+        raise InvalidArgument(f"--require-signed: {error}") from error
+    return SignedModels(keys, Path(settings.model_cache_directory))
+
+
 def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
     """Return the repositories, each once. Raises TritiumError for one that can't be opened."""
     cache = Path(settings.model_cache_directory)
     # Without changes there is nothing to compare, except what an earlier server left in a cache that outlives
     # it.
-    compare = settings.control_mode != _NO_CHANGES or isinstance(settings.cache, RedisCache)
+    # A private copy of a signed model is compared by what is found as it is made.
+    compare = (
+        settings.control_mode != _NO_CHANGES or isinstance(settings.cache, RedisCache)
+    ) and not settings.provenance.require_signed
 
     def opened(uri: str) -> Source:
         if not is_remote(uri):

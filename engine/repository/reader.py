@@ -21,6 +21,7 @@ import trio
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Listing, Unreadable
 from actors.seams.threads import in_thread
+from actors.values.errors import InvalidArgument
 from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from engine.config.load import load_model_config
@@ -29,10 +30,12 @@ from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
 from engine.processes.backends import BackendTraits
 from engine.processes.placement import place, undefined_policies
+from engine.provenance.restrictions import NONE, Restrictions
 from engine.repository import uploaded
 from engine.repository.copies import Copy, Janitor, Removal
 from engine.repository.fingerprint import Digests
 from engine.repository.manifest import verify_manifest
+from engine.repository.signed import Refused, SignedModels
 from engine.repository.source import (
     Contents,
     FetchCancelled,
@@ -66,6 +69,8 @@ class ReadOptions:
     host_policies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the cores of each
     execution_timeout: float = 0.0  # of models that have none of their own; 0: none
     floor: SandboxSettings = field(default_factory=SandboxSettings)
+    restrictions: Restrictions = NONE
+    signed: SignedModels | None = None  # admits models, where only signed ones are
     # After which a source that does not list its models counts as unavailable.
     listing_seconds: float = LISTING_SECONDS
 
@@ -106,6 +111,11 @@ class RepositoryReader:
 
         See `actors.catalog.operations.ModelSource`.
         """
+        if self._options.signed is not None and override is not None:
+            raise InvalidArgument(
+                f"model '{key.name}' is not loaded with the configuration or files of a request: no signature"
+                " covers them, and --require-signed forbids that; put them into the signed model"
+            )
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
         read: Callable[[], FoundModel | _Unbuilt]
@@ -187,7 +197,18 @@ class RepositoryReader:
             raise Unreadable("given up") from error
         except FetchFailed as error:
             return _unreadable(key, error)
-        handover.offer(Removal(fetched.path, partial(source.release, fetched.path)))
+        release = partial(source.release, fetched.path)
+        handover.offer(Removal(fetched.path, release))
+        if self._options.signed is not None:
+            try:
+                fetched = _admitted(self._options.signed, fetched, handover)
+            except Refused as error:
+                return _refused(key, error)
+            except FetchCancelled as error:
+                raise Unreadable("given up") from error
+            except OSError as error:
+                raise Unreadable(f"{fetched.path} can't be read: {error.strerror or error}") from error
+            release()
         return self._found(key, fetched, override)
 
     def _read_files(
@@ -246,6 +267,7 @@ class RepositoryReader:
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents),
             environments=environments or self._standing,
+            restrictions=options.restrictions,
         )
         if loaded.unbuilt:
             return _Unbuilt(loaded.unbuilt, partial(self._found, key, fetched, override))
@@ -300,6 +322,22 @@ class _Handover:
         with self._lock:
             self.given_up = True
             return self.removal
+
+
+def _admitted(signed: SignedModels, fetched: Fetched, handover: _Handover) -> Fetched:
+    """Return the private copy of a signed model, in whose place it is offered to be removed.
+
+    Raises as `SignedModels.admit`.
+    """
+    admitted = signed.admit(fetched.path, cancelled=lambda: handover.given_up)
+    handover.offer(admitted.removal)
+    return Fetched(path=admitted.removal.path, contents=admitted.contents, verified=True)
+
+
+def _refused(key: ModelKey, error: Refused) -> FoundModel:
+    hint = f" ({error.hint})" if error.hint else ""
+    reason = f"Invalid argument: model '{key.name}' is refused by --require-signed: {error}"
+    return FoundModel(key=key, reason=reason, readable=False, errors=[f"{reason}{hint}"])
 
 
 def _unreadable(key: ModelKey, error: Exception) -> FoundModel:

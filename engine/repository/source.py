@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
-# The manifest of a model: what `sha256sum` prints, paths relative to the model's directory.
-MANIFEST: Final = "SHA256SUMS"
+from engine.provenance.manifest import MANIFEST
 
 _LEADING_NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}(?![0-9])")
 _LARGEST_VERSION: Final = 2**63 - 1

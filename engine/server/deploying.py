@@ -23,9 +23,11 @@ from engine.environments.cache import EnvironmentCache
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import gpu_count
 from engine.processes.placement import resolve as resolve_policies
+from engine.provenance.restrictions import Restrictions
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.observation import Observer
+from engine.repository.opening import open_signed
 from engine.repository.reader import ReadOptions, RepositoryReader
 from engine.repository.source import Source
 from engine.repository.view import RepositoryView
@@ -154,6 +156,10 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         policies = resolve_policies(settings.host_policies, os.sched_getaffinity(0))
     except SettingsError as error:
         raise ServerFailed(f"{error.message}; {error.hint}") from error
+    try:
+        signed = open_signed(settings)
+    except TritiumError as error:
+        raise ServerFailed(f"creating server: {error.code.rendered} - {error.message}") from error
     return ReadOptions(
         backends=models.backends,
         gpus=gpu_count(environ),
@@ -165,6 +171,10 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         host_policies=policies,
         execution_timeout=settings.default_execution_timeout,
         floor=settings.sandbox,
+        restrictions=Restrictions(
+            no_code=settings.provenance.no_code, signed=settings.provenance.require_signed
+        ),
+        signed=signed,
     )
 
 

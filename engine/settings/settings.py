@@ -55,6 +55,7 @@ from engine.settings.models import (
     read_start_after,
 )
 from engine.settings.option import Flag, Given, Group, combined, section
+from engine.settings.provenance import ProvenanceSettings
 from engine.settings.reporting import LogSettings, MetricsSettings
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
@@ -159,6 +160,7 @@ class Settings:
         "Tritium's own: where the environments of Python models are unpacked and built, once each; servers"
         " may share it. [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]"
     )
+    provenance: ProvenanceSettings = section(ProvenanceSettings)
 
     backend_settings: Mapping[str, Mapping[str, str]] = Group.BACKENDS.collected(
         "--backend-config", "[BACKEND,]SETTING=VALUE", read_backend_settings
@@ -342,6 +344,7 @@ class Settings:
             ("resident_memory_limit", self.resident_memory_limit),
             ("strict_model_config", str(int(self.disable_auto_complete_config))),
             ("sandbox", self.sandbox.level.value),
+            *self.provenance.options(),
             ("strict_readiness", str(int(self.strict_readiness))),
             ("exit_on_error", str(int(self.exit_on_error))),
             ("exit_timeout", f"{self.exit_timeout:g}"),

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,24 @@ _BLOCK: Final = 512  # bytes; the unit of st_blocks whatever the file system's o
 _FOLDERS: Final = ("objects", "records", "index", "partial", "staging", "models")
 
 
+def make_private(root: Path, folders: Iterable[str]) -> None:
+    """Make a directory for models, and `folders` in it.
+
+    Raises InvalidArgument if others could write to it, OSError.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The owner of a link may lead it elsewhere at any time.
+    found, link = root.stat(), root.lstat()
+    own = {found.st_uid, link.st_uid} <= {os.geteuid(), 0}
+    if not own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidArgument(
+            f"the model cache {root} can be written by others than this server's user; "
+            f"models are code: give it a directory of its own, mode 700"
+        )
+    for folder in folders:
+        (root / folder).mkdir(mode=0o700, exist_ok=True)
+
+
 class Cache:
     """The objects of a cache directory, which may hold `limit` bytes beside what is in use.
 
@@ -48,17 +66,7 @@ class Cache:
 
     def prepare(self) -> None:
         """Make the directory. Raises InvalidArgument if others could write to it, OSError."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The owner of a link may lead it elsewhere at any time.
-        found, link = self.root.stat(), self.root.lstat()
-        own = {found.st_uid, link.st_uid} <= {os.geteuid(), 0}
-        if not own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise InvalidArgument(
-                f"the model cache {self.root} can be written by others than this server's user; "
-                f"models are code: give it a directory of its own, mode 700"
-            )
-        for folder in _FOLDERS:
-            (self.root / folder).mkdir(mode=0o700, exist_ok=True)
+        make_private(self.root, _FOLDERS)
 
     def find(self, identity: str, size: int) -> str | None:
         """Return the digest of the bytes that a storage's object was, if they are here and still right."""

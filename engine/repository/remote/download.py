@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from engine.provenance.manifest import MANIFEST
 from engine.repository.remote.cache import Cache
 from engine.repository.remote.objects import RemoteObject
 from engine.repository.remote.partials import Partial
 from engine.repository.remote.stores import Bucket
 from engine.repository.remote.trees import Staging
-from engine.repository.source import MANIFEST, FetchCancelled, FetchFailed
+from engine.repository.source import FetchCancelled, FetchFailed
 
 SEGMENT: Final = 8 << 20  # bytes asked for in one request
 _TICK: Final = 0.1  # seconds: how soon `cancelled`, or another's finished download, is noticed

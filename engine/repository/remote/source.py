@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from actors.values.errors import TritiumError
+from engine.provenance.manifest import MANIFEST
 from engine.repository.fingerprint import is_manifest, speaks_about_the_model
 from engine.repository.remote import credentials
 from engine.repository.remote.cache import DEFAULT_LIMIT, Cache
@@ -18,7 +19,6 @@ from engine.repository.remote.objects import Tree, is_model_name, tree_of
 from engine.repository.remote.stores import PATIENCE, Bucket, CloudBucket, ObjectChanged, Patience
 from engine.repository.remote.trees import Trees
 from engine.repository.source import (
-    MANIFEST,
     FetchCancelled,
     Fetched,
     FetchFailed,

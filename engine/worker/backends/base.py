@@ -300,6 +300,9 @@ class Backend(ABC):
     concurrent = True  # `execute` may run on several lanes at once over one loaded model
     default_artifact = ""  # file name in the version directory
     platforms: Sequence[str] = ()  # platform names that select this backend
+    # Whether a model may bring code that runs here: scripts, libraries, pickles. If not, the backend serves
+    # under --no-code-models.
+    runs_model_code = True
 
     @classmethod
     def complete_config(cls, model: ModelInfo) -> Mapping[str, Any] | None:

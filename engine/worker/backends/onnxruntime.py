@@ -89,6 +89,7 @@ class OnnxRuntimeBackend(Backend):
     name = "onnxruntime"
     default_artifact = "model.onnx"
     platforms: Sequence[str] = ("onnxruntime_onnx",)
+    runs_model_code = False  # but for custom operators, which are refused by themselves
 
     _session: Any
     _run_options: Any
