@@ -22,6 +22,7 @@ from actors.values.errors import TritiumError
 from actors.values.families import Block, Number
 from protocols.http.answers import Answer, failure
 from protocols.http.fields import connecting
+from protocols.http.origins import OriginPolicy, Use, page_fields
 
 Telling = Callable[[], Iterable[Block | str]]
 """What a feature tells of itself at a scrape: blocks, or the text of some."""
@@ -81,11 +82,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class MetricsApp:
-    """The metrics port as an ASGI app. Its listener runs on trio. `gate` says who may read metrics."""
+    """The metrics port as an ASGI app. Its listener runs on trio.
 
-    def __init__(self, exposition: Exposition, gate: HeadGate | None = None) -> None:
+    `gate` says who may read metrics, and `pages` what web pages may ask for.
+    """
+
+    def __init__(
+        self, exposition: Exposition, gate: HeadGate | None = None, *, pages: OriginPolicy | None = None
+    ) -> None:
         self._exposition = exposition
         self._gate = gate
+        self._pages = pages or OriginPolicy()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a GET of anything but the metrics is an empty success, as in Triton."""
@@ -93,7 +100,10 @@ class MetricsApp:
             raise ValueError(
                 f"the metrics port serves HTTP only, got an ASGI scope of type {scope['type']!r}"
             )
-        if self._gate is not None and (refusal := _refusal(self._gate, scope)) is not None:
+        complaint = self._pages.complaint(Use.READ, page_fields(scope["headers"]))
+        if complaint:
+            await _respond(send, 403, complaint.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+        elif self._gate is not None and (refusal := _refusal(self._gate, scope)) is not None:
             body = b"".join(map(bytes, refusal.buffers))
             await _respond(send, refusal.status, body, refusal.headers)
         elif scope["method"] != "GET":

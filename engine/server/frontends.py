@@ -23,6 +23,7 @@ from actors.values.events import Event, Log
 from actors.values.interfaces import Server
 from engine.observability.requests import RequestHook
 from engine.settings.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
+from engine.settings.pages import PageSettings
 from engine.settings.re2 import compiled
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
@@ -31,6 +32,7 @@ from protocols.grpc.services.offered import services
 from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.options import V2Options
+from protocols.http.origins import OriginPolicy
 from protocols.http.patience import ConnectionLimits
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.listening import Listener
@@ -57,11 +59,17 @@ def v2_app(
             gate=gate,
             restricted=_restricted(settings.http_restricted_api),
             header_forward_pattern=_pattern(settings.http_header_forward_pattern),
+            pages=origin_policy(settings.pages),
             elsewhere=elsewhere,
             outlives_draining=outlives_draining,
             on_finished=on_finished,
         ),
     )
+
+
+def origin_policy(settings: PageSettings) -> OriginPolicy:
+    """Return what web pages may ask for."""
+    return OriginPolicy(trusted_hosts=settings.trusted_hosts, origins=settings.cors_allowed_origins)
 
 
 def http_limits(settings: ConnectionSettings) -> ListenerLimits:

@@ -15,7 +15,14 @@ from actors.values.events import Log
 from actors.values.interfaces import Server
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import RequestHook, request_hook
-from engine.server.frontends import Frontend, address_of, grpc_listener, http_limits, v2_app
+from engine.server.frontends import (
+    Frontend,
+    address_of,
+    grpc_listener,
+    http_limits,
+    origin_policy,
+    v2_app,
+)
 from engine.server.sockets import Sockets
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
@@ -112,7 +119,8 @@ def compose_frontends(
         return listener
 
     def metrics() -> HttpListener:
-        return HttpListener(MetricsApp(exposing(on_grpc, listeners), gate), limits=limits, admit=admit_short)
+        app = MetricsApp(exposing(on_grpc, listeners), gate, pages=origin_policy(settings.pages))
+        return HttpListener(app, limits=limits, admit=admit_short)
 
     def opened(
         name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]

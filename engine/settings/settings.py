@@ -55,6 +55,7 @@ from engine.settings.models import (
     read_start_after,
 )
 from engine.settings.option import Flag, Given, Group, combined, section
+from engine.settings.pages import PageSettings
 from engine.settings.provenance import ProvenanceSettings
 from engine.settings.reporting import LogSettings, MetricsSettings
 from engine.settings.sandbox import SandboxSettings
@@ -287,6 +288,8 @@ class Settings:
         "Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
         " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable."
     )
+
+    pages: PageSettings = section(PageSettings)
 
     allow_grpc: bool = Group.GRPC.option("--allow-grpc=true", BOOL).means(
         "Serve the KServe v2 protocol over gRPC."

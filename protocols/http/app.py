@@ -12,7 +12,8 @@ for it (DESIGN section 1). ASGI extensions let a server of ours save the rest:
   runs.
 
 A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`, and the caller
-that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints find the caller there.
+that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints find the caller there. Where
+`scope["tritium.of_page"]` is false, no browser says which page the request is of.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from protocols.http.answers import (
 )
 from protocols.http.apart import Methods, outlives_draining
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
-from protocols.http.fields import Header, connecting, foreign_origin
+from protocols.http.browsers import Browsers
+from protocols.http.fields import Header, connecting
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
 from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
-from protocols.http.routes import CHANGE_WHAT_IS_SERVED, Endpoint, Route, match
+from protocols.http.routes import Endpoint, Route, match
 from protocols.memo import Memo
 
 # Paths of ordinary length whose route is remembered. Hostile clients can make up any number of paths.
@@ -64,7 +66,6 @@ class _Target:
     wrong_method: Callable[[Endpoint, str], Answer]
     restriction: Header | None
     refusal: Answer | None  # to requests that don't meet `restriction`
-    guarded: bool  # against pages of other sites
 
 
 _NOT_FOUND: Final = error_answer(404, "Not Found", NO_HEADERS)
@@ -80,12 +81,7 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
             return target.refusal
     if method not in target.methods:
         return target.wrong_method(target.route.endpoint, method)
-    origin = foreign_origin(dict(headers)) if target.guarded and method == "POST" else None
-    if origin is None:
-        return None
-    return error_answer(
-        403, f"a web page of another site sent this ({origin}), and may not change what is served"
-    )
+    return None
 
 
 def _let_in(
@@ -125,6 +121,7 @@ class V2App:
     def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
         self._options = options or V2Options()
         self._gate = self._options.gate
+        self._browsers = Browsers(self._options.pages)
         self._methods = Methods(self._options.elsewhere)
         self._drains = server.health if self._options.outlives_draining else None
         self._targets: Memo[bytes, _Target] = Memo(_KEPT_PATHS, _KEPT_PATHS_BYTES)
@@ -144,9 +141,14 @@ class V2App:
         if scope["type"] != "http":
             raise RuntimeError(f"the v2 API speaks HTTP only, not {scope['type']}")
         if "tritium.response" not in scope.get("extensions", ()):
-            await self._answer_elsewhere(scope, receive, send)
+            await self._answer_elsewhere(scope, receive, self._browsers.sending(scope["headers"], send))
             return
-        answer = await self._answer(scope, receive, send)
+        answer: Answer | None = None
+        if scope.get("tritium.of_page", True):
+            send = self._browsers.sending(scope["headers"], send)
+            answer = self._answer_page(scope["method"], scope["raw_path"], scope["headers"])
+        if answer is None:
+            answer = await self._answer(scope, receive, send)
         if answer is None:
             return  # it was answered piece by piece, or the client has left
         await send(
@@ -189,6 +191,16 @@ class V2App:
         self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int
     ) -> Admission:
         """Say on a request's head whether its body may come (`protocols.http.admission.Admit`)."""
+        verdict = self._answer_page(method, path, headers) or self._admit(peer, method, path, headers, length)
+        return self._browsers.marked(headers, verdict)
+
+    def _answer_page(self, method: str, path: bytes, headers: Sequence[Header]) -> Answer | None:
+        target = self._targets.get(path) or self._look_up(path)
+        return None if target is None else self._browsers.answer(target.route.endpoint, method, headers)
+
+    def _admit(
+        self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int
+    ) -> Admission:
         target = self._targets.get(path) or self._look_up(path)
         answer = _turned_away(target, method, headers)
         if answer is not None:
@@ -249,7 +261,6 @@ class V2App:
             self._methods.refusal,
             restriction,
             refusal,
-            guarded=endpoint in CHANGE_WHAT_IS_SERVED,
         )
         if len(path) <= _KEPT_PATH_LENGTH:
             self._targets.remember(path, target, 2 * len(path) + _TARGET_SIZE)

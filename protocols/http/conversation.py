@@ -130,6 +130,7 @@ class Conversation:
             "extensions": self._extensions,
             "tritium.raw_headers": request.raw_headers,
             "tritium.caller": request.caller,
+            "tritium.of_page": request.of_page,
         }
         try:
             await self._app(scope, self._receive_body(request), self._send)

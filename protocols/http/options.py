@@ -10,6 +10,7 @@ from typing import Final
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
+from protocols.http.origins import OriginPolicy
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 
@@ -24,10 +25,10 @@ class V2Options:
 
     `restricted` maps a category to the header that opens it. `header_forward_pattern` picks request headers,
     by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
-    None: all may do everything. `elsewhere`: management is refused here, and is served there.
-    `outlives_draining`: this is a port for management, which stays open and answers for the server while it
-    drains. `on_finished` is told every inference, its outcome and the client's address, before its memory is
-    given back.
+    None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
+    here, and is served there. `outlives_draining`: this is a port for management, which stays open and
+    answers for the server while it drains. `on_finished` is told every inference, its outcome and the
+    client's address, before its memory is given back.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -36,6 +37,7 @@ class V2Options:
     header_forward_pattern: re.Pattern[str] | None = None
     server_timing: bool = False
     gate: HeadGate | None = None
+    pages: OriginPolicy = field(default_factory=OriginPolicy)
     elsewhere: Elsewhere | None = None
     outlives_draining: bool = False
     on_finished: Callable[[InferRequest, Outcome, str], None] | None = None

@@ -26,6 +26,7 @@ from actors.values.callers import Caller
 from actors.values.tensors import Buffer
 from protocols.http.admission import AdmitHead, may_skip
 from protocols.http.answers import Answer, error_answer
+from protocols.http.origins import FROM_PAGES
 
 # Bytes still to come above which a body is read past llhttp.
 _LONG_BODY: Final = 32 * 1024
@@ -62,6 +63,7 @@ class Request:
         "http_version",
         "keep_alive",
         "method",
+        "of_page",
         "path",
         "query",
         "raw_headers",
@@ -75,6 +77,7 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.raw_headers: list[tuple[bytes, bytes]] = []  # names as received
         self.body: Buffer = b""
+        self.of_page = False  # a browser says which page it is of
         self.caller: Caller | None = None  # that of a long body, which was asked for
         self.keep_alive = True
 
@@ -310,6 +313,8 @@ class RequestParser:
             elif name == b"transfer-encoding":
                 chunked = True
                 self._check_coding(value)
+            elif name in FROM_PAGES:
+                request.of_page = True
             elif name == b"expect":
                 self.awaits_continue = version == "1.1" and value.lower() == b"100-continue"
         # Health checks of balancers speak HTTP/1.0, which knew no Host.

@@ -65,9 +65,6 @@ class Endpoint(Enum):
 
 _SETTINGS: Final = frozenset({Endpoint.LOGGING, Endpoint.TRACE})
 
-CHANGE_WHAT_IS_SERVED: Final = frozenset({Endpoint.MODEL_LOAD, Endpoint.MODEL_UNLOAD, Endpoint.TRAFFIC})
-"""Endpoints to which a page of another site may not have a visitor's browser POST."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:

@@ -28,6 +28,7 @@ from protocols.grpc.listener import GrpcListener
 from protocols.grpc.services.offered import services
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
+from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeServer
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +53,8 @@ Flavour = Callable[[Path], AbstractContextManager[Addresses]]
 
 
 @contextmanager
-def listeners_alone(server: FakeServer) -> Iterator[Addresses]:
-    """Serve `server` from a thread of this process."""
+def listeners_alone(server: FakeServer, options: V2Options | None = None) -> Iterator[Addresses]:
+    """Serve `server` from a thread of this process, over HTTP with `options`."""
     opened: Queue[Addresses] = Queue()
     stop: list[Callable[[], None]] = []
     crashes: list[tuple[str, Exception]] = []
@@ -64,7 +65,7 @@ def listeners_alone(server: FakeServer) -> Iterator[Addresses]:
 
     async def serve() -> None:
         token = trio.lowlevel.current_trio_token()
-        app = V2App(server.server)
+        app = V2App(server.server, options=options)
         listeners: list[HttpListener | GrpcListener] = [
             HttpListener(app, admit=app.admit),
             GrpcListener(services(server.server), on_crash=crashed),

@@ -38,6 +38,7 @@ from engine.observability.system import (
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcStatistics, grpc_blocks
+from protocols.http.origins import OriginPolicy
 from protocols.transport.listening import ConnectionCounts, connection_blocks
 from tests.support.examples import examples
 from tests.support.ports import NoPort
@@ -379,7 +380,7 @@ async def test_a_timer_that_fires_late_is_noticed(autojump_clock, nursery):
 # -- the port
 
 
-async def ask(app, method="GET", path="/metrics"):
+async def ask(app, method="GET", path="/metrics", headers=()):
     sent = []
 
     async def receive():
@@ -388,7 +389,7 @@ async def ask(app, method="GET", path="/metrics"):
     async def send(message):
         sent.append(message)
 
-    await app({"type": "http", "method": method, "path": path}, receive, send)
+    await app({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     start, body = sent
     return start["status"], dict(start["headers"]), body["body"]
 
@@ -412,6 +413,14 @@ async def test_get_metrics_answers_with_prometheus_text(path):
 async def test_any_other_path_is_an_empty_success_and_any_other_method_is_refused(method, path, expected):
     status, _, body = await ask(MetricsApp(exposition()), method=method, path=path)
     assert (status, body) == (expected, b"")
+
+
+async def test_a_page_reads_the_metrics_at_an_address_or_a_trusted_name_only():
+    app = MetricsApp(exposition(), pages=OriginPolicy(trusted_hosts=frozenset({"models.example"})))
+    for host, expected in ((b"10.0.0.7:8002", 200), (b"models.example", 200), (b"evil.example", 403)):
+        page = [(b"host", host), (b"sec-fetch-site", b"same-origin")]
+        assert (await ask(app, headers=page))[0] == expected
+        assert (await ask(app, headers=page[:1]))[0] == 200  # Prometheus
 
 
 async def test_a_scrape_lets_the_loop_go_on(nursery):

@@ -5,7 +5,7 @@ Other clients send no header that names their origin.
 
 import pytest
 
-from protocols.http.fields import foreign_origin
+from protocols.http.origins import foreign_origin
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ async def test_a_page_of_another_site_changes_nothing(client, backend, path):
     assert (status, "Origin: https://evil.example" in json.loads(body)["error"]) == (403, True)
     assert (backend.repository.loaded, backend.repository.unloaded) == ([], [])
     assert backend.traffic.plans == {"add": {"weights": {"1": 1}}}
-    for own in ({}, {"content-type": "text/plain"}, {"host": "a:8000", "origin": "http://a:8000"}):
+    for own in ({}, {"content-type": "text/plain"}, {"host": "[::1]:8000", "origin": "http://[::1]:8000"}):
         assert (await client.ask("POST", path, b"{}", headers=own))[0] == 200
 
 
