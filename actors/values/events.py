@@ -69,6 +69,7 @@ class Event(str, Enum):
     ACCESS_REFUSED = "access_refused"
     FILES_RELOADED = "files_reloaded"
     RELOAD_FAILED = "reload_failed"
+    CERTIFICATE_DOUBTFUL = "certificate_doubtful"
     FAULT_INJECTED = "fault_injected"
     LOG_LINES_LOST = "log_lines_lost"
     PYTHON_WARNING = "python_warning"

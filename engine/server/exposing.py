@@ -22,6 +22,7 @@ from engine.observability.system import LoopLag
 from engine.processes import spares
 from engine.server.identity import identity_blocks
 from engine.server.models import ModelParts
+from engine.server.tls import ListenerTls, tls_blocks
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcListener, grpc_blocks
 from protocols.transport.listening import Listener, connection_blocks
@@ -34,6 +35,7 @@ def exposition(
     lag: LoopLag,
     wall_ms: Callable[[], int],
     gate: Gate | None,
+    tls: Sequence[ListenerTls],
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -49,6 +51,7 @@ def exposition(
         lambda: connection_blocks(
             {name: [each.counts() for each in some] for name, some in listeners.items()}
         ),
+        lambda: tls_blocks(tls),
     ]
     if gate is not None:
         features.append(lambda: identity_blocks(gate))

@@ -86,7 +86,7 @@ def grpc_listener(
     server: Server,
     *,
     connections: ConnectionSettings | None = None,
-    tls: ssl.SSLContext | None,
+    tls: Callable[[], ssl.SSLContext] | None,
     gate: HeadGate | None = None,
     on_finished: RequestHook | None,
     log: Log,
@@ -124,18 +124,24 @@ def grpc_listener(
         # As a supervisor would tell of a child, though it has cost a call only.
         log(Event.CHILD_EXITED, level="error", call=path, reason=f"crashed: {bug!r}", exc_info=bug)
 
-    def refused(peer: str, reason: str) -> None:
-        # Seen at the first verbose level: a client that is turned away over and over must not fill the log.
-        log(Event.CONNECTION_REFUSED, level="debug", peer=peer, reason=reason)
-
     return GrpcListener(
         services(server, options),
         options=options,
         tls=tls,
         on_crash=crashed,
-        on_refused=refused,
+        on_refused=refusing(log),
         uniform=uniform,
     )
+
+
+def refusing(log: Log) -> Callable[[str, str], None]:
+    """Return what logs the address of a client that is turned away, and why."""
+
+    def refused(peer: str, reason: str) -> None:
+        # Seen at the first verbose level: a client that is turned away over and over must not fill the log.
+        log(Event.CONNECTION_REFUSED, level="debug", peer=peer, reason=reason)
+
+    return refused
 
 
 def _restricted(apis: Mapping[str, RestrictedHeader]) -> dict[Action, tuple[str, str]]:

@@ -40,6 +40,13 @@ ONE_PROCESS = (
 )
 
 
+NOT_OUR_TLS = (
+    "--http-use-ssl and --http-use-ssl-mutual are for `tritium serve`. Here another server accepts HTTP's"
+    " connections, and its TLS is its own: give hypercorn --certfile and --keyfile, and --ca-certs with"
+    " --verify-mode for clients' certificates"
+)
+
+
 class StartupFailed(Exception):
     """The tree does not stand. The message is for the operator."""
 
@@ -63,6 +70,8 @@ class HostedTree:
             self._sink = open_sink(settings.log)
         except SettingsError as error:
             raise StartupFailed(f"{error.message} {error.hint}".strip()) from error
+        if settings.http_tls is not None:  # serving without it would deceive
+            raise StartupFailed(NOT_OUR_TLS)
         self._lock = _only_process()
         configure_logging(settings.log, self._sink)
         if settings.log.format == "json":

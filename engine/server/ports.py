@@ -21,9 +21,11 @@ from engine.server.frontends import (
     grpc_listener,
     http_limits,
     origin_policy,
+    refusing,
     v2_app,
 )
 from engine.server.sockets import Sockets
+from engine.server.tls import ListenerTls, ServerTls
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short
@@ -76,7 +78,7 @@ def compose_frontends(
     server: Server,
     log: Log,
     *,
-    grpc_tls: ssl.SSLContext | None,
+    tls: ServerTls,
     gate: HeadGate | None,
     uniform: Callable[[], float],
     exposing: Exposing,
@@ -92,8 +94,17 @@ def compose_frontends(
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
 
+    refused = refusing(log)
+
     def http(app: V2App) -> HttpListener:
-        listener = HttpListener(app, limits=limits, admit=app.admit, is_welcome=is_health)
+        listener = HttpListener(
+            app,
+            limits=limits,
+            admit=app.admit,
+            is_welcome=is_health,
+            tls=_contexts(tls.http),
+            on_refused=refused,
+        )
         listeners.setdefault("http", []).append(listener)
         return listener
 
@@ -102,12 +113,12 @@ def compose_frontends(
             v2_app(settings, server, gate=gate, on_finished=_hook(settings, "http"), outlives_draining=True)
         )
 
-    def grpc(tls: ssl.SSLContext | None, elsewhere: Elsewhere | None) -> GrpcListener:
+    def grpc(tls: ListenerTls | None, elsewhere: Elsewhere | None) -> GrpcListener:
         listener = grpc_listener(
             settings.grpc,
             server,
             connections=settings.connections,
-            tls=tls,
+            tls=_contexts(tls),
             gate=gate,
             on_finished=_hook(settings, "grpc"),
             log=log,
@@ -120,7 +131,9 @@ def compose_frontends(
 
     def metrics() -> HttpListener:
         app = MetricsApp(exposing(on_grpc, listeners), gate, pages=origin_policy(settings.pages))
-        return HttpListener(app, limits=limits, admit=admit_short)
+        return HttpListener(
+            app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused
+        )
 
     def opened(
         name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]
@@ -130,14 +143,14 @@ def compose_frontends(
     return Frontends(
         app=app,
         http=opened("http", "HTTPService", sockets.http, lambda: http(app)),
-        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(grpc_tls, elsewhere)),
+        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(tls.grpc, elsewhere)),
         grpc_unix=opened("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc(None, elsewhere)),
         metrics=opened("metrics", "Metrics Service", sockets.metrics, metrics),
         management_http=opened(
             "management-http", "HTTPManagementService", sockets.management_http, management
         ),
         management_grpc=opened(
-            "management-grpc", "GRPCManagementService", sockets.management_grpc, lambda: grpc(grpc_tls, None)
+            "management-grpc", "GRPCManagementService", sockets.management_grpc, lambda: grpc(tls.grpc, None)
         ),
     )
 
@@ -148,6 +161,10 @@ def _elsewhere(sockets: Sockets) -> Elsewhere | None:
     if http is None:
         return None
     return Elsewhere(http=address_of(http), grpc="" if grpc is None else address_of(grpc))
+
+
+def _contexts(tls: ListenerTls | None) -> Callable[[], ssl.SSLContext] | None:
+    return None if tls is None else tls.context
 
 
 def _hook(settings: Settings, protocol: str) -> RequestHook | None:

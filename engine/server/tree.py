@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
 from engine.server.reloading import Followed, Follower
 from engine.server.running import RunningServer, ServerFailed
-from engine.server.sockets import Sockets, TlsUnusable, open_sockets, server_context
+from engine.server.sockets import Sockets, open_sockets
+from engine.server.tls import ServerTls, TlsUnusable, open_tls
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
 
@@ -109,21 +109,16 @@ async def open_server(
     is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
     """
     check_repositories(settings)
-    grpc_tls = _grpc_tls(settings)
-    with open_sockets(settings, http=http) as sockets:
-        async with running_tree(
-            settings, sockets, grpc_tls=grpc_tls, reload=reload, environ=environ, machine=machine
-        ) as running:
-            yield running
-
-
-def _grpc_tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.allow_grpc or settings.grpc.tls is None:
-        return None
+    machine = machine or ThisMachine()
     try:
-        return server_context(settings.grpc.tls)
+        tls = open_tls(settings, http=http, wall_clock=machine.wall_clock, log=EventLog())
     except TlsUnusable as error:
         raise ServerFailed(str(error)) from error
+    with open_sockets(settings, http=http) as sockets:
+        async with running_tree(
+            settings, sockets, tls=tls, reload=reload, environ=environ, machine=machine
+        ) as running:
+            yield running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +133,7 @@ class _Composition:
 def _compose(
     settings: Settings,
     sockets: Sockets,
-    grpc_tls: ssl.SSLContext | None,
+    tls: ServerTls,
     followed: Sequence[Followed[Any]],
     reload: Bell,
     environ: Mapping[str, str],
@@ -175,17 +170,23 @@ def _compose(
         sockets,
         server,
         log,
-        grpc_tls=grpc_tls,
+        tls=tls,
         gate=gate,
         uniform=machine.random().random,
         exposing=partial(
-            exposition, settings.metrics, models, deploying.readiness, lag, machine.wall_clock, gate
+            exposition,
+            settings.metrics,
+            models,
+            deploying.readiness,
+            lag,
+            machine.wall_clock,
+            gate,
+            tls.every,
         ),
     )
     services = [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
-    services += [
-        Follower(each, reload, log).spec() for each in (*followed, *([] if rules is None else [rules]))
-    ]
+    files = (*tls.every, *followed, *([] if rules is None else [rules]))
+    services += [Follower(each, reload, log).spec() for each in files]
     if models.cache is not None:
         services.append(models.cache.spec())
     root = _tree(lag, Supervisor(services), models, deploying, frontends)
@@ -240,7 +241,7 @@ async def running_tree(
     settings: Settings,
     sockets: Sockets,
     *,
-    grpc_tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     followed: Sequence[Followed[Any]] = (),
     reload: Bell | None = None,
     environ: Mapping[str, str],
@@ -252,7 +253,9 @@ async def running_tree(
     """
     machine = machine or ThisMachine()
     with giving(machine.seams()):
-        composition = _compose(settings, sockets, grpc_tls, followed, reload or Bell(), environ, machine)
+        composition = _compose(
+            settings, sockets, tls or ServerTls(), followed, reload or Bell(), environ, machine
+        )
         async with _running(composition, machine.random()) as running:
             yield running
 

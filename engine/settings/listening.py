@@ -28,8 +28,9 @@ from engine.settings.forms import (
     text,
     to_size,
 )
-from engine.settings.option import Given, Group, combined, section
+from engine.settings.option import Given, Group, section
 from engine.settings.re2 import compiled
+from engine.settings.tls import TlsFiles, TlsFlags, security_of
 from protocols.transport.room import AddressLimit, Network
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -167,50 +168,6 @@ def refuse_clashes(listeners: Sequence[tuple[str, str, int]]) -> None:
 # -- gRPC
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """PEM files of a listener that speaks TLS.
-
-    With `client_roots`, clients must show a certificate that these vouch for.
-    """
-
-    certificate: str
-    key: str
-    client_roots: str = ""
-
-
-def _tls(given: Given) -> TlsFiles | None:
-    mutual = given.on("grpc-use-ssl-mutual")
-    switch = "grpc-use-ssl-mutual" if mutual else "grpc-use-ssl"
-    if not given.on(switch):
-        why = "gRPC speaks TLS only with --grpc-use-ssl=true or --grpc-use-ssl-mutual=true"
-        _warn_of_idle(given, why, "grpc-server-cert", "grpc-server-key", "grpc-root-cert")
-        return None
-    if not mutual:
-        _warn_of_idle(
-            given, "only --grpc-use-ssl-mutual=true asks clients for certificates", "grpc-root-cert"
-        )
-
-    def file(name: str, what: str) -> str:
-        if not given.word(name):
-            raise SettingsError(
-                f"--{switch} requires --{name}", hint=f"--{name}=FILE names the PEM file with {what}"
-            )
-        return given.word(name)
-
-    return TlsFiles(
-        certificate=file("grpc-server-cert", "the server's certificate"),
-        key=file("grpc-server-key", "the key of the server's certificate"),
-        client_roots=file("grpc-root-cert", "certificates that vouch for clients") if mutual else "",
-    )
-
-
-def _warn_of_idle(given: Given, why: str, *names: str) -> None:
-    for name in names:
-        if given.word(name):
-            given.warn_of(name, why)
-
-
 def _milliseconds(*, least: int = 0) -> Form[float]:
     """Return the form of milliseconds that become seconds."""
     return integer("MS", least=least).into(lambda ms: math.inf if ms == _FOR_EVER else ms / 1000)
@@ -247,8 +204,8 @@ def _unix_socket(path: str, name: str) -> str:
 
 
 def _if_served(path: str, given: Given) -> str:
-    if not given.on("allow-grpc"):
-        _warn_of_idle(given, "--allow-grpc=false switches off the socket with the port", "grpc-unix-socket")
+    if not given.on("allow-grpc") and given.word("grpc-unix-socket"):
+        given.warn_of("grpc-unix-socket", "--allow-grpc=false switches off the socket with the port")
     return path
 
 
@@ -301,26 +258,8 @@ class GrpcSettings:
     unix_socket: str = Group.GRPC.option("--grpc-unix-socket", Form("PATH", _unix_socket), _if_served).means(
         "Tritium's own: listen on a Unix socket at PATH too, without TLS; clients name it unix:PATH."
     )
-    tls: TlsFiles | None = combined(  # on the port; the Unix socket speaks without
-        _tls,
-        Group.GRPC.flag(
-            "--grpc-use-ssl=false",
-            BOOL,
-            "Speak TLS on the port; needs --grpc-server-cert and --grpc-server-key.",
-        ),
-        Group.GRPC.flag(
-            "--grpc-use-ssl-mutual=false",
-            BOOL,
-            "Speak TLS, and only to clients whose certificate --grpc-root-cert vouches for.",
-        ),
-        Group.GRPC.flag(
-            "--grpc-server-cert",
-            text("FILE"),
-            "The server's certificate and those between it and its root, PEM.",
-        ),
-        Group.GRPC.flag("--grpc-server-key", text("FILE"), "Its key, PEM, not encrypted."),
-        Group.GRPC.flag("--grpc-root-cert", text("FILE"), "The certificates that vouch for clients, PEM."),
-    )
+    # On the port; the Unix socket speaks without.
+    tls: TlsFiles | None = TlsFlags(group=Group.GRPC, listener="grpc", title="gRPC", tritons=True).declared()
     connection_bytes: int = Group.GRPC.option(
         "--grpc-connection-bytes=64MiB", Form("SIZE", _connection_bytes)
     ).means(
@@ -343,9 +282,6 @@ class GrpcSettings:
 
     def options(self) -> Iterator[tuple[str, str]]:
         """Yield (name, value) of what an operator wants to see at start-up."""
-        secured = ""
-        if self.tls is not None:
-            secured = " (TLS, clients with certificates)" if self.tls.client_roots else " (TLS)"
-        yield "grpc", f"{host_port(self.address, self.port)}{secured}"
+        yield "grpc", f"{host_port(self.address, self.port)}{security_of(self.tls)}"
         if self.unix_socket:
             yield "grpc_unix_socket", self.unix_socket

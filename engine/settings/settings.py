@@ -61,6 +61,7 @@ from engine.settings.reporting import LogSettings, MetricsSettings
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
 from engine.settings.sheet import entries_of, read_sheet
+from engine.settings.tls import TlsFiles, TlsFlags, security_of
 from engine.settings.uris import is_remote, without_query
 
 ControlMode = Literal["none", "poll", "explicit"]
@@ -269,6 +270,9 @@ class Settings:
     http_port: int = Group.HTTP.option("--http-port=8000", PORT).means(
         "On which port; 0 lets the kernel choose."
     )
+    http_tls: TlsFiles | None = TlsFlags(
+        group=Group.HTTP, listener="http", title="HTTP", lends="metrics"
+    ).declared()
     http_max_input_size: int = Group.HTTP.option(
         "--http-max-input-size=67108864", Form("BYTES", _input_size, CACHE_BYTES.check)
     ).means(
@@ -306,6 +310,9 @@ class Settings:
     metrics_port: int = Group.METRICS.option("--metrics-port=8002", PORT).means(
         "On which port; 0 lets the kernel choose."
     )
+    metrics_tls: TlsFiles | None = TlsFlags(
+        group=Group.METRICS, listener="metrics", title="the metrics port", borrows="http"
+    ).declared()
     metrics: MetricsSettings = section(MetricsSettings)
     log: LogSettings = section(LogSettings)
 
@@ -357,12 +364,15 @@ class Settings:
                 if self.default_execution_timeout
                 else []
             ),
-            ("http", host_port(self.http_address, self.http_port) if self.allow_http else "off"),
+            ("http", _place(self.allow_http, self.http_address, self.http_port, self.http_tls)),
             *(self.grpc.options() if self.allow_grpc else [("grpc", "off")]),
-            ("metrics", host_port(self.metrics_address, self.metrics_port) if self.allow_metrics else "off"),
+            (
+                "metrics",
+                _place(self.allow_metrics, self.metrics_address, self.metrics_port, self.metrics_tls),
+            ),
             *(
-                [("management", f"{host_port(self.management.address, self.management.http_port)} (HTTP)")]
-                if self.management.address
+                [("management", f"{_place(True, apart.address, apart.http_port, self.http_tls)} (HTTP)")]
+                if (apart := self.management).address
                 else []
             ),
             ("log_format", self.log.format),
@@ -384,6 +394,10 @@ class Settings:
             shown.append(("model_cache_directory", self.model_cache_directory))
             shown.append(("model_cache_size", str(self.model_cache_size)))
         return shown
+
+
+def _place(allowed: bool, address: str, port: int, tls: TlsFiles | None) -> str:
+    return f"{host_port(address, port)}{security_of(tls)}" if allowed else "off"
 
 
 def _listeners(settings: Settings) -> list[tuple[str, str, int]]:

@@ -205,6 +205,7 @@ class GrpcConnection(PingHandler):
                 reason = f"no TLS handshake within {patience:g} s" if late else str(lost)
                 self._environment.on_unsecured(self.peer, reason)
             raise
+        self._calls.client.names = self._transport.client_names
 
     async def _write(self) -> None:
         await self._writer.run()

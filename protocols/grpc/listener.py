@@ -32,6 +32,9 @@ from protocols.transport.listening import Listener
 from protocols.transport.offenders import Offenders
 from protocols.transport.sockets import PlainTransport, TlsTransport
 
+ALPN: Final = "h2"
+"""What a client of TLS must say that it speaks (RFC 9113, section 3.3)."""
+
 _MOST_STREAMS: Final = 1024
 _SCRATCH: Final = 256 * 1024
 _THREADS: Final = 2  # threads that compress and unfold
@@ -59,8 +62,9 @@ class GrpcStatistics:
 
 
 class GrpcListener(Listener[GrpcConnection]):
-    """Serves grpclib services on accepted connections, with TLS where it is given a context.
+    """Serves grpclib services on accepted connections.
 
+    `tls` is asked for a context for each connection; without it, they are in the clear.
     `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused`
     is told the address of a client, and why, when it is sent away for breaking HTTP/2's rules or its TLS
     handshake fails. `uniform` returns random numbers in [0, 1), by which the ages of connections differ.
@@ -73,7 +77,7 @@ class GrpcListener(Listener[GrpcConnection]):
         *,
         on_crash: Callable[[str, Exception], None],
         on_refused: Callable[[str, str], None] | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         uniform: Callable[[], float] = random.random,
     ) -> None:
         self._options = options = options or GrpcOptions()
@@ -117,7 +121,7 @@ class GrpcListener(Listener[GrpcConnection]):
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return GrpcConnection(
-            PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls),
+            PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls(), alpn=ALPN),
             self._environment,
             now=trio.current_time(),
             jitter=2 * self._uniform() - 1,

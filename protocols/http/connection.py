@@ -59,8 +59,11 @@ class Connection:
         "_conversation",
         "_expired",
         "_guest",
+        "_limits",
+        "_on_unsecured",
         "_parser",
         "_patience",
+        "_peer",
         "_scratch",
         "_transport",
         "served",
@@ -73,16 +76,22 @@ class Connection:
         limits: ConnectionLimits,
         scratch: memoryview,
         admit: Admit | None = None,
+        on_unsecured: Callable[[str, str], None] = lambda peer, reason: None,
     ) -> None:
+        """`on_unsecured` is told the client's address, and why, if no TLS came about."""
         self.served = False  # a request came on it
         self._transport = transport
         self._scratch = scratch
-        peer = Peer.at(transport.peer)
+        self._limits = limits
+        self._on_unsecured = on_unsecured
+        self._peer = peer = Peer.at(transport.peer)
         self._parser = RequestParser(limits.request, None if admit is None else partial(admit, peer))
         self._patience = Patience(limits, now=trio.current_time())
         self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready)
         self._guest: Guest | None = None
         self._expired = False
+        if transport.secured:
+            self._patience.shake_hands(trio.current_time())
 
     @property
     def phase(self) -> Phase:
@@ -113,9 +122,9 @@ class Connection:
     def expire(self) -> None:
         """The deadline passed: have the task wake up and end the connection."""
         self._expired = True
-        writing = self.phase is Phase.WRITING
+        unheard = self.phase is Phase.WRITING or self.phase is Phase.SHAKING
         self._patience.work(self.phase)
-        if writing:
+        if unheard:
             # Closing must drop the bytes that the kernel holds for a client that reads nothing.
             self._transport.shut(abort=True)
         else:
@@ -149,7 +158,7 @@ class Connection:
         self._patience.draining = True
         if self.phase is Phase.IDLE:
             self._transport.rouse()  # the task that waits for a request looks once more
-        elif self.phase is Phase.READING:
+        elif self.phase is Phase.READING or self.phase is Phase.SHAKING:
             self._patience.hurry(trio.current_time(), self._received)
 
     def give_up(self) -> None:
@@ -157,7 +166,7 @@ class Connection:
 
         A request whose answer has begun is left as it is.
         """
-        if self.phase is Phase.READING:
+        if self.phase is Phase.READING or self.phase is Phase.SHAKING:
             self.expire()
         elif self.phase is Phase.ANSWERING:
             self._conversation.give_up(EXITING)
@@ -173,6 +182,8 @@ class Connection:
             faults.points.passing("http.connection")
         conversation, parser, patience = self._conversation, self._parser, self._patience
         try:
+            if self._transport.secured:
+                await self._shake_hands()
             in_a_row = 0
             while (request := await self._next()) is not None:
                 patience.phase = Phase.ANSWERING
@@ -186,6 +197,7 @@ class Connection:
                 if in_a_row >= _IN_A_ROW and parser.ready:
                     in_a_row = 0
                     await trio.lowlevel.checkpoint()
+            self._transport.finish()
         except ConnectionLost:
             return
         finally:
@@ -196,6 +208,22 @@ class Connection:
         self._transport.close()
         self._parser.close()
         self._conversation.close()
+
+    async def _shake_hands(self) -> None:
+        """Begin TLS, and find out the client's names. Raises ConnectionLost."""
+        transport, patience = self._transport, self._patience
+        try:
+            await transport.handshake()
+        except ConnectionLost as lost:
+            if not patience.ending:
+                late = f"no TLS handshake within {self._limits.head_timeout:g} s"
+                self._on_unsecured(transport.peer, late if self._expired else str(lost))
+            raise
+        self._peer.names = transport.client_names
+        if patience.draining:
+            # It connected before, and its request comes with the end of the handshake.
+            patience.expect(trio.current_time())
+            await transport.wait_readable()
 
     async def _next(self) -> Request | None:
         """Return the next request; None where there will be none."""

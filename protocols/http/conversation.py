@@ -68,6 +68,7 @@ class Conversation:
         "_gone",
         "_patience",
         "_request",
+        "_scheme",
         "_server",
         "_started",
         "_streaming",
@@ -95,6 +96,7 @@ class Conversation:
         self._patience = patience
         self._ahead = ahead
         self._client, self._server = transport.endpoints()
+        self._scheme = "https" if transport.secured else "http"
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self, "tritium.peer": peer}
         self._request = Request()
         # Set while an application waits to learn of the disconnect.
@@ -119,7 +121,7 @@ class Conversation:
             "asgi": _ASGI,
             "http_version": request.http_version,
             "method": request.method,
-            "scheme": "http",
+            "scheme": self._scheme,
             "path": (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
             "raw_path": path,
             "query_string": request.query,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,12 +26,17 @@ from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
 from protocols.transport.listening import Listener
 from protocols.transport.room import AddressLimit
-from protocols.transport.sockets import PlainTransport
+from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
 
 _SWEEP_PERIOD: Final = 1.0
 _SCRATCH: Final = 64 * 1024
 _CLIENT_LEFT: Final = select.EPOLLRDHUP | select.EPOLLET  # edges only, as each comes once
 _SAID: Final = error("your address has as many connections as it may; see --max-connections-per-address")
+_IN_THE_CLEAR: Final = error("this port speaks TLS: ask by https://")
+_SPEAK_TLS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_IN_THE_CLEAR), _IN_THE_CLEAR)
+)
 _TOO_MANY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
@@ -66,11 +72,14 @@ class HttpListener(Listener[Connection]):
         limits: ListenerLimits | None = None,
         admit: Admit | None = None,
         is_welcome: Callable[[bytes], bool] = lambda _: True,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        on_refused: Callable[[str, str], None] = lambda peer, reason: None,
     ) -> None:
         """`admit` is asked whether a long body may come. Without it, every body within the limits may.
 
-        `is_welcome` picks the paths that are answered even where all
-        connections are busy: those of health checks.
+        `is_welcome` picks the paths that are answered even where all connections are busy: those of health
+        checks. `tls` is asked for each connection; without it, they are in the clear. `on_refused` is told
+        the address of a client, and why, if its TLS handshake fails.
         """
         self._app = app
         self._admission = admit
@@ -82,6 +91,8 @@ class HttpListener(Listener[Connection]):
         self._epoll = select.epoll()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._withdrawn = False
+        self._tls = tls
+        self._on_refused = on_refused
 
     def statistics(self) -> ListenerStatistics:
         """Return a snapshot."""
@@ -110,7 +121,12 @@ class HttpListener(Listener[Connection]):
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(
-            PlainTransport(accepted), self._app, self._limits.connection, self._scratch, self._admission
+            self._transport(accepted),
+            self._app,
+            self._limits.connection,
+            self._scratch,
+            self._admission,
+            self._on_refused,
         )
         if self._withdrawn:
             connection.withdraw()
@@ -119,6 +135,11 @@ class HttpListener(Listener[Connection]):
         self._by_descriptor[descriptor] = connection
         self._descriptors[connection] = descriptor
         return connection
+
+    def _transport(self, accepted: socket.socket) -> Transport:
+        if self._tls is None:
+            return PlainTransport(accepted)
+        return TlsTransport(accepted, self._tls(), in_the_clear=_SPEAK_TLS)
 
     def _release(self, connection: Connection) -> None:
         descriptor = self._descriptors.pop(connection)
@@ -135,7 +156,9 @@ class HttpListener(Listener[Connection]):
         connection.squeeze_in(self._guest)
 
     def _turn_away(self, accepted: socket.socket) -> None:
-        # A client that has left, or takes nothing, learns of it by the end of its connection.
+        # A client that has left, takes nothing, or speaks TLS, learns of it by the end of its connection.
+        if self._tls is not None:
+            return
         with contextlib.suppress(OSError):
             accepted.send(_TOO_MANY)
 

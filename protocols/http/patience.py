@@ -30,6 +30,7 @@ class ConnectionLimits:
 class Phase(Enum):
     """What a connection is doing."""
 
+    SHAKING = "shaking hands"  # TLS begins
     IDLE = "idle"  # between requests
     READING = "reading"  # a request is here in part
     ANSWERING = "answering"  # the application has it
@@ -77,7 +78,7 @@ class Patience:
         if self.yielding:
             return math.inf
         limits = self._limits
-        if self.phase is Phase.IDLE:
+        if self.phase is Phase.IDLE or self.phase is Phase.SHAKING:
             return self._idle_since
         if self.phase is Phase.READING:
             usual = limits.grace if self._in_body else limits.head_timeout
@@ -86,6 +87,16 @@ class Patience:
         else:
             return math.inf
         return self.deadline - usual + PATIENCE
+
+    def shake_hands(self, now: float) -> None:
+        """Wait for the end of the TLS handshake."""
+        self.phase = Phase.SHAKING
+        self.deadline = now + self._limits.head_timeout
+
+    def expect(self, now: float) -> None:
+        """Wait for the first request of a client that shook hands while the server began to end."""
+        self.phase = Phase.READING
+        self.deadline = now + LAST_CALL
 
     def rest(self, now: float) -> None:
         """Wait for a request."""

@@ -27,6 +27,48 @@ def behind(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
     return left
 
 
+class Cut:
+    """Buffers that are taken from the front, piece by piece, without looking at all of them each time."""
+
+    __slots__ = ("_at", "_buffers", "_offset")
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._buffers = buffers
+        self._at = 0  # the first buffer that is left
+        self._offset = 0  # of the first byte that is left in it
+
+    def front(self, size: int) -> Buffer:
+        """Return the first bytes that are left, `size` of them where there are as many."""
+        buffers, at = self._buffers, self._at
+        if at == len(buffers):
+            return b""
+        head = buffers[at]
+        if len(head) - self._offset >= size:
+            return memoryview(head)[self._offset : self._offset + size]
+        parts: list[Buffer] = [memoryview(head)[self._offset :] if self._offset else head]
+        size -= len(parts[0])
+        while size and (at := at + 1) < len(buffers):
+            parts.append(memoryview(buffers[at])[:size])
+            size -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def drop(self, count: int) -> None:
+        """Take the first `count` bytes away."""
+        count += self._offset
+        while self._at < len(self._buffers) and count >= len(self._buffers[self._at]):
+            count -= len(self._buffers[self._at])
+            self._at += 1
+        self._offset = count
+
+    def rest(self) -> list[Buffer]:
+        """Return what is left; nothing if that has no bytes."""
+        self.drop(0)
+        left = list(self._buffers[self._at :])
+        if self._offset:
+            left[0] = memoryview(left[0])[self._offset :]
+        return left
+
+
 def copying(buffers: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
     """Copy each of `buffers`, in slices."""
     copies: list[Buffer] = []

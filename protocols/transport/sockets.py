@@ -20,7 +20,9 @@ from typing import Any, Final
 import trio
 
 from actors.values.tensors import Buffer
-from protocols.transport.buffers import behind
+from protocols.transport import handshakes
+from protocols.transport.buffers import Cut, behind
+from protocols.transport.names import client_names
 
 _NETWORK: Final = frozenset(
     (
@@ -52,8 +54,10 @@ LOST: Final = _NETWORK | {
 _JOINED: Final = 32 * 1024
 _MOST_BUFFERS: Final = 512  # half of what one sendmsg takes
 _MANY_JOINED: Final = 512 * 1024  # bytes up to which that holds for more buffers than those
-_RECORDS: Final = 64 * 1024  # bytes that are encrypted at once
-_ALPN: Final = "h2"
+_RECORD: Final = 16 * 1024  # bytes in a record of TLS, at most (RFC 8446, section 5.1)
+# Bytes that are encrypted in one turn: some tenths of a millisecond.
+_ENCRYPTED_AT_ONCE: Final = 1024 * 1024
+_LEFT_OVER: Final = 64 * 1024  # bytes that are dropped of a request in the clear
 
 
 Endpoint = tuple[str, int]
@@ -64,11 +68,17 @@ class ConnectionLost(Exception):
 
 
 class Transport(ABC):
-    """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost."""
+    """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost.
+
+    `client_names` are those of the certificate that the client showed in its handshake, and that was verified
+    (`protocols.transport.names`). A client without one has none.
+    """
 
     __slots__ = ()
 
     peer: str
+    client_names: tuple[str, ...]
+    secured: bool  # whether TLS is spoken
 
     @abstractmethod
     def endpoints(self) -> tuple[Endpoint | None, Endpoint | None]:
@@ -128,12 +138,13 @@ class Transport(ABC):
 class _SocketTransport(Transport):
     """What plain sockets and TLS have in common: an accepted socket, which is made non-blocking."""
 
-    __slots__ = ("_raw", "peer")
+    __slots__ = ("_raw", "client_names", "peer")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._raw = sock
         self.peer = address_of(sock)
+        self.client_names = ()
 
     def endpoints(self) -> tuple[Endpoint | None, Endpoint | None]:
         return _endpoint(self._raw.getpeername), _endpoint(self._raw.getsockname)
@@ -164,6 +175,8 @@ class PlainTransport(_SocketTransport):
     """A socket as it is."""
 
     __slots__ = ()
+
+    secured = False
 
     async def handshake(self) -> None:
         """Do nothing, not even a checkpoint."""
@@ -202,16 +215,23 @@ class PlainTransport(_SocketTransport):
 
 
 class TlsTransport(_SocketTransport):
-    """TLS, server side, over an accepted socket.
+    """TLS, server side, over an accepted socket."""
 
-    A client that speaks HTTP/2 must say so in ALPN (RFC 9113, 3.3).
-    """
+    __slots__ = ("_alpn", "_context", "_finished", "_in_the_clear", "_tls")
 
-    __slots__ = ("_context", "_finished", "_tls")
+    secured = True
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, alpn: str = "", in_the_clear: bytes = b""
+    ) -> None:
+        """The client must agree on `alpn` if that is given: so it says that it speaks HTTP/2 (RFC 9113, 3.3).
+
+        `in_the_clear` is the answer to a request of HTTP/1 without TLS.
+        """
         super().__init__(sock)
         self._context = context
+        self._alpn = alpn
+        self._in_the_clear = in_the_clear
         self._tls: ssl.SSLSocket | None = None
         self._finished = False
 
@@ -221,24 +241,49 @@ class TlsTransport(_SocketTransport):
         return self._tls
 
     async def handshake(self) -> None:
-        """Shake hands. Raises ConnectionLost where that fails, or no HTTP/2 was agreed on."""
+        """Shake hands. Raises ConnectionLost where that fails, or the protocol was not agreed on."""
         try:
             tls = self._context.wrap_socket(self._raw, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError) as failure:  # ValueError: early bytes before the peer left
             raise ConnectionLost("the client left before the TLS handshake") from failure
         self._tls = self._raw = tls
+        await self._shake_hands(tls)
+        if self._alpn and tls.selected_alpn_protocol() != self._alpn:
+            raise ConnectionLost(
+                f"the client agreed on {tls.selected_alpn_protocol()!r}, not on '{self._alpn}'"
+            )
+        try:
+            self.client_names = client_names(tls.getpeercert())
+        except ValueError as failure:
+            raise ConnectionLost(f"the client's certificate can't be read: {failure}") from failure
+
+    async def _shake_hands(self, tls: ssl.SSLSocket) -> None:
+        turn = handshakes.turn()
+        wait: Callable[[ssl.SSLSocket], Awaitable[None]] = trio.lowlevel.wait_readable  # the client begins
         while True:
-            try:
-                tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await trio.lowlevel.wait_readable(tls)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(tls)
-            except OSError as failure:
-                raise ConnectionLost(f"TLS handshake failed: {failure}") from failure
-        if tls.selected_alpn_protocol() != _ALPN:
-            raise ConnectionLost(f"the client agreed on {tls.selected_alpn_protocol()!r}, not on '{_ALPN}'")
+            await wait(tls)
+            async with turn:
+                try:
+                    tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    wait = trio.lowlevel.wait_readable
+                except ssl.SSLWantWriteError:
+                    wait = trio.lowlevel.wait_writable
+                except OSError as failure:
+                    if isinstance(failure, ssl.SSLError) and failure.reason == "HTTP_REQUEST":
+                        self._answer_in_the_clear()
+                    raise ConnectionLost(f"TLS handshake failed: {failure}") from failure
+                else:
+                    return
+
+    def _answer_in_the_clear(self) -> None:
+        """Tell a client that sent a request without TLS what is wrong, if that can be said at once."""
+        # The request is taken first, because closing would otherwise drop the answer with it.
+        with contextlib.suppress(OSError):
+            socket.socket.recv(self._raw, _LEFT_OVER)
+        with contextlib.suppress(OSError):
+            socket.socket.send(self._raw, self._in_the_clear)
+        shutdown(self._raw, socket.SHUT_WR)
 
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` with decrypted bytes (see `Transport`).
@@ -248,7 +293,11 @@ class TlsTransport(_SocketTransport):
         if self._finished:
             return self._swallow(buffer)
         try:
-            return self._socket.recv_into(buffer)
+            whole = count = self._socket.recv_into(buffer)
+            # OpenSSL gives one record at a time. Behind a full one there are probably others.
+            while count == _RECORD and whole < len(buffer):
+                count = self._more_into(buffer[whole:])
+                whole += count
         except ssl.SSLWantReadError:
             raise BlockingIOError from None
         except ssl.SSLZeroReturnError:
@@ -256,6 +305,14 @@ class TlsTransport(_SocketTransport):
         except OSError as failure:
             # Among them SSLWantWriteError: only a renegotiation writes while it reads, and none is supported.
             raise _lost(failure) from failure
+        return whole
+
+    def _more_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` with another record; 0 for none. What has failed fails again at the next call."""
+        try:
+            return self._socket.recv_into(buffer)
+        except OSError:
+            return 0
 
     def _swallow(self, buffer: memoryview) -> int:
         """Drop bytes that are not to be decrypted any more.
@@ -279,45 +336,38 @@ class TlsTransport(_SocketTransport):
         """
         return count < size and not self._socket.pending()
 
+    def wait_readable(self) -> Awaitable[None]:
+        """Wait until `receive_into` is worth a try: not at all while decrypted bytes are left."""
+        if not self._finished and self._socket.pending():
+            return trio.lowlevel.checkpoint()  # noqa: ASYNC105  # as above
+        return trio.lowlevel.wait_readable(self._raw)  # noqa: ASYNC105  # as above
+
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """Encrypt and send the bytes that the kernel takes at once, and return the rest.
+        """Encrypt and send the bytes that the kernel takes at once, 1 MiB at most, and return the rest.
 
         OpenSSL takes a piece whole or wants to see it again. Pieces are cut from the front, so the rest
         begins with that piece.
         """
-        rest = list(buffers)
-        while rest:
-            piece = _first(rest, _RECORDS)
+        cut = Cut(buffers)
+        sent = 0
+        while sent < _ENCRYPTED_AT_ONCE and (piece := cut.front(_RECORD)):
             try:
-                sent = self._socket.send(piece)
+                count = self._socket.send(piece)
             except ssl.SSLWantWriteError:
-                return rest
+                break
             except OSError as failure:
                 raise _lost(failure) from failure
-            rest = behind(rest, sent)
-        return rest
+            cut.drop(count)
+            sent += count
+        return cut.rest()
 
     def finish(self) -> None:
         """Say goodbye in TLS, without waiting for the client's, and shut down the sending side."""
-        self._finished = True
-        if self._tls is not None:
+        if self._tls is not None and not self._finished:
             with contextlib.suppress(OSError, ValueError):  # usually, the client's goodbye is not here yet
                 self._tls.unwrap()
+        self._finished = True
         shutdown(self._raw, socket.SHUT_WR)
-
-
-def _first(buffers: Sequence[Buffer], size: int) -> Buffer:
-    """Return the first bytes of `buffers`, joined, `size` of them where there are as many."""
-    head = buffers[0]
-    if len(head) >= size:
-        return memoryview(head)[:size]
-    parts: list[Buffer] = []
-    for buffer in buffers:
-        parts.append(memoryview(buffer)[:size])
-        size -= len(parts[-1])
-        if not size:
-            break
-    return b"".join(parts)
 
 
 def _endpoint(ask: Callable[[], Any]) -> Endpoint | None:

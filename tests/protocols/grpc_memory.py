@@ -38,6 +38,8 @@ class MemoryTransport(Transport):
     """What the client has `sent`, and what the server has `written`, of which it takes `room` bytes."""
 
     peer = "memory:"
+    client_names = ()
+    secured = False
 
     def __init__(self):
         self.sent = bytearray()

@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.settings.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader, TlsFiles
+from engine.settings.listening import GrpcSettings, KeepaliveSettings, RestrictedHeader
 from engine.settings.option import Group
 from engine.settings.settings import BY_NAME, BY_VARIABLE, FLAGS, Settings, SettingsError
+from engine.settings.tls import PemFile, TlsFiles
 from tests.support.examples import examples
 
 REPOSITORY = "--model-repository=/models"
 FILES = ("--grpc-server-cert=server.pem", "--grpc-server-key=server.key")
+
+
+def pem_files(listener, *paths, **options):
+    """The files of a listener: its certificate, its key, its clients' roots."""
+    flags = ("server-cert", "server-key", "root-cert")
+    files = [PemFile(path, f"{listener}-{flag}") for flag, path in zip(flags, paths, strict=False)]
+    roots = files[2] if len(files) == 3 else None
+    return TlsFiles(certificate=files[0], key=files[1], client_roots=roots, **options)
 
 
 def read(*flags):
@@ -140,12 +149,12 @@ def test_without_flags_the_defaults_are_tritons():
         (
             ["--grpc-use-ssl=true", *FILES],
             "grpc.tls",
-            TlsFiles(certificate="server.pem", key="server.key"),
+            pem_files("grpc", "server.pem", "server.key"),
         ),
         (
             ["--grpc-use-ssl-mutual=true", *FILES, "--grpc-root-cert=ca.pem"],
             "grpc.tls",
-            TlsFiles(certificate="server.pem", key="server.key", client_roots="ca.pem"),
+            pem_files("grpc", "server.pem", "server.key", "ca.pem"),
         ),
     ],
 )
@@ -758,7 +767,7 @@ def test_the_variables_of_tls_are_those_of_its_flags():
     }
     settings = Settings.from_environ(environ)
     assert settings.allow_grpc
-    assert settings.grpc.tls == TlsFiles(certificate="server.pem", key="server.key", client_roots="ca.pem")
+    assert settings.grpc.tls == pem_files("grpc", "server.pem", "server.key", "ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -776,6 +785,59 @@ def test_tls_without_one_of_its_files_names_the_flag_that_is_missing(flags, text
     error = refusal(*flags)
     assert error.message == text
     assert error.hint.startswith(f"{text.rpartition(' ')[2]}=FILE names the PEM file with ")
+
+
+HTTP_FILES = ("--http-server-cert=h.pem", "--http-server-key=h.key", "--http-root-cert=ca.pem")
+LENT = pem_files("http", "h.pem", "h.key")
+
+
+@pytest.mark.parametrize(
+    ("flags", "http", "metrics"),
+    [
+        ((), None, None),
+        (("--http-use-ssl=true", *HTTP_FILES[:2]), LENT, None),
+        (("--http-use-ssl=true", "--metrics-use-ssl=true", *HTTP_FILES[:2]), LENT, LENT),
+        (("--metrics-use-ssl=true", *HTTP_FILES[:2]), None, LENT),
+        (
+            ("--http-use-ssl-mutual=true", *HTTP_FILES),
+            pem_files("http", "h.pem", "h.key", "ca.pem"),
+            None,
+        ),
+        (
+            ("--http-use-ssl-mutual=Optional", *HTTP_FILES),
+            pem_files("http", "h.pem", "h.key", "ca.pem", optional=True),
+            None,
+        ),
+        (
+            ("--metrics-use-ssl=1", "--metrics-server-cert=m.pem", "--metrics-server-key=m.key"),
+            None,
+            pem_files("metrics", "m.pem", "m.key"),
+        ),
+        (
+            ("--http-use-ssl=1", "--metrics-use-ssl-mutual=1", *HTTP_FILES),
+            LENT,
+            pem_files("http", "h.pem", "h.key", "ca.pem"),
+        ),
+    ],
+)
+def test_metrics_borrow_the_files_of_http_where_they_have_none(flags, http, metrics):
+    settings = read(*flags)
+    assert (settings.http_tls, settings.metrics_tls, settings.warnings) == (http, metrics, ())
+
+
+def test_the_start_tells_which_listener_speaks_tls_and_to_whom():
+    both = ("--http-use-ssl-mutual=optional", "--metrics-use-ssl=true", *HTTP_FILES)
+    shown = dict(read(*both).options())
+    assert shown["http"] == "0.0.0.0:8000 (TLS, clients with or without certificates)"
+    assert shown["metrics"] == "0.0.0.0:8002 (TLS)"
+
+
+@pytest.mark.parametrize("word", ["maybe", ""])
+def test_certificates_of_clients_are_asked_for_by_three_words(word):
+    error = refusal(f"--http-use-ssl-mutual={word}", *HTTP_FILES)
+    assert error.message == "invalid argument for --http-use-ssl-mutual"
+    assert error.hint.endswith("it takes true, on or 1; false, off or 0; or optional")
+    assert "takes true, on or 1; false, off or 0" in refusal("--grpc-use-ssl-mutual=optional").hint
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,15 @@ def test_grpc_has_a_port_of_its_own(environ, loop):
             },
             "--grpc-server-cert: '/nowhere/server.pem' can't be read: No such file or directory",
         ),
+        (
+            {
+                "TRITIUM_HTTP_USE_SSL_MUTUAL": "optional",
+                "TRITIUM_HTTP_SERVER_CERT": "server.pem",
+                "TRITIUM_HTTP_SERVER_KEY": "server.key",
+                "TRITIUM_HTTP_ROOT_CERT": "ca.pem",
+            },
+            "give hypercorn --certfile and --keyfile",
+        ),
     ],
 )
 def test_a_server_that_can_not_start_says_why(environ, loop, change, message):

@@ -5,8 +5,8 @@ import ssl
 
 import pytest
 
-from engine.server.sockets import TlsUnusable, server_context
-from engine.settings.listening import TlsFiles
+from engine.server.tls import HTTP_2, TlsUnusable, credentials
+from engine.settings.tls import PemFile, TlsFiles
 from tests.support.certificates import Authority
 
 
@@ -20,8 +20,16 @@ def server(authority):
     return authority.sign("server")
 
 
-def files(server, **changes):
-    return TlsFiles(**{"certificate": str(server.certificate), "key": str(server.key)} | changes)
+def files(server, *, certificate=None, key=None, client_roots=None):
+    return TlsFiles(
+        certificate=PemFile(certificate or str(server.certificate), "grpc-server-cert"),
+        key=PemFile(key or str(server.key), "grpc-server-key"),
+        client_roots=client_roots and PemFile(client_roots, "grpc-root-cert"),
+    )
+
+
+def server_context(files):
+    return credentials(files, HTTP_2).context
 
 
 def shake_hands(server, client):
@@ -115,7 +123,7 @@ def test_a_key_that_may_not_be_read_is_named_with_the_reason(server):
 
 
 def test_files_that_were_mixed_up_are_noticed(server):
-    mixed = TlsFiles(certificate=str(server.key), key=str(server.certificate))
+    mixed = files(server, certificate=str(server.key), key=str(server.certificate))
     with pytest.raises(TlsUnusable, match=r"--grpc-server-cert: '.*server\.key' holds no PEM certificate"):
         server_context(mixed)
     assert complaint(server, key=str(server.certificate)).startswith(

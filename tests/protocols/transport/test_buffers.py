@@ -1,9 +1,11 @@
 """What is left of a scattered write, and copies of memory that is wanted back."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.seams.steps import at_once
-from protocols.transport.buffers import behind, copying
+from protocols.transport.buffers import Cut, behind, copying
 
 
 def test_what_is_left_begins_where_the_write_ended():
@@ -31,3 +33,20 @@ def test_a_copy_keeps_what_the_memory_held(size):
 
 def test_a_long_buffer_is_copied_in_slices():
     assert sum(1 for _ in copying([bytes(1 << 20), bytes(10)])) == 5
+
+
+@given(
+    st.lists(st.binary(max_size=8), max_size=6), st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10)))
+)
+def test_pieces_are_cut_from_the_front_in_order(buffers, takes):
+    whole = b"".join(buffers)
+    cut = Cut(buffers)
+    for size, taken in takes:
+        piece = bytes(cut.front(size))
+        assert piece == whole[:size]
+        count = min(taken, len(piece))
+        cut.drop(count)
+        whole = whole[count:]
+    rest = cut.rest()
+    assert b"".join(rest) == whole
+    assert bool(rest) == bool(whole)

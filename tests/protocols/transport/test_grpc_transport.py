@@ -9,8 +9,8 @@ import grpc
 import pytest
 import trio
 
-from engine.server.sockets import server_context
-from engine.settings.listening import TlsFiles
+from engine.server.tls import HTTP_2, credentials
+from engine.settings.tls import PemFile, TlsFiles
 from protocols.grpc.policy import GrpcOptions
 from protocols.transport.sockets import ConnectionLost, PlainTransport, TlsTransport
 from tests.fuzz import h2wire as wire
@@ -28,7 +28,17 @@ def authority(tmp_path_factory):
 @pytest.fixture
 def server_files(authority):
     files = authority.sign("server")
-    return TlsFiles(certificate=str(files.certificate), key=str(files.key))
+    return TlsFiles(certificate=PemFile(str(files.certificate), "cert"), key=PemFile(str(files.key), "key"))
+
+
+def server_context(files):
+    return credentials(files, HTTP_2).context
+
+
+def contexts(files):
+    """What a listener asks for its context."""
+    context = server_context(files)
+    return lambda: context
 
 
 def secure(served, authority, client=None, **options):
@@ -96,7 +106,7 @@ def test_a_client_that_the_network_lost_is_lost():
 
 
 async def test_calls_pass_through_tls(authority, server_files):
-    async with serve(tls=server_context(server_files)) as served:
+    async with serve(tls=contexts(server_files)) as served:
         options = {"max_receive_message_length": -1, "max_send_message_length": -1}
         with secure(served, authority, **options) as channel:
             assert await in_thread(unary(channel), b"hidden", timeout=10) == b"hidden"
@@ -109,7 +119,9 @@ async def test_calls_pass_through_tls(authority, server_files):
 
 
 async def test_mutual_tls_wants_a_certificate_that_the_authority_signed(authority, server_files, tmp_path):
-    async with serve(tls=server_context(replace(server_files, client_roots=str(authority.root)))) as served:
+    async with serve(
+        tls=contexts(replace(server_files, client_roots=PemFile(str(authority.root), "root")))
+    ) as served:
         with secure(served, authority, authority.sign("client")) as channel:
             assert await in_thread(unary(channel), b"known", timeout=10) == b"known"
         for unknown in (None, Authority(tmp_path).sign("client")):
@@ -122,7 +134,7 @@ async def test_mutual_tls_wants_a_certificate_that_the_authority_signed(authorit
 
 async def test_a_client_that_agrees_on_no_http2_is_sent_away(authority, server_files):
     refused = []
-    tls = server_context(server_files)
+    tls = contexts(server_files)
     async with serve(tls=tls, on_refused=lambda _, reason: refused.append(reason)) as served:
         context = ssl.create_default_context(cafile=authority.root)
         context.set_alpn_protocols(["http/1.1"])
@@ -152,14 +164,14 @@ async def test_a_client_that_goes_on_sending_can_read_why_it_is_sent_away(secure
                     received += part
                 return wire.split(received)
 
-    async with serve(tls=server_context(server_files) if secured else None) as served:
+    async with serve(tls=contexts(server_files) if secured else None) as served:
         answers = await in_thread(misbehave, served.socket.getsockname())
     assert [one.payload[8:] for one in answers if one.kind == wire.GOAWAY] == [b"DATA on stream 0"]
 
 
 async def test_a_client_that_never_finishes_its_handshake_costs_only_its_connection(authority, server_files):
     options = GrpcOptions(handshake_timeout=0.3)
-    tls = server_context(server_files)
+    tls = contexts(server_files)
     refused = []
     async with serve(options=options, tls=tls, on_refused=lambda *words: refused.append(words)) as served:
         idle = [socket.create_connection(served.socket.getsockname()) for _ in range(5)]
@@ -180,7 +192,7 @@ async def test_a_client_that_never_finishes_its_handshake_costs_only_its_connect
 async def test_a_client_that_never_finishes_its_handshake_holds_up_the_end_for_seconds_only(
     server_files, autojump_clock, accepted
 ):
-    async with serve(tls=server_context(server_files)) as served:
+    async with serve(tls=contexts(server_files)) as served:
         with socket.create_connection(served.socket.getsockname()):
             if accepted:
                 await served.until(lambda: served.listener.statistics().connections)
@@ -200,7 +212,7 @@ async def test_a_client_in_the_middle_of_its_handshake_hears_that_the_server_end
             sock.sendall(wire.PREFACE + wire.settings([]))
             return b"".join(iter(lambda: sock.recv(MiB), b""))
 
-    async with serve(tls=server_context(server_files)) as served:
+    async with serve(tls=contexts(server_files)) as served:
         with socket.create_connection(served.socket.getsockname(), 10) as client:
             await served.until(lambda: served.listener.statistics().connections)
             served.listener.drain()
