@@ -26,6 +26,7 @@ from engine.server.tls import ListenerTls, tls_blocks
 from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcListener, grpc_blocks
 from protocols.transport.listening import Listener, connection_blocks
+from protocols.transport.receiving import RoomCounts, room_blocks
 
 
 def exposition(
@@ -36,6 +37,7 @@ def exposition(
     wall_ms: Callable[[], int],
     gate: Gate | None,
     tls: Sequence[ListenerTls],
+    receiving: Callable[[], RoomCounts],
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -52,6 +54,7 @@ def exposition(
             {name: [each.counts() for each in some] for name, some in listeners.items()}
         ),
         lambda: tls_blocks(tls),
+        lambda: room_blocks(receiving()),
     ]
     if gate is not None:
         features.append(lambda: identity_blocks(gate))

@@ -36,6 +36,7 @@ from protocols.http.origins import OriginPolicy
 from protocols.http.patience import ConnectionLimits
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.listening import Listener
+from protocols.transport.receiving import ReceivingRoom
 
 _ANSWERS_WITHIN: Final = 0.5
 """Seconds that answers have to reach clients; then clients without one are told that the server ends."""
@@ -47,6 +48,7 @@ def v2_app(
     *,
     gate: HeadGate | None = None,
     on_finished: RequestHook | None,
+    room: ReceivingRoom,
     elsewhere: Elsewhere | None = None,
     outlives_draining: bool = False,
 ) -> V2App:
@@ -63,6 +65,7 @@ def v2_app(
             elsewhere=elsewhere,
             outlives_draining=outlives_draining,
             on_finished=on_finished,
+            room=room,
         ),
     )
 
@@ -92,6 +95,7 @@ def grpc_listener(
     log: Log,
     elsewhere: Elsewhere | None = None,
     uniform: Callable[[], float] = random.random,
+    room: ReceivingRoom | None = None,
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
@@ -131,6 +135,7 @@ def grpc_listener(
         on_crash=crashed,
         on_refused=refusing(log),
         uniform=uniform,
+        room=room,
     )
 
 

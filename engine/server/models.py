@@ -26,7 +26,7 @@ from engine.server.machine import Machine, SparingLauncher
 from engine.server.residency import memory_total
 from engine.server.running import ServerFailed
 from engine.server.version_tree import ModelSubtrees
-from engine.settings.models import read_memory_limit
+from engine.settings.forms import to_memory
 from engine.settings.settings import Settings
 from engine.stores.open import CacheUnusable, OpenCache, open_cache
 
@@ -123,7 +123,7 @@ def compose_models(
         wall_clock=machine.wall_clock,
         changeable=ControlMode(settings.control_mode) is ControlMode.EXPLICIT,
     )
-    budget = read_memory_limit(settings.resident_memory_limit, memory_total())
+    budget = to_memory(settings.resident_memory_limit, memory_total(), "resident-memory-limit")
     return ModelParts(
         supervisor=supervisor,
         subtrees=subtrees,

@@ -34,6 +34,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.listening import Listener
+from protocols.transport.receiving import ReceivingRoom
 
 Exposing = Callable[[Sequence[GrpcListener], Mapping[str, Sequence[Listener[Any]]]], Exposition]
 """From the gRPC listeners, and the listeners of each protocol, to what the metrics port tells."""
@@ -81,15 +82,18 @@ def compose_frontends(
     tls: ServerTls,
     gate: HeadGate | None,
     uniform: Callable[[], float],
+    room: ReceivingRoom,
     exposing: Exposing,
 ) -> Frontends:
     """Return the frontends of these sockets.
 
-    `gate` says who may do what; None: all may do everything.
-    `uniform` returns random numbers in [0, 1), see `GrpcListener`.
+    `gate` says who may do what; None: all may do everything. `uniform` returns random numbers in [0, 1), see
+    `GrpcListener`. All requests have one `room` on their way in.
     """
     elsewhere = _elsewhere(sockets)
-    app = v2_app(settings, server, gate=gate, on_finished=_hook(settings, "http"), elsewhere=elsewhere)
+    app = v2_app(
+        settings, server, gate=gate, on_finished=_hook(settings, "http"), elsewhere=elsewhere, room=room
+    )
     limits = http_limits(settings.connections)
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
@@ -104,13 +108,21 @@ def compose_frontends(
             is_welcome=is_health,
             tls=_contexts(tls.http),
             on_refused=refused,
+            room=room,
         )
         listeners.setdefault("http", []).append(listener)
         return listener
 
     def management() -> HttpListener:
         return http(
-            v2_app(settings, server, gate=gate, on_finished=_hook(settings, "http"), outlives_draining=True)
+            v2_app(
+                settings,
+                server,
+                gate=gate,
+                on_finished=_hook(settings, "http"),
+                outlives_draining=True,
+                room=room,
+            )
         )
 
     def grpc(tls: ListenerTls | None, elsewhere: Elsewhere | None) -> GrpcListener:
@@ -124,6 +136,7 @@ def compose_frontends(
             log=log,
             elsewhere=elsewhere,
             uniform=uniform,
+            room=room,
         )
         on_grpc.append(listener)
         listeners.setdefault("grpc", []).append(listener)
@@ -132,7 +145,7 @@ def compose_frontends(
     def metrics() -> HttpListener:
         app = MetricsApp(exposing(on_grpc, listeners), gate, pages=origin_policy(settings.pages))
         return HttpListener(
-            app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused
+            app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused, room=room
         )
 
     def opened(

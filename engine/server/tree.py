@@ -42,11 +42,14 @@ from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
 from engine.server.reloading import Followed, Follower
+from engine.server.residency import memory_total
 from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import Sockets, open_sockets
 from engine.server.tls import ServerTls, TlsUnusable, open_tls
+from engine.settings.forms import to_memory
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
+from protocols.transport.receiving import ReceivingRoom
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
@@ -165,6 +168,7 @@ def _compose(
         opened_gate(settings.auth_file, machine, models.router.roster, log) if settings.auth_file else None
     )
     gate = None if rules is None else rules.gate
+    room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
     frontends = compose_frontends(
         settings,
         sockets,
@@ -173,6 +177,7 @@ def _compose(
         tls=tls,
         gate=gate,
         uniform=machine.random().random,
+        room=room,
         exposing=partial(
             exposition,
             settings.metrics,
@@ -182,6 +187,7 @@ def _compose(
             machine.wall_clock,
             gate,
             tls.every,
+            room.counts,
         ),
     )
     services = [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]

@@ -180,8 +180,27 @@ def to_size(word: str, name: str, *, or_such_as: str = "") -> int:
     return count
 
 
+def memory_share(word: str, name: str) -> str:
+    """Check it now; what a share comes to is known where the memory is."""
+    to_memory(word, 1024**4, name)
+    return word.strip()
+
+
+def to_memory(word: str, total: int, name: str) -> int:
+    """Return the bytes that a word means of `total`: a size, or a share such as `80%`. Raises SettingsError."""
+    share = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*%", word.strip())
+    if share is None:
+        return to_size(word, name, or_such_as="80%")
+    percent = float(share[1])
+    if not 0 < percent <= 100:
+        raise out_of_bound(word, f"--{name} takes shares over 0% and up to 100%")
+    return int(total * percent / 100)
+
+
 BOOL: Final = Form("BOOL", to_bool, to_bool)
 SWITCH: Final = Form("", to_bool, to_bool)
 SIZE: Final = Form("SIZE", to_size)
+MEMORY: Final = Form("SIZE|PERCENT", memory_share)
+"""A size, or a share of the memory that the server may use; `to_memory` reads it."""
 PORT: Final = integer("PORT", most=65535)
 AnyForm = Form[Any]

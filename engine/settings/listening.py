@@ -17,6 +17,7 @@ from typing import Final, Literal
 from actors.values.callers import RESTRICTABLE
 from engine.settings.forms import (
     BOOL,
+    MEMORY,
     PORT,
     Form,
     SettingsError,
@@ -94,6 +95,12 @@ class ConnectionSettings:
     ).means(
         "Tritium's own: addresses and networks, such as 10.0.0.0/8, that --max-connections-per-address does not count."
         " Repeatable."
+    )
+
+    receive_memory: str = Group.SERVER.option("--receive-memory=20%", MEMORY).means(
+        "Tritium's own: the memory that requests of more than 64 KiB may hold together, over HTTP and gRPC, until they"
+        " are answered: bytes, a size such as 2GiB, or a share of what the server may use. Others wait, their sockets"
+        " unread, and get 503 or UNAVAILABLE after 10 seconds. A request that is larger comes alone."
     )
 
     @property

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from actors.serving.policy.holding import StartAfter
-from engine.settings.forms import SettingsError, misshapen, out_of_bound, to_size
+from engine.settings.forms import SettingsError, misshapen
 from engine.settings.option import Given
 
 EVERY_MODEL: Final = "*"
@@ -90,26 +89,6 @@ def config_name(config: str, given: Given) -> str:
             hint="--model-config-name=NAME reads configs/NAME.pbtxt of each model",
         )
     return config
-
-
-def memory_limit(word: str, name: str) -> str:
-    """Check it now; what a share comes to is known where the memory is."""
-    read_memory_limit(word, total=1024**4)
-    return word.strip()
-
-
-def read_memory_limit(word: str, total: int) -> int:
-    """Return the bytes that `--resident-memory-limit` means of `total`. Raises SettingsError.
-
-    The word is a size, or a share such as `80%`.
-    """
-    share = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*%", word.strip())
-    if share is None:
-        return to_size(word, "resident-memory-limit", or_such_as="80%")
-    percent = float(share[1])
-    if not 0 < percent <= 100:
-        raise out_of_bound(word, "--resident-memory-limit takes shares over 0% and up to 100%")
-    return int(total * percent / 100)
 
 
 def read_backend_settings(given: Given, name: str) -> Mapping[str, Mapping[str, str]]:

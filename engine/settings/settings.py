@@ -19,6 +19,7 @@ from engine.settings.cache import CACHE_BYTES, CacheSettings, read_cache
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
     BOOL,
+    MEMORY,
     PORT,
     SIZE,
     SWITCH,
@@ -46,7 +47,6 @@ from engine.settings.models import (
     config_name,
     default_cache_directory,
     default_environment_cache,
-    memory_limit,
     poll_interval,
     read_backend_directory,
     read_backend_settings,
@@ -135,9 +135,7 @@ class Settings:
     load_retry_count: int = Group.MODELS.option("--model-load-retry-count=0", integer("N")).means(
         "How often a failed load is tried again."
     )
-    resident_memory_limit: str = Group.MODELS.option(
-        "--resident-memory-limit=80%", Form("SIZE", memory_limit)
-    ).means(
+    resident_memory_limit: str = Group.MODELS.option("--resident-memory-limit=80%", MEMORY).means(
         "Tritium's own: the memory that all models may take before those loaded on demand are evicted,"
         " least recently used first: bytes, a size such as 8GiB, or a share of what the server may use,"
         " such as 80%."

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from protocols.grpc.codec.heads import CallHead
     from protocols.grpc.codec.messages import Message, MessageReader
     from protocols.http2.streams import Stream
+    from protocols.transport.receiving import Claim
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -174,6 +175,7 @@ class Call(ReplyPort):
         "_first",
         "_parts",
         "caller",
+        "claim",
         "context",
         "credited",
         "deadline",
@@ -206,7 +208,8 @@ class Call(ReplyPort):
         self.credited = 0
         # The number of the message that holds, or waits for, a grant; 0 for none.
         self.granted = 0
-        self.ticket: trio.Event | None = None  # for the content of a compressed message
+        self.claim: Claim | None = None  # what that message holds of the server's room
+        self.ticket: Ticket | None = None  # for the content of a compressed message
         self.scopes: set[trio.CancelScope] | None = None  # of its tasks
         self.server_stream: ServerStream[Any, Any] | None = None
         self._first: InferResponse | TritiumError | None = None
@@ -250,6 +253,14 @@ class Call(ReplyPort):
         A TritiumError that it raises is the answer.
         """
         self.wire.run(self, run)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """The place of what a compressed message unfolds to: on its connection, once `open`, and in the server."""
+
+    claim: Claim
+    open: trio.Event
 
 
 class ServerStream(Generic[Request, Reply]):

@@ -31,6 +31,7 @@ from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import ErrorCode
 from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
+from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import Transport
 
 _LEFT: Final = "the client left"
@@ -52,7 +53,7 @@ class Environment:
     """What all connections of a listener share.
 
     Reads go into `scratch`, and nothing in it outlives a read. `deadlines` has the `expire` of a call's
-    connection called. `on_crash` is told the path and the exception of a method's bug. `on_violation` is told
+    connection called. `room` is that of all requests on their way in. `on_crash` is told the path and the exception of a method's bug. `on_violation` is told
     the address of a client that is sent away, with which code and what text. `on_unsecured` is told the
     address of a client whose TLS handshake failed, and why.
     """
@@ -63,6 +64,7 @@ class Environment:
     scratch: memoryview
     threads: trio.CapacityLimiter
     deadlines: Deadlines
+    room: ReceivingRoom
     on_crash: Callable[[str, Exception], None]
     on_violation: Callable[[str, ErrorCode, str], None]
     on_unsecured: Callable[[str, str], None]
@@ -84,12 +86,12 @@ class Calls(Handler[CallHead[Method]]):
         self.now = 0.0  # when the bytes came that are read
         self.served = False  # a call came
         self.draining = False
-        self.on_over: Callable[[], None] | None = None
+        self.on_over: list[Callable[[], None]] = []
         room = AnswerRoom(options.connection_bytes)
         self.h2: Http2Connection[CallHead[Method]] = Http2Connection(self, pings, environment.limits)
         self.tasks = CallTasks(self, environment.on_crash)
         self.writer = AnswerWriter(transport, self.h2, self, self.tasks, keepalive, options, room)
-        self.reader = RequestReader(self.h2, self, self.writer, self.tasks, options)
+        self.reader = RequestReader(self.h2, self, self.writer, self.tasks, options, environment.room)
         self._room = room
         self._heads = environment.heads
         self._deadlines = environment.deadlines
@@ -262,8 +264,20 @@ class Calls(Handler[CallHead[Method]]):
         stream.call = call.context = call.message = call.incoming = None
         if not call.scopes:
             call.server_stream = None
-        if self.on_over is not None:
-            self.on_over()
+        if self.on_over:
+            for tell in self.on_over:
+                tell()
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the client has sent part of a message, and not all."""
+        return any(map(_is_incomplete, self._calls))
+
+    def refuse_incomplete(self, error: TritiumError) -> None:
+        """Refuse calls of which part of a message is here, and not all."""
+        for call in list(self._calls):
+            if _is_incomplete(call):
+                self.refuse(call, error)
 
     # While the server ends
 
@@ -291,3 +305,9 @@ class Calls(Handler[CallHead[Method]]):
         for call in list(self._calls):
             if not call.state.closed:
                 self.refuse(call, Unavailable(_ENDING))
+
+
+def _is_incomplete(call: Call) -> bool:
+    if call.state.closed or not call.stream.remote_open:
+        return False
+    return call.server_stream is None or (call.incoming is not None and call.incoming.under_way)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -23,6 +24,8 @@ from protocols.grpc.policy import Keepalive, KeepaliveAction
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
+from protocols.transport.budget import FREE
+from protocols.transport.receiving import Claim, no_room, too_slow
 from protocols.transport.sockets import ConnectionLost, Transport
 
 # Seconds that a client has to answer the ping behind the first GOAWAY.
@@ -75,7 +78,7 @@ class Farewell:
         self.stage = FarewellStage.LEAVING
         self._h2.control.go_away(ErrorCode.NO_ERROR)
         self._calls.writer.wake()
-        self._calls.on_over = self.close_if_done
+        self._calls.on_over.append(self.close_if_done)
         self.close_if_done()
 
     def close_if_done(self) -> None:
@@ -128,6 +131,10 @@ class GrpcConnection(PingHandler):
         self._unproven = _PREFACE  # bytes until the client has shown that it speaks HTTP/2
         self._serving = False  # the handshake is over, and the socket open
         self._yielding = False  # it was told to give way to another
+        # Of the many short messages that are here or on their way; long ones have claims of their own.
+        self._claim = Claim(environment.room, self._progress, self._outrun)
+        self._quota = FREE  # bytes of them for which there is room
+        self._came = 0  # bytes read since they have a claim
 
     # For statistics
 
@@ -191,6 +198,7 @@ class GrpcConnection(PingHandler):
     def close(self) -> None:
         """Close the socket."""
         self._transport.close()
+        self._claim.release()
         self._serving = False
         # Otherwise the task that has the nursery would wait for the garbage collector, with its frames.
         self._calls.tasks.nursery = None
@@ -215,7 +223,7 @@ class GrpcConnection(PingHandler):
     async def _read(self) -> None:
         """Read until the end. Raises nothing for a client that is lost or breaks rules."""
         transport, calls, h2, writer = self._transport, self._calls, self._h2, self._writer
-        outward = h2.outward
+        outward, window = h2.outward, h2.window
         whole = self._environment.scratch
         turn = whole[:_TURN]
         try:
@@ -238,6 +246,9 @@ class GrpcConnection(PingHandler):
                 writer.quiet = True
                 if outward.output:
                     writer.wake()
+                self._came += count
+                if window.held > self._quota:
+                    await self._find_room()
                 self._farewell.close_if_done()
                 if transport.exhausted(count, len(scratch)):
                     await transport.wait_readable()
@@ -248,6 +259,46 @@ class GrpcConnection(PingHandler):
         except ConnectionViolation as violation:
             self._environment.on_violation(self.peer, violation.code, violation.message)
             await self._part()
+
+    async def _find_room(self) -> None:
+        """Read no more until there is room for what is here: granted, or left by calls that are over."""
+        claim, window = self._claim, self._h2.window
+        while window.held > self._quota:
+            if not claim.size:
+                self._came = 0
+            size = 2 * window.held  # so that it is not asked for each of many messages
+            roomy = trio.Event()
+            if claim.ask(size, partial(self._answered, size, roomy)):
+                self._quota = FREE + size
+                return
+
+            def over(roomy: trio.Event = roomy) -> None:
+                if window.held <= self._quota:
+                    roomy.set()
+
+            self._calls.on_over.append(over)
+            await roomy.wait()
+            self._calls.on_over.remove(over)
+            claim.give_up()
+
+    def _answered(self, size: int, roomy: trio.Event, granted: bool) -> None:
+        if granted:
+            self._quota = FREE + size
+        elif not roomy.is_set():
+            self._calls.refuse_incomplete(no_room())
+        roomy.set()
+
+    def _progress(self) -> tuple[int, int]:
+        return self._came, self._claim.size if self._calls.incomplete else 0
+
+    def _outrun(self) -> None:
+        self._calls.refuse_incomplete(too_slow())
+
+    def _give_room_back(self) -> None:
+        """Let go of the room of short messages once few of them are here."""
+        if self._quota > FREE and not self._claim.waiting and self._h2.window.held <= FREE:
+            self._quota = FREE
+            self._claim.release()
 
     def _prove(self, count: int) -> None:
         self._unproven -= count
@@ -337,6 +388,7 @@ class GrpcConnection(PingHandler):
             return
         if not self._serving or self._farewell.stage is FarewellStage.CLOSING:
             return
+        self._give_room_back()
         self._farewell.sweep(now)
         if self._calls.draining:
             self._calls.hurry(now)

@@ -30,6 +30,7 @@ from protocols.http2.frames import DEFAULT_WINDOW, ErrorCode
 from protocols.http2.streams import Http2Limits
 from protocols.transport.listening import Listener
 from protocols.transport.offenders import Offenders
+from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import PlainTransport, TlsTransport
 
 ALPN: Final = "h2"
@@ -67,7 +68,8 @@ class GrpcListener(Listener[GrpcConnection]):
     `tls` is asked for a context for each connection; without it, they are in the clear.
     `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused`
     is told the address of a client, and why, when it is sent away for breaking HTTP/2's rules or its TLS
-    handshake fails. `uniform` returns random numbers in [0, 1), by which the ages of connections differ.
+    handshake fails. `uniform` returns random numbers in [0, 1), by which the ages of connections differ. All
+    listeners of a server have one `room` for requests on their way in.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class GrpcListener(Listener[GrpcConnection]):
         on_refused: Callable[[str, str], None] | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         uniform: Callable[[], float] = random.random,
+        room: ReceivingRoom | None = None,
     ) -> None:
         self._options = options = options or GrpcOptions()
         super().__init__(options.max_connections, options.per_address)
@@ -95,6 +98,7 @@ class GrpcListener(Listener[GrpcConnection]):
             scratch=memoryview(bytearray(_SCRATCH)),
             threads=trio.CapacityLimiter(_THREADS),
             deadlines=self._deadlines,
+            room=room or ReceivingRoom(),
             on_crash=on_crash,
             on_violation=self._violated,
             on_unsecured=self._refused,
@@ -150,6 +154,7 @@ class GrpcListener(Listener[GrpcConnection]):
             now = trio.current_time()
             for connection in list(self._connections):
                 connection.sweep(now)
+            self._environment.room.sweep(now)
             self._relieve(now)
 
 

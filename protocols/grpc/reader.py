@@ -3,7 +3,8 @@
 A message that fits a stream's first window needs nothing of this. A longer one is let in whole once it gets a
 grant. A compressed one is unfolded once its possible size has found room as well. Messages that a streaming
 call's method does not take stay here, with the call's window shut. So a client makes the server hold no more
-than a few times `GrpcOptions.connection_bytes`, whatever it sends.
+than a few times `GrpcOptions.connection_bytes`, whatever it sends. And all clients together have one
+room for what they send (`protocols.transport.receiving`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from grpclib.exceptions import GRPCError
 from actors.seams.slices import in_slices, in_threads
 from actors.values.errors import Internal, TritiumError, Unsupported
 from actors.values.tensors import Buffer
-from protocols.grpc.call import Call, CallReader
+from protocols.grpc.call import Call, CallReader, Ticket
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.messages import Message, MessageReader
 from protocols.grpc.methods import CallTasks
@@ -27,6 +28,8 @@ from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.streams import Stream
 from protocols.kserve.compression import most_of
+from protocols.transport.budget import FREE
+from protocols.transport.receiving import Claim, ReceivingRoom, no_room, too_slow
 
 # Bytes of window beyond a message: for frames that its client pads.
 _PADDING: Final = 512
@@ -57,14 +60,16 @@ class RequestReader(CallReader):
         writer: AnswerWriter,
         tasks: CallTasks,
         options: GrpcOptions,
+        room: ReceivingRoom,
     ) -> None:
         self._h2 = h2
+        self._room = room
         self._calls = calls
         self._writer = writer
         self._tasks = tasks
         self._limit = options.max_receive_message
         self._grants: Grants[Call] = Grants(options.connection_bytes)
-        self._unfolding: Grants[trio.Event] = Grants(options.connection_bytes)
+        self._unfolding: Grants[Ticket] = Grants(options.connection_bytes)
         self._unfolded = 0  # bytes unfolded on the loop since the last read
 
     def turn(self) -> None:
@@ -156,16 +161,39 @@ class RequestReader(CallReader):
             call.granted = number
             self._grants.ask(call, reader.declared or 0)
         if call.granted == number and self._grants.holds(call):
+            self._find_room(call, reader)
+
+    def _find_room(self, call: Call, reader: MessageReader) -> None:
+        """Let in a message that its connection may have, once the server has room for it."""
+        claim = call.claim
+        if claim is None:
+            call.claim = claim = Claim(self._room, partial(_progress, call), partial(self._outrun, call))
+        if not claim.waiting and claim.ask(reader.declared or 0, partial(self._answered, call)):
             self._let_in(call, reader)
+
+    def _answered(self, call: Call, granted: bool) -> None:
+        if call.state.closed:
+            return
+        if not granted:
+            self._calls.refuse(call, no_room())
+        elif call.incoming is not None:
+            self._let_in(call, call.incoming)
+
+    def _outrun(self, call: Call) -> None:
+        if not call.state.closed:
+            self._calls.refuse(call, too_slow())
 
     def _let_in(self, call: Call, reader: MessageReader) -> None:
         self._open_window(call, reader.missing + _PADDING - self._opened(call.stream))
 
     def _release_grant(self, call: Call) -> None:
         call.granted = 0
+        claim, call.claim = call.claim, None
+        if claim is not None:
+            claim.release()
         for other in self._grants.release(call):
             if other.incoming is not None:
-                self._let_in(other, other.incoming)
+                self._find_room(other, other.incoming)
 
     def _opened(self, stream: Stream) -> int:
         """How many bytes more may come on a stream as of now."""
@@ -190,39 +218,55 @@ class RequestReader(CallReader):
             self._calls.refuse(call, error)
             return
         self._unfolded += len(content)
-        self._calls.admit(call, content)
+        if len(content) > FREE:  # it needs room, for which only a task can wait
+            self._tasks.run(call, partial(self._unfold_slowly, call, message))
+        else:
+            self._calls.admit(call, content)
 
     async def _unfold_slowly(self, call: Call, message: Buffer) -> None:
         # The call ended before this began, so no other code would release the ticket.
         if _is_over(call):
             return
-        call.ticket = ticket = trio.Event()
+        call.ticket = ticket = self._ticket()
         content = await self._unfold_in_thread(call, message, ticket)
         if _is_over(call):  # meanwhile; a thread is not interrupted
             return
-        self._open_tickets(self._unfolding.resize(ticket, len(content)))
+        ticket.claim.shrink(len(content))
+        _open(self._unfolding.resize(ticket, len(content)))
         self._calls.admit(call, content)
 
     async def unfolded(self, call: Call, message: Buffer) -> Buffer:
         """Return the content of a streaming call's message. Raises TritiumError and GRPCError."""
-        ticket = trio.Event()
+        ticket = self._ticket()
         try:
             return await self._unfold_in_thread(call, message, ticket)
         finally:
             self._release_ticket(ticket)
 
-    async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: trio.Event) -> Buffer:
+    async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: Ticket) -> Buffer:
         """Unfold the message once its possible size has found room. The holder of the ticket releases it."""
-        if not self._unfolding.ask(ticket, most_of(len(message), self._limit)):
-            await ticket.wait()
+        size = most_of(len(message), self._limit)
+        if not self._unfolding.ask(ticket, size):
+            await ticket.open.wait()
+        if not await ticket.claim.take(size, urgent=len(message) > FREE):
+            raise no_room()
         return await in_slices(in_threads(messages.unfolding(message, call.head.coding, self._limit)))
 
-    def _release_ticket(self, ticket: trio.Event) -> None:
-        self._open_tickets(self._unfolding.release(ticket))
+    def _ticket(self) -> Ticket:
+        return Ticket(Claim(self._room), trio.Event())
 
-    def _open_tickets(self, tickets: Sequence[trio.Event]) -> None:
-        for ticket in tickets:
-            ticket.set()
+    def _release_ticket(self, ticket: Ticket) -> None:
+        ticket.claim.release()
+        _open(self._unfolding.release(ticket))
+
+
+def _open(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.open.set()
+
+
+def _progress(call: Call) -> tuple[int, int]:
+    return call.stream.received, 0 if call.incoming is None else call.incoming.missing
 
 
 def more_than_one() -> Unsupported:

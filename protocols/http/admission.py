@@ -12,7 +12,7 @@ so that the connection lives on. A long one is read within `MOST_DISCARDED` and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from actors.values.callers import Caller, Peer
@@ -42,12 +42,14 @@ DISCARD_TIME: Final = 60.0
 class Admitted:
     """The body may come, up to `most` bytes.
 
-    `too_long` makes the answer to a longer body. It is told how long that is, as far as known.
+    `too_long` makes the answer to a longer body. It is told how long that is, as far as known. A body that is
+    not `wanted` is dropped as it comes.
     """
 
     most: int
     too_long: Callable[[int], Answer]
     caller: Caller | None = None  # whose it is, if the server tells identities apart
+    wanted: bool = True
 
 
 Admission = Answer | Admitted
@@ -77,6 +79,15 @@ def short(length: int) -> Admission:
             413, f"request body of {size} bytes exceeds the {SMALL_BODY} bytes that this endpoint takes"
         ),
     )
+
+
+def unread(length: int) -> Admission:
+    """Admit no more than `SMALL_BODY`, and keep none of it: for endpoints that take nothing.
+
+    Clients that send an empty JSON object with every request are answered all the same.
+    """
+    admission = short(length)
+    return admission if isinstance(admission, Answer) else replace(admission, wanted=False)
 
 
 def admit_short(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -19,6 +19,7 @@ from protocols.http.admission import (
     Admitted,
     limited,
     short,
+    unread,
 )
 from protocols.http.answers import Answer, error_answer, failure
 from protocols.http.fields import Header
@@ -33,6 +34,9 @@ Receive = Callable[[], Awaitable[Message]]
 
 NO_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 ONLY_IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
+
+REPOSITORY_BODY: Final = 1024 * 1024
+"""Bytes that a load may have which brings no files: a configuration in JSON."""
 
 _PLAIN = frozenset((b"", b"identity"))
 
@@ -49,10 +53,13 @@ class BodyLimits:
         self._max_input_size = max_input_size
         self._max_body_size = max_body_size
 
-    def admit(self, route: Route, fields: Sequence[Header], length: int) -> Admission:
+    def admit(
+        self, route: Route, fields: Sequence[Header], length: int, *, uploads: bool = True
+    ) -> Admission:
         """Say whether the body of a request may come, which has `length` bytes or is chunked (-1).
 
-        Raises TritiumError for a request that is refused whatever its body, such as one for an unknown model.
+        `uploads` says whether a load may bring files. Raises TritiumError for a request that is refused
+        whatever its body, such as one for an unknown model.
         """
         match route.endpoint:
             case Endpoint.INFER:
@@ -62,8 +69,12 @@ class BodyLimits:
                 if dict(fields).get(b"content-encoding", b"") not in _PLAIN:
                     raise InvalidArgument(ONLY_IDENTITY)
                 return limited(self._max_input_size, length, self._too_long_a_text)
-            case Endpoint.MODEL_LOAD:
+            case Endpoint.MODEL_LOAD if uploads:
                 return limited(self._max_input_size, length, self._too_long_a_text)
+            case Endpoint.MODEL_LOAD:
+                return limited(REPOSITORY_BODY, length, _too_long_a_load)
+            case endpoint if "POST" not in endpoint.methods:
+                return unread(length)
             case _:
                 return short(length)
 
@@ -88,6 +99,13 @@ class BodyLimits:
         except TritiumError as error:
             return failure(error)
         raise AssertionError(f"a text of {size} bytes was taken to be too long")
+
+
+def _too_long_a_load(size: int) -> Answer:
+    return error_answer(
+        413,
+        f"request body of {size} bytes exceeds the {REPOSITORY_BODY} bytes of a load that may not bring files",
+    )
 
 
 def announced(fields: Sequence[Header]) -> int:

@@ -23,6 +23,8 @@ from protocols.http.conversation import Application, Conversation
 from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestParser
 from protocols.http.patience import ConnectionLimits, Patience, Phase
+from protocols.transport.budget import FREE
+from protocols.transport.receiving import NO_ROOM, TOO_SLOW, Claim, ReceivingRoom
 from protocols.transport.room import LAST_CALL
 from protocols.transport.sockets import ConnectionLost, Transport
 
@@ -36,6 +38,9 @@ _CROWDED: Final = error_answer(
     "the server has as many connections as it takes, and all of them are busy; see --max-connections",
     [JSON, SOON],
 )
+_NO_ROOM: Final = error_answer(503, NO_ROOM, [JSON, SOON])
+_OUTRUN: Final = error_answer(503, TOO_SLOW, [JSON, SOON])
+_FIRST_STEP: Final = 256 * 1024  # bytes that a chunked body asks for at first
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -56,6 +61,7 @@ class Connection:
     """Serves one client. Bytes that are read go into `scratch`; nothing in it outlives a call of the parser."""
 
     __slots__ = (
+        "_claim",
         "_conversation",
         "_expired",
         "_guest",
@@ -64,7 +70,9 @@ class Connection:
         "_parser",
         "_patience",
         "_peer",
+        "_room",
         "_scratch",
+        "_too_slow",
         "_transport",
         "served",
     )
@@ -77,6 +85,7 @@ class Connection:
         scratch: memoryview,
         admit: Admit | None = None,
         on_unsecured: Callable[[str, str], None] = lambda peer, reason: None,
+        room: ReceivingRoom | None = None,
     ) -> None:
         """`on_unsecured` is told the client's address, and why, if no TLS came about."""
         self.served = False  # a request came on it
@@ -90,6 +99,9 @@ class Connection:
         self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready)
         self._guest: Guest | None = None
         self._expired = False
+        self._too_slow = _TOO_SLOW  # the answer to a request that has expired
+        self._room = room or ReceivingRoom()
+        self._claim: Claim | None = None  # of the body that is coming
         if transport.secured:
             self._patience.shake_hands(trio.current_time())
 
@@ -122,6 +134,10 @@ class Connection:
     def expire(self) -> None:
         """The deadline passed: have the task wake up and end the connection."""
         self._expired = True
+        if self.phase is Phase.WAITING:
+            assert self._claim is not None
+            self._claim.give_up()
+            return
         unheard = self.phase is Phase.WRITING or self.phase is Phase.SHAKING
         self._patience.work(self.phase)
         if unheard:
@@ -166,10 +182,16 @@ class Connection:
 
         A request whose answer has begun is left as it is.
         """
-        if self.phase is Phase.READING or self.phase is Phase.SHAKING:
+        if self.phase in (Phase.READING, Phase.SHAKING, Phase.WAITING):
             self.expire()
         elif self.phase is Phase.ANSWERING:
             self._conversation.give_up(EXITING)
+
+    def _outrun(self) -> None:
+        """The body comes too slowly while others wait for the room that it holds."""
+        if self.phase is Phase.READING:
+            self._too_slow = _OUTRUN
+            self.expire()
 
     # The task
 
@@ -206,6 +228,7 @@ class Connection:
     def close(self) -> None:
         """Close the socket, and leave no part of the connection to the garbage collector."""
         self._transport.close()
+        self._let_go()
         self._parser.close()
         self._conversation.close()
 
@@ -239,9 +262,8 @@ class Connection:
                 await self._answer_early(*parser.skipped)
             if parser.begun:
                 patience.read(trio.current_time(), self._received)
-                if parser.in_body and parser.awaits_continue:
-                    parser.awaits_continue = False
-                    await self._conversation.write([_CONTINUE])
+                if parser.in_body and not await self._let_on():
+                    return None
             elif patience.draining or patience.yielding:
                 if not self._read() or not self._has_come():
                     return None
@@ -251,11 +273,59 @@ class Connection:
             except trio.ClosedResourceError:
                 continue  # roused
             if self._expired or not self._read():
-                if self._expired and parser.begun:
-                    await self._refuse(EXITING if patience.draining else _TOO_SLOW)
+                await self._cut_short()
                 return None
         patience.deadline = math.inf
-        return parser.ready.popleft()
+        request = parser.ready.popleft()
+        if self._claim is not None:
+            request.release = self._claim.release
+            self._claim = None
+        return request
+
+    async def _cut_short(self) -> None:
+        """Refuse a request that has expired. A client that has left is told nothing."""
+        if self._expired and self._parser.begun:
+            await self._refuse(EXITING if self._patience.draining else self._too_slow)
+
+    async def _let_on(self) -> bool:
+        """Have the rest of a body come; False where it was refused, because there is no room for it."""
+        parser = self._parser
+        if parser.kept > FREE and not await self._find_room(parser.kept):
+            await self._refuse(EXITING if self._expired and self._patience.draining else _NO_ROOM)
+            return False
+        if parser.awaits_continue:
+            parser.awaits_continue = False
+            await self._conversation.write([_CONTINUE])
+        return True
+
+    async def _find_room(self, size: int) -> bool:
+        """Have room for `size` bytes of the body that is coming; False where there is none in time."""
+        claim = self._claim
+        if claim is None:
+            self._claim = claim = Claim(self._room, self._progress, self._outrun)
+        elif size <= claim.size:
+            return True
+        parser, patience = self._parser, self._patience
+        if size == parser.received:  # chunked: ask for more than has come
+            size = min(max(2 * size, _FIRST_STEP), max(parser.most, size))
+        now = trio.current_time()
+        patience.wait()
+        granted = await claim.take(size)
+        patience.go_on(trio.current_time(), now)
+        if granted:
+            patience.read(trio.current_time(), parser.received)
+        return granted
+
+    def _progress(self) -> tuple[int, int]:
+        parser = self._parser
+        return parser.received, parser.rest
+
+    def _let_go(self) -> None:
+        """Keep nothing of a body that is not to come any more."""
+        self._parser.drop()
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     @property
     def _received(self) -> int | None:
@@ -308,6 +378,7 @@ class Connection:
     async def _refuse(self, answer: Answer) -> None:
         """Send a last answer, also to a client that is still sending (`protocols.http.admission`)."""
         patience = self._patience
+        self._let_go()
         self._conversation.begin(Request())
         self._conversation.keep_alive = False
         await self._respond(answer)

@@ -145,6 +145,8 @@ class Conversation:
         finally:
             self.on_disconnect = None
             request.body = b""  # the application may not have asked for it
+            if request.release is not None:  # and it may not have answered
+                request.release()
             if self._gone is not None:
                 self._gone.set()
                 self._gone = None
@@ -265,6 +267,10 @@ class Conversation:
             await self._write_rest(rest, release)
 
     def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
+        release = self._request.release
+        if release is not None:  # the application is done with the body
+            self._request.release = None
+            release()
         parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         for name, value in headers:
             parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")

@@ -31,6 +31,7 @@ from protocols.kserve.compression import (
     decompress,
     decompressing,
     is_compressed,
+    most_of,
 )
 from protocols.kserve.documents import TooLong
 from protocols.kserve.forwarding import forward_headers
@@ -38,6 +39,8 @@ from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
+from protocols.transport.budget import FREE
+from protocols.transport.receiving import Claim, no_room
 
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
@@ -63,46 +66,59 @@ class InferEndpoint:
             return None
         fields: dict[bytes, bytes] = dict(scope["headers"])
         encoding = fields.get(b"content-encoding")
-        if encoding is not None and is_compressed(encoding):
-            body = await self._decompressed(body)
-        model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
-        json_size = fields.get(b"inference-header-content-length")
-        pattern = self._options.header_forward_pattern
-        port = HttpReply()
-        given = (
-            body,
-            None if json_size is None else parse_json_size(json_size, len(body)),
-            model.spec,
-            Arrival(
-                int(route.version) if route.version else -1,
-                port,
-                trio.current_time(),
-                None if pattern is None else _forwarded(scope, pattern),
-            ),
-        )
+        claim: Claim | None = None  # of what the body unfolds to
         try:
-            request, plan = self._decoder.decode(*given)
-        except TooLong:
-            request, plan = await in_slices(self._decoder.decode_long(*given))
-            model = self._models.resolve(route.model, route.version)  # once more, for the same reason
-        del body, given  # the request keeps nothing of a long JSON text
-        if model.marks is not None:
-            put_marks(model.marks, request, scope)
-        outcome = await _outcome(model, request, port, scope, receive)
-        if self._options.on_finished is not None:
-            self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
-        if outcome is None:
-            return None
-        if isinstance(outcome, TritiumError):
-            return failure(outcome)
-        answered_by = request.routed_to or model
-        return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
+            if encoding is not None and is_compressed(encoding):
+                claim = Claim(self._options.room)
+                body = await self._decompressed(body, claim)
+            model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
+            json_size = fields.get(b"inference-header-content-length")
+            pattern = self._options.header_forward_pattern
+            port = HttpReply()
+            given = (
+                body,
+                None if json_size is None else parse_json_size(json_size, len(body)),
+                model.spec,
+                Arrival(
+                    int(route.version) if route.version else -1,
+                    port,
+                    trio.current_time(),
+                    None if pattern is None else _forwarded(scope, pattern),
+                ),
+            )
+            try:
+                request, plan = self._decoder.decode(*given)
+            except TooLong:
+                request, plan = await in_slices(self._decoder.decode_long(*given))
+                model = self._models.resolve(route.model, route.version)  # once more, for the same reason
+            del body, given  # the request keeps nothing of a long JSON text
+            if model.marks is not None:
+                put_marks(model.marks, request, scope)
+            outcome = await _outcome(model, request, port, scope, receive)
+            if self._options.on_finished is not None:
+                self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
+            if outcome is None:
+                return None
+            if isinstance(outcome, TritiumError):
+                return failure(outcome)
+            answered_by = request.routed_to or model
+            return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
+        finally:
+            if claim is not None:
+                claim.release()
 
-    async def _decompressed(self, body: Buffer) -> Buffer:
+    async def _decompressed(self, body: Buffer, claim: Claim) -> Buffer:
         limit = self._options.max_input_size
         if len(body) < _UNFOLDED_AT_ONCE:
-            return decompress(body, limit)
-        return await in_slices(in_threads(decompressing(body, limit)))
+            content = decompress(body, limit)
+            if len(content) <= FREE:
+                return content
+            del content  # while this waits
+        if not await claim.take(most_of(len(body), limit), urgent=len(body) > FREE):
+            raise no_room()
+        content = await in_slices(in_threads(decompressing(body, limit)))
+        claim.shrink(len(content))
+        return content
 
     async def _encoded(
         self, response: InferResponse, plan: OutputPlan, model: ServedModel, accept_encoding: bytes | None

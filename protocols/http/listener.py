@@ -25,6 +25,7 @@ from protocols.http.conversation import Application
 from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
 from protocols.transport.listening import Listener
+from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.room import AddressLimit
 from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
 
@@ -74,15 +75,18 @@ class HttpListener(Listener[Connection]):
         is_welcome: Callable[[bytes], bool] = lambda _: True,
         tls: Callable[[], ssl.SSLContext] | None = None,
         on_refused: Callable[[str, str], None] = lambda peer, reason: None,
+        room: ReceivingRoom | None = None,
     ) -> None:
         """`admit` is asked whether a long body may come. Without it, every body within the limits may.
 
         `is_welcome` picks the paths that are answered even where all connections are busy: those of health
         checks. `tls` is asked for each connection; without it, they are in the clear. `on_refused` is told
-        the address of a client, and why, if its TLS handshake fails.
+        the address of a client, and why, if its TLS handshake fails. All listeners of a server have one
+        `room` for bodies on their way in.
         """
         self._app = app
         self._admission = admit
+        self._room = room or ReceivingRoom()
         self._limits = limits or ListenerLimits()
         super().__init__(self._limits.max_connections, self._limits.per_address)
         self._guest = Guest(lambda: self.crowded, is_welcome, self._crowd_out)
@@ -127,6 +131,7 @@ class HttpListener(Listener[Connection]):
             self._scratch,
             self._admission,
             self._on_refused,
+            self._room,
         )
         if self._withdrawn:
             connection.withdraw()
@@ -177,4 +182,5 @@ class HttpListener(Listener[Connection]):
             for connection in list(self._connections):
                 if connection.deadline <= now:
                     connection.expire()
+            self._room.sweep(now)
             self._relieve(now)

@@ -13,6 +13,7 @@ from actors.values.requests import InferRequest, InferResponse
 from protocols.http.origins import OriginPolicy
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
+from protocols.transport.receiving import ReceivingRoom
 
 Outcome = InferResponse | TritiumError
 
@@ -28,7 +29,8 @@ class V2Options:
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
     answers for the server while it drains. `on_finished` is told every inference, its outcome and the
-    client's address, before its memory is given back.
+    client's address, before its memory is given back. What compressed bodies unfold to has its place in
+    `room`.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -41,3 +43,4 @@ class V2Options:
     elsewhere: Elsewhere | None = None
     outlives_draining: bool = False
     on_finished: Callable[[InferRequest, Outcome, str], None] | None = None
+    room: ReceivingRoom = field(default_factory=ReceivingRoom)

@@ -67,6 +67,7 @@ class Request:
         "path",
         "query",
         "raw_headers",
+        "release",
     )
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class Request:
         self.of_page = False  # a browser says which page it is of
         self.caller: Caller | None = None  # that of a long body, which was asked for
         self.keep_alive = True
+        self.release: Callable[[], None] | None = None  # gives back the room that the body had on its way
 
 
 class RequestParser:
@@ -105,7 +107,8 @@ class RequestParser:
         self._limits = limits
         self._admit = admit
         self._asked = False  # `admit`, about the request that is here in part
-        self._skipping = False  # its body is dropped as it comes
+        self._skipping = False  # its body is dropped as it comes, because it is answered already
+        self._wanted = True  # its body is kept
         self._most = limits.max_body_size  # bytes of its body
         self._complain: Callable[[int], Answer] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
@@ -191,6 +194,10 @@ class RequestParser:
             request.caller = verdict.caller
             self._most = min(self._most, verdict.most)
             self._complain = verdict.too_long
+            # Behind a head that offers an upgrade, the body is not for llhttp to count.
+            self._wanted = verdict.wanted or self._upgrade
+            if not self._wanted:
+                self._parts.clear()
             self._check_size()
             return
         rest = self._length - self.received if self._length >= 0 else -1
@@ -220,7 +227,7 @@ class RequestParser:
 
     def _take_over(self) -> None:
         """Have the rest of the body read into one buffer. Pages of it that stay unread stay unallocated."""
-        if self._skipping or self.refusal is not None:
+        if self._skipping or not self._wanted or self.refusal is not None:
             return
         direct = np.empty(self._length, dtype=np.uint8).data
         at = 0
@@ -241,6 +248,28 @@ class RequestParser:
             self.direct = None
             self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for this body
             self._complete()
+
+    @property
+    def kept(self) -> int:
+        """Bytes of memory for the body on its way: its length or, chunked, what has come. 0: nothing is kept."""
+        if not self.in_body or self._skipping or not self._wanted or self.refusal is not None:
+            return 0
+        return self.received if self._length < 0 else self._length
+
+    @property
+    def rest(self) -> int:
+        """Bytes of the body that are still to come; 0 where that is not known."""
+        return max(0, self._length - self.received)
+
+    @property
+    def most(self) -> int:
+        """Bytes that the body may have."""
+        return self._most
+
+    def drop(self) -> None:
+        """Let go of what has come of a body."""
+        self.direct = None
+        self._parts.clear()
 
     def _complete(self) -> None:
         request = self._request
@@ -264,6 +293,7 @@ class RequestParser:
         self._head_size = self._unfinished = 0
         self._length = -1
         self._asked = False
+        self._wanted = True
         self._most = self._limits.max_body_size
         self._complain = None
         self.begun = True
@@ -374,7 +404,8 @@ class RequestParser:
         self.received += len(part)
         if self._skipping:
             return
-        self._parts.append(part)
+        if self._wanted:
+            self._parts.append(part)
         if self._length >= 0:
             return
         if self._chunk_begins:

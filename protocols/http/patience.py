@@ -33,6 +33,7 @@ class Phase(Enum):
     SHAKING = "shaking hands"  # TLS begins
     IDLE = "idle"  # between requests
     READING = "reading"  # a request is here in part
+    WAITING = "waiting"  # the rest of its body waits for room here
     ANSWERING = "answering"  # the application has it
     WRITING = "writing"  # the client is slow to take the answer
     CLOSED = "closed"
@@ -119,6 +120,17 @@ class Patience:
             self.deadline = self._began + grace + received / limits.minimum_rate
         if self.draining:
             self.hurry(now, received)
+
+    def wait(self) -> None:
+        """Wait until the server has room for a body."""
+        self.phase = Phase.WAITING
+        self.deadline = math.inf
+
+    def go_on(self, now: float, waited_since: float) -> None:
+        """Wait for the rest of a body once more, which the server held up meanwhile."""
+        self.phase = Phase.READING
+        self._began += now - waited_since
+        self._hurried = None
 
     def hurry(self, now: float, received: int | None) -> None:
         """Shorten the deadline of a partly received request, because the server is to end.

@@ -320,6 +320,11 @@ class InwardWindow:
         self._credit = 0  # bytes that the peer may have back, but has not been told of
         self._outward = outward
 
+    @property
+    def held(self) -> int:
+        """Bytes that came and were not given back; those of granted messages count until then as less than 0."""
+        return self._size - self.open - self._credit
+
     def begin(self) -> None:
         """Announce a window that is larger than the one that every connection begins with."""
         if self._size > DEFAULT_WINDOW:

@@ -30,6 +30,7 @@ from protocols.grpc.methods import HeadReader
 from protocols.grpc.policy import GrpcOptions
 from protocols.http2.frames import GOAWAY
 from protocols.transport.buffers import behind
+from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import ConnectionLost, Transport
 from tests.protocols.grpc_serving import INFER, Service
 
@@ -266,7 +267,7 @@ class Connected:
 
 
 @asynccontextmanager
-async def connect(options=None, service=None, *, window=65_535, jitter=0.0, speaks=True):
+async def connect(options=None, service=None, *, window=65_535, jitter=0.0, speaks=True, room=None):
     """Serve one client in memory. The connection's own failures come out here."""
     options = options or GrpcOptions()
     service = service or Service()
@@ -280,6 +281,7 @@ async def connect(options=None, service=None, *, window=65_535, jitter=0.0, spea
         scratch=memoryview(bytearray(64 * 1024)),
         threads=trio.CapacityLimiter(2),
         deadlines=deadlines,
+        room=room or ReceivingRoom(),
         on_crash=lambda path, bug: crashes.append((path, bug)),
         on_violation=lambda peer, code, message: violations.append((peer, code.name, message)),
         on_unsecured=lambda peer, reason: violations.append((peer, reason)),

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from engine.server.residency import Memory, bytes_on_disk, memory_total, resident_bytes
-from engine.settings.forms import SettingsError
-from engine.settings.models import read_memory_limit
+from engine.settings.forms import SettingsError, to_memory
 
 GIB = 2**30
 
@@ -137,11 +136,11 @@ def test_this_machine_has_memory():
     ],
 )
 def test_a_limit_is_a_size_or_a_share_of_what_there_is(text, limit):
-    assert read_memory_limit(text, 10 * GIB) == limit
+    assert to_memory(text, 10 * GIB, "resident-memory-limit") == limit
 
 
 @pytest.mark.parametrize("text", ["", "much", "0", "-1", "8 apples", "0%", "101%", "-5%", "nan%", "%", "x%"])
 def test_what_is_no_limit_is_refused_with_what_would_be_one(text):
     with pytest.raises(SettingsError) as error:
-        read_memory_limit(text, 10 * GIB)
+        to_memory(text, 10 * GIB, "resident-memory-limit")
     assert "resident-memory-limit" in error.value.hint

@@ -14,6 +14,9 @@ from protocols.http.admission import (
     may_skip,
 )
 from protocols.http.answers import Answer, error_answer
+from protocols.http.bodies import REPOSITORY_BODY, BodyLimits
+from protocols.http.routes import match
+from tests.protocols.fakes import FakeServer
 
 
 def too_long(size):
@@ -60,3 +63,27 @@ def test_an_application_may_take_short_bodies_only():
 )
 def test_a_connection_lives_on_behind_a_short_rest_that_surely_comes(rest, awaits_continue, lives_on):
     assert may_skip(rest, awaits_continue=awaits_continue) is lives_on
+
+
+@pytest.mark.parametrize(
+    ("path", "uploads", "most"),
+    [
+        ("/v2/repository/models/m/load", True, 5 * REPOSITORY_BODY),
+        ("/v2/repository/models/m/load", False, REPOSITORY_BODY),
+        ("/v2/repository/models/m/unload", True, SMALL_BODY),
+        ("/v2/repository/index", True, SMALL_BODY),
+        ("/v2/health/ready", True, SMALL_BODY),
+    ],
+)
+def test_a_body_may_be_as_long_as_its_route_and_its_client_allow(path, uploads, most):
+    limits = BodyLimits(
+        FakeServer().server.models, max_input_size=5 * REPOSITORY_BODY, max_body_size=2**31 - 1
+    )
+    route = match(path)
+    assert route is not None
+    admitted = limits.admit(route, [], most, uploads=uploads)
+    assert isinstance(admitted, Admitted)
+    assert (admitted.most, admitted.wanted) == (most, "GET" not in route.endpoint.methods)
+    refusal = limits.admit(route, [], most + 1, uploads=uploads)
+    assert isinstance(refusal, Answer)
+    assert str(most + 1) in json.loads(b"".join(refusal.buffers))["error"]

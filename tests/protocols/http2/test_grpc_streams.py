@@ -197,6 +197,17 @@ def test_a_client_that_has_not_seen_our_settings_may_use_the_default_window(rig:
     assert rig.recorder.streams[3].code == ErrorCode.FLOW_CONTROL_ERROR
 
 
+def test_what_came_is_held_until_it_is_given_back_and_a_grant_is_not(rig: Rig):
+    stream = speaking(rig)
+    rig.send(wire.data(1, bytes(1000)))
+    assert rig.connection.window.held == 1000
+    rig.connection.window.grant(stream, 500)
+    assert rig.connection.window.held == 500
+    rig.send(wire.data(1, bytes(500)))
+    rig.connection.window.consumed(1000)
+    assert rig.connection.window.held == 0
+
+
 @connecting(Http2Limits(connection_window=65_535))
 def test_a_grant_opens_both_windows_for_a_message_larger_than_either(rig: Rig):
     stream = speaking(rig)
