@@ -9,6 +9,7 @@ There are three ways to know a process as a worker's, and none is complete by it
   leaves it;
 - its environment began with the worker's mark (`engine.processes.mark`). A program that is started with another
   environment has none.
+- it has the worker's user id, where that has one of its own. This is complete.
 
 So if a worker dies by itself, a process escapes if it has left the session *and* cleared its environment,
 unless it was seen before. A strict sandbox refuses the first.
@@ -26,6 +27,7 @@ from typing import Final
 
 from actors.serving.policy.confinement import Usage
 from engine.processes.mark import MARK
+from engine.processes.users import user_of
 
 _MOST_SEEN: Final = 4096  # processes that one look takes in
 _MOST_AT_ONCE: Final = 64  # processes of one look that are killed on the event loop
@@ -50,7 +52,9 @@ class Member:
 class Family:
     """The processes of one worker, whose number is `pid`. Plain functions, usable from any thread."""
 
-    def __init__(self, pid: int, mark: str) -> None:
+    def __init__(self, pid: int, mark: str, user: int | None = None) -> None:
+        """`user` is the user id that only this worker and its processes have, if it has one."""
+        self._user = user
         self._pid = pid
         self._mark = f"{MARK}={mark}".encode()
         self._known: frozenset[Member] = frozenset()
@@ -122,8 +126,13 @@ class Family:
         yield from self._known
         everyone = _members(int(name) for name in os.listdir("/proc") if name.isdecimal())
         for member in everyone:
-            if member.pid != self._pid and (_session(member.pid) == self._pid or self._marked(member.pid)):
+            if member.pid != self._pid and self._is_ours(member.pid):
                 yield member
+
+    def _is_ours(self, pid: int) -> bool:
+        if _session(pid) == self._pid or self._marked(pid):
+            return True
+        return self._user is not None and user_of(pid) == self._user
 
     def _marked(self, pid: int) -> bool:
         return self._mark in _read(f"/proc/{pid}/environ").split(b"\0")

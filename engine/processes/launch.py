@@ -30,8 +30,9 @@ from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from actors.values.confinement import Sandbox
 from actors.values.events import Log
 from actors.values.specs import InstanceSpec, ModelSpec
+from engine.processes import users
 from engine.processes.backends import BackendTraits
-from engine.processes.confining import confining_environ
+from engine.processes.confining import command, confining_environ, identity, own_user
 from engine.processes.family import Family
 from engine.processes.inheritance import ALWAYS, scrubbed
 from engine.processes.mark import MARK
@@ -129,6 +130,11 @@ class WorkerLauncher:
         if spec.isolation == "thread":
             return self._start_thread(instance)
         environment = self.environment(spec, instance)
+        if spec.confinement.sandbox is Sandbox.STRICT:
+            # It looks at files.
+            decided = functools.partial(own_user, spec.confinement, _files(spec), spec.runtime)
+            granted, missing = await self._spawner.run(decided)
+            environment = self.environment(spec, instance, own_user=granted, unapplied=missing)
         worker = cast("ProcessWorker | None", self.spares.take(environment))
         spare = worker is not None
         if worker is None:
@@ -137,23 +143,37 @@ class WorkerLauncher:
         worker.on_reaped = functools.partial(self.spares.ended, environment)
         return worker
 
-    def environment(self, spec: ModelSpec, instance: InstanceSpec) -> Environment:
-        """Return what a worker process of this instance is started with."""
+    def environment(
+        self,
+        spec: ModelSpec,
+        instance: InstanceSpec,
+        *,
+        own_user: bool = False,
+        unapplied: Sequence[str] = (),
+    ) -> Environment:
+        """Return what a worker process of this instance is started with.
+
+        See `engine.processes.confining` for the last two.
+        """
         strict = spec.confinement.sandbox is Sandbox.STRICT
         inherited = self._minimal if strict else self._inherited
         environ = variables({**inherited, **_thread_environ(spec, instance, inherited)}, spec.runtime)
-        files = (
-            spec.model_directory,
-            spec.version_directory,
-            (spec.version_directory / spec.artifact).parent,
+        confining = confining_environ(
+            spec.confinement,
+            _files(spec),
+            kind=instance.kind,
+            runtime=spec.runtime,
+            own_user=own_user,
+            unapplied=unapplied,
         )
-        environ = {**environ, **confining_environ(spec.confinement, files, kind=instance.kind)}
+        environ = {**environ, **confining}
         return Environment(
             interpreter=interpreter(spec.runtime),
             variables=tuple(sorted(environ.items())),
             cores=instance.cores,
             backend=self.backend_path(spec),
             digest=spec.runtime.digest,
+            own_user=own_user,
         )
 
     @staticmethod
@@ -183,6 +203,12 @@ class WorkerLauncher:
         return await self._start(environment, environment.backend)
 
 
+def _files(spec: ModelSpec) -> tuple[Path, ...]:
+    """Return the model's own files, which it may read in any sandbox."""
+    own = spec.model_directory, spec.version_directory, (spec.version_directory / spec.artifact).parent
+    return tuple(dict.fromkeys(own))
+
+
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
     threads = threads_for(spec, instance)
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
@@ -199,12 +225,18 @@ def _spawn(
     """Spawner's thread: start the process, its output going to one pipe."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     mark = secrets.token_hex(16)
+    user: int | None = None
     try:
+        if environment.own_user:
+            user = users.take()
         with _bound_to(environment.cores):
-            process = _popen(theirs, write_end, environment, mark, arguments)
-        return ProcessWorker(process, ours, read_end, oom_kills, Family(process.pid, mark), burials)
+            process = _popen(theirs, write_end, environment, mark, arguments, user)
+        family = Family(process.pid, mark, user)
+        return ProcessWorker(process, ours, read_end, oom_kills, family, burials, user)
     except BaseException:
         os.close(read_end)
+        if user is not None:
+            users.give_back(user)
         raise
     finally:
         os.close(write_end)
@@ -239,16 +271,25 @@ def _check_cores(cores: Sequence[int]) -> None:
 
 
 def _popen(
-    theirs: socket.socket, output: int, environment: Environment, mark: str, arguments: Sequence[str]
+    theirs: socket.socket,
+    output: int,
+    environment: Environment,
+    mark: str,
+    arguments: Sequence[str],
+    user: int | None,
 ) -> subprocess.Popen[bytes]:
+    own = (str(theirs.fileno()), str(os.getpid()), *arguments)
+    told = {**dict(environment.variables), MARK: mark}
+    line, environ = command(WORKER, own, told, environment.interpreter)
     return subprocess.Popen(
-        [environment.interpreter, str(WORKER), str(theirs.fileno()), str(os.getpid()), *arguments],
+        line,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         pass_fds=(theirs.fileno(),),
-        env={**dict(environment.variables), MARK: mark},
+        env=environ,
         start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
+        **identity(user),
     )
 
 
@@ -263,7 +304,9 @@ class ProcessWorker:
         oom_kills: OomKills,
         family: Family,
         burials: trio.CapacityLimiter,
+        user: int | None = None,
     ) -> None:
+        self._user = user
         self._burials = burials
         self._process = process
         self._oom_kills = oom_kills
@@ -324,6 +367,8 @@ class ProcessWorker:
             self._process.wait()
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
+            if self._user is not None:
+                users.give_back(self._user)
             if self.on_reaped is not None:
                 self.on_reaped()
         code = self._process.returncode

@@ -44,6 +44,7 @@ class Environment:
     cores: tuple[int, ...] = ()  # empty: any
     backend: str = ""  # `module:Class`, imported in a spare before it has a model
     digest: str = ""  # of what the interpreter's environment was made from
+    own_user: bool = False  # it is started with a user id that no other process has
 
 
 class Spare(Launched, Protocol):

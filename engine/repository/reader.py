@@ -28,6 +28,7 @@ from engine.config.load import load_model_config
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
+from engine.processes import users
 from engine.processes.backends import BackendTraits
 from engine.processes.placement import place, undefined_policies
 from engine.provenance.restrictions import NONE, Restrictions
@@ -221,6 +222,7 @@ class RepositoryReader:
         parent = Path(tempfile.mkdtemp(prefix="tritium-upload-"))
         handover.offer(Removal(parent, partial(shutil.rmtree, parent, ignore_errors=True)))
         try:
+            users.share(parent)
             directory = uploaded.write(parent, key.name, files)
         except (OSError, UnicodeError) as error:  # a name that no file can have, a disk that is full
             return _unreadable(key, error)

@@ -25,8 +25,12 @@ VARIABLE = "TRITIUM_WORKER_LIMITS"
 """A JSON object.
 
 Its keys are `ceiling` of private memory in bytes, `watched`, `childless`, `sandbox`, `own_user`, the paths to
-`read` and to `write`, and those of them that are `given` by the operator's leave.
+`read` and to `write`, those of them that are `given` by the operator's leave, and what the server knows to be
+`unapplied`.
 """
+
+UNAPPLIED = "TRITIUM_WORKER_UNAPPLIED"
+"""What an earlier program of this process could not apply (`engine.worker.stage`): a JSON array of texts."""
 
 unapplied: list[str] = []
 """What was asked for and could not be applied, each with its reason, for an operator to read."""
@@ -37,10 +41,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 def enter(environ: MutableMapping[str, str], root: str) -> None:
     """Impose what `environ` asks for, and take it out of there. `root` is where our own modules lie."""
     volunteer_for_the_oom_killer()
+    unapplied.extend(json.loads(environ.pop(UNAPPLIED, "[]")))
     text = environ.pop(VARIABLE, "")
     if not text:
         return
     wanted = json.loads(text)
+    unapplied.extend(wanted.get("unapplied", ()))
     if wanted.get("ceiling"):
         unapplied.extend(_bound_memory(wanted["ceiling"]))
     if wanted.get("watched") or wanted.get("sandbox", "off") != "off":

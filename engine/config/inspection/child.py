@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.values.specs import Runtime
+from engine.processes import users
+from engine.processes.confining import command, identity
 from engine.processes.inheritance import inherited
 from engine.processes.runtime import interpreter, variables
 
@@ -53,38 +55,42 @@ def ask(
     environ: Mapping[str, str] | None = None,
     runtime: Runtime | None = None,
     confined: Mapping[str, str] | None = None,
+    own_user: bool = False,
 ) -> Answer:
     """Let the backend class `module:Class` complete the configuration in `model`.
 
     `model` has the fields of the backend's `ModelInfo`. The process has the variables `environ`; the default
     is those of a server that is told nothing else. It runs on the interpreter of `runtime`, the server's own
-    by default. Its limits are those that the variables `confined` tell (`engine.processes.confining`), as the model's
-    workers will have them. The call waits for up to `timeout` seconds and never raises for what model code
-    does. It must not run on an event loop.
+    by default. Its limits are those that the variables `confined` tell (`engine.processes.confining`), as the
+    model's workers will have them; with `own_user` it has a user id of its own. The call waits for up to
+    `timeout` seconds and never raises for what model code does. It must not run on an event loop.
     """
     request = json.dumps({"backend": backend, "model": model}).encode()
     runtime = runtime or Runtime()
     environ = {**(inherited(os.environ) if environ is None else environ), **_ENVIRONMENT}
     try:
         environ = {**variables(environ, runtime), **(confined or {})}
-        return _run(request, interpreter(runtime), environ, timeout)
+        with users.lent(own_user) as user:
+            return _run(request, interpreter(runtime), environ, timeout, user)
     except OSError as error:  # the program is missing, or there are no descriptors or processes left
         return Answer(broken=f"no process could be started for it: {error.strerror or error}")
 
 
-def _run(request: bytes, python: str, environ: Mapping[str, str], timeout: float) -> Answer:
+def _run(request: bytes, python: str, environ: Mapping[str, str], timeout: float, user: int | None) -> Answer:
     readable, writable = os.pipe2(os.O_CLOEXEC)
     try:
         try:
             with _request_file(request) as stdin:
+                line, told = command(PROGRAM, (str(writable), str(os.getpid())), environ, python)
                 process = subprocess.Popen(
-                    [python, str(PROGRAM), str(writable), str(os.getpid())],
+                    line,
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(writable,),
-                    env=environ,
+                    env=told,
                     start_new_session=True,
+                    **identity(user),
                 )
         finally:
             os.close(writable)

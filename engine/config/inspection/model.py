@@ -37,7 +37,7 @@ from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
-from engine.processes.confining import confining_environ
+from engine.processes.confining import confining_environ, own_user
 from engine.processes.inheritance import inherited, scrubbed
 from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
@@ -141,15 +141,19 @@ class Inspection:
         environ = inherited(os.environ) if self.environ is None else self.environ
         strict = settings.confinement.sandbox is Sandbox.STRICT
         timeout, problems = self._timeout(config)
+        files = (self.model_directory, self.version.path, path.parent)
+        try:
+            granted, _ = own_user(settings.confinement, files, self.runtime)
+        except OSError as error:
+            return [*problems, Problem(message=f"{origin} can't be run: {error}", path=path)]
         answer = child.ask(
             traits.target,
             model,
             timeout=timeout,
             environ=scrubbed(environ) if strict else environ,
             runtime=self.runtime,
-            confined=confining_environ(
-                settings.confinement, (self.model_directory, self.version.path, path.parent)
-            ),
+            confined=confining_environ(settings.confinement, files, runtime=self.runtime, own_user=granted),
+            own_user=granted,
         )
         problems += [
             Problem(severity=Severity.WARNING, message=f"{origin}: {message}", path=path)

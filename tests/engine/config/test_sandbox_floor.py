@@ -149,7 +149,7 @@ def test_the_flags_of_the_floor_are_read():
     [
         (["--sandbox=tight"], "off or guard or basic or strict"),
         (["--sandbox=strict", "--sandbox-read=data"], "absolute paths"),
-        (["--sandbox=basic", "--sandbox-write=/scratch"], "each model's own configuration"),
+        (["--sandbox=basic", "--sandbox-write=/scratch"], "a model's own configuration"),
     ],
 )
 def test_a_floor_that_makes_no_sense_is_refused(flags, told):
