@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from engine.observability.text import printable
+from engine.settings.forms import SettingsError
+from engine.settings.secrets import concealed, read_secret
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -102,6 +104,14 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME: VALUE'",
         help="send this header too, such as the one that --http-restricted-api asks for; repeatable",
     )
+    parser.add_argument(
+        "--header-file",
+        action="append",
+        dest="header",
+        type=_header_file,
+        metavar="FILE",
+        help="send the header 'NAME: VALUE' that FILE holds, which is on no command line then; repeatable",
+    )
 
 
 def add_form_options(parser: argparse.ArgumentParser) -> None:
@@ -121,8 +131,16 @@ def add_form_options(parser: argparse.ArgumentParser) -> None:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
-        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
+        given = f", got {concealed(text)!r}" if colon else ""
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE'{given}")
     return name, value.strip()
+
+
+def _header_file(path: str) -> tuple[str, str]:
+    try:
+        return _header(read_secret(path, "--header-file"))
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def show(

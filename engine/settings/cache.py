@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from engine.settings.forms import SettingsError, integer, to_size, truth
+from engine.settings.forms import Form, SettingsError, integer, misshapen, to_size, truth
 from engine.settings.option import Given
+from engine.settings.secrets import concealed, read_secret
 from engine.settings.sheet import declared, entries_of, read_sheet
 
 USERNAME_VARIABLE: Final = "TRITONCACHE_REDIS_USERNAME"
@@ -28,20 +29,42 @@ class _Words:
     """What was given for one cache, by setting, and the environment."""
 
     cache: str = ""
-    given: Mapping[str, str] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def _setting(
-    name: str, default: str, read: Callable[[str, str], T], *, variable: str = "", secret: bool = False
-) -> T:
+def _setting(name: str, default: str, read: Callable[[str, str], T], *, variable: str = "") -> T:
     """Declare a setting. `read` takes its word and its name, such as `redis,port`; `variable` stands in for an empty word."""
 
     def from_words(words: _Words) -> T:
         word = words.given.get(name, default) or words.environ.get(variable, "")
         return read(word, f"{words.cache},{name}")
 
-    return declared(from_words, _Words, name, secret=secret)
+    return declared(from_words, _Words, name)
+
+
+def _password(words: _Words) -> str:
+    """Read the password: what stands there, or in a file, or in the environment."""
+    word, path = words.given.get("password", ""), words.given.get("password_file", "")
+    if word and path:
+        raise SettingsError(f"--cache-config {words.cache} has both 'password' and 'password_file'")
+    if path:
+        return read_secret(path, f"--cache-config {words.cache},password_file")
+    return word or words.environ.get(PASSWORD_VARIABLE, "")
+
+
+def _cache_config(word: str, name: str) -> str:
+    if not re.fullmatch("[^,]+,[^=]+=.*", word, re.DOTALL):
+        raise misshapen(name, "<cache name>,<setting>=<value>", concealed(word))
+    return word
+
+
+CACHE_CONFIG: Final = Form("CACHE,SETTING=VALUE", _cache_config, _cache_config)
+
+
+def cache_secret(word: str) -> bool:
+    """Whether a word of `--cache-config` holds a password."""
+    return bool(re.match("[^,]+,password=.", word))
 
 
 def _needed(such_as: str, read: Callable[[str, str], T]) -> Callable[[str, str], T]:
@@ -138,7 +161,7 @@ class RedisCache:
     host: str = _setting("host", "", _needed("localhost", _text))
     port: int = _setting("port", "", _needed("6379", _port))
     user: str = _setting("user", "", _text, variable=USERNAME_VARIABLE)
-    password: str = _setting("password", "", _text, variable=PASSWORD_VARIABLE, secret=True)
+    password: str = declared(_password, _Words, "password", "password_file", secret=True)
     db: int = _setting("db", "0", _number())
     connect_timeout: float = _setting("connect_timeout", "0", _milliseconds)
     socket_timeout: float = _setting("socket_timeout", "0", _milliseconds)

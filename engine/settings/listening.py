@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -31,6 +31,7 @@ from engine.settings.forms import (
 )
 from engine.settings.option import Given, Group, section
 from engine.settings.re2 import compiled
+from engine.settings.secrets import HIDDEN, concealed
 from engine.settings.tls import TlsFiles, TlsFlags, security_of
 from protocols.transport.room import AddressLimit, Network
 
@@ -117,7 +118,7 @@ class RestrictedHeader:
     """The header that a restricted API asks for, and the value it must have."""
 
     key: str
-    value: str
+    value: str = field(repr=False)
 
 
 def restrictions(kind: str, form: str) -> Callable[[Given, str], Mapping[str, RestrictedHeader]]:
@@ -129,11 +130,13 @@ def restrictions(kind: str, form: str) -> Callable[[Given, str], Mapping[str, Re
             apis, colon, header = group.partition(":")
             key, equals, value = header.partition("=")
             if not colon or not equals or not key:
-                raise misshapen(name, f"<{form}>[,<{form}>...]:<key>=<value>", group)
+                raise misshapen(name, f"<{form}>[,<{form}>...]:<key>=<value>", concealed(group))
             for api in apis.split(","):
                 if api not in RESTRICTABLE_APIS:
+                    api = HIDDEN if "=" in api else api  # a header's value, in the wrong place
                     raise SettingsError(
-                        f"unknown restricted {kind} '{api}'", hint="APIs are " + ", ".join(RESTRICTABLE_APIS)
+                        f"unknown restricted {kind} '{api}'",
+                        hint="APIs are " + ", ".join(RESTRICTABLE_APIS),
                     )
                 if api in restricted:
                     raise SettingsError(
@@ -280,7 +283,10 @@ class GrpcSettings:
         "Request metadata whose key matches (anywhere, in any case) become request parameters."
     )
     restricted_protocol: Mapping[str, RestrictedHeader] = Group.GRPC.collected(
-        "--grpc-restricted-protocol", "API[,API...]:KEY=VALUE", restrictions("protocol", "protocol")
+        "--grpc-restricted-protocol",
+        "API[,API...]:KEY=VALUE",
+        restrictions("protocol", "protocol"),
+        secret=bool,
     ).means(
         "Answer these APIs, those of --http-restricted-api, only where the metadata"
         " triton-grpc-protocol-KEY has the value VALUE. Repeatable."

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from actors.serving.policy.holding import StartAfter
-from engine.settings.forms import SettingsError, misshapen
-from engine.settings.option import Given
+from engine.settings.forms import SWITCH, SettingsError, misshapen
+from engine.settings.option import Given, Group, combined
+from engine.settings.secrets import concealed, looks_secret
 
 EVERY_MODEL: Final = "*"
 """The name that stands for all of them in `Settings.load_models`; always the only one."""
@@ -98,9 +100,20 @@ def read_backend_settings(given: Given, name: str) -> Mapping[str, Mapping[str, 
         head, equals, value = pair.partition("=")
         backend, comma, setting = head.rpartition(",")
         if not equals or not setting or (comma and not backend):
-            raise misshapen(name, "<backend name>,<setting>=<value>", pair)
+            raise misshapen(name, "<backend name>,<setting>=<value>", concealed(pair))
         settings.setdefault(backend, {})[setting] = value
     return {backend: MappingProxyType(values) for backend, values in settings.items()}
+
+
+def backend_secret(pair: str) -> bool:
+    """Whether a setting of a backend is likely to be a secret."""
+    return looks_secret(pair.partition("=")[0].rpartition(",")[2])
+
+
+def read_filed_backend_settings(given: Given) -> frozenset[tuple[str, str]]:
+    """Return (backend, setting) of the settings that stand in a file, as secrets do."""
+    heads = (pair.partition("=")[0] for pair in given.filed("backend-config"))
+    return frozenset((head.rpartition(",")[0], head.rpartition(",")[2]) for head in heads)
 
 
 def read_backend_directory(path: str, name: str) -> Path | None:
@@ -147,3 +160,56 @@ def _count(environ: Mapping[str, str], name: str) -> int:
             f"{name} is '{text}', which is no number of requests", hint="such as 12; 0 holds nothing back"
         )
     return int(text)
+
+
+# -- where models come from: signatures, and code
+
+
+def _trusted(given: Given, name: str) -> tuple[str, ...]:
+    files = tuple(given.all(name))
+    if "" in files:
+        raise SettingsError(f"--{name} must not be empty")
+    if files and not given.has("require-signed"):
+        given.warn_of(name, "only --require-signed asks for signatures")
+    if not files and given.has("require-signed"):
+        raise SettingsError(
+            f"--require-signed needs the keys that it trusts: --{name}=FILE",
+            hint="`tritium sign --new-key FILE` makes a key, and FILE.pub is such a file",
+        )
+    return files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenanceSettings:
+    """Which models are loaded, by where they come from and what they bring."""
+
+    require_signed: bool = combined(
+        lambda given: given.has("require-signed"),
+        Group.MODELS.flag(
+            "--require-signed",
+            SWITCH,
+            "Tritium's own: load a model only if its SHA256SUMS lists every file in its folder, and is signed"
+            " with a trusted key (`tritium sign`). What was checked is what is loaded, from a private copy in"
+            " --model-cache-directory. Files and configurations of load requests are refused.",
+        ),
+    )
+    trusted_keys: tuple[str, ...] = Group.MODELS.collected("--trusted-keys", "FILE", _trusted).means(
+        "Tritium's own: the public keys that --require-signed trusts, one a line, and those it revokes; read"
+        " again when they change. Repeatable."
+    )
+    no_code: bool = combined(
+        lambda given: given.has("no-code-models"),
+        Group.MODELS.flag(
+            "--no-code-models",
+            SWITCH,
+            "Tritium's own: load no model that carries code: Python, TorchScript and exported programs,"
+            " pickles, custom operators, environments.",
+        ),
+    )
+
+    def options(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, value) of what an operator wants to see at start-up."""
+        if self.require_signed:
+            yield "require_signed", f"keys of {', '.join(self.trusted_keys)}"
+        if self.no_code:
+            yield "no_code_models", "1"

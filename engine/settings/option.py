@@ -41,6 +41,8 @@ class Flag:
     no_effect: str = ""
     instead: str = ""
     harmless: tuple[str, ...] = ()
+    # Whether a word holds a secret; None if none ever does. See `engine.settings.secrets`.
+    secret: Callable[[str], bool] | None = None
 
     @property
     def variable(self) -> str:
@@ -56,8 +58,11 @@ class Given:
         words: Mapping[str, Sequence[str]] = _NOTHING,
         table: Mapping[str, Flag] = _NOTHING,
         environ: Mapping[str, str] = _NOTHING,
+        filed: Mapping[str, Sequence[str]] = _NOTHING,
     ) -> None:
+        """`filed` are those among the words that were read from files."""
         self._words = words
+        self._filed = filed
         self._table = table
         self.environ = environ
         self.warnings: list[str] = []
@@ -82,6 +87,10 @@ class Given:
         """Return all its words, in order."""
         return self._words.get(name, ())
 
+    def filed(self, name: str) -> Sequence[str]:
+        """Return those of its words that were read from a file, which may all be secret."""
+        return self._filed.get(name, ())
+
     def word(self, name: str, default: str | None = None) -> str:
         """Return the word that counts: the last one, or the default, which the table knows."""
         if name in self._words:
@@ -102,7 +111,7 @@ class Given:
 
 def combined(read: Callable[[Given], T], *flags: Flag) -> T:
     """Declare a field that several flags decide, or a part of one."""
-    return declared(read, Given, *flags)
+    return declared(read, Given, *flags, secret=any(flag.secret is not None for flag in flags))
 
 
 class Group(Enum):
@@ -130,13 +139,14 @@ class Group(Enum):
         repeatable: bool = False,
         separator: str = ";",
         aliases: tuple[str, ...] = (),
+        secret: Callable[[str], bool] | None = None,
     ) -> Flag:
         """Return a flag of this group that decides a field together with others; see `combined`.
 
         `spec` is the flag with its default, as an operator would write them: `--http-port=8000`.
         """
         name, _, default = spec.removeprefix("--").partition("=")
-        return Flag(self, name, form, default, about, repeatable, separator, aliases)
+        return Flag(self, name, form, default, about, repeatable, separator, aliases, secret=secret)
 
     def option(
         self, spec: str, form: Form[T], then: Callable[[T, Given], T] = lambda value, given: value
@@ -151,9 +161,19 @@ class Group(Enum):
 
         return Option(self.flag(spec, form, ""), read)
 
-    def collected(self, name: str, metavar: str, read: Callable[[Given, str], T]) -> Option[T]:
-        """Begin to declare a field that all words of a repeatable flag decide."""
-        flag = self.flag(name, text(metavar), "", repeatable=True)
+    def collected(
+        self,
+        name: str,
+        metavar: str,
+        read: Callable[[Given, str], T],
+        *,
+        secret: Callable[[str], bool] | None = None,
+    ) -> Option[T]:
+        """Begin to declare a field that all words of a repeatable flag decide.
+
+        `secret` tells whether a word holds one. Then the flag has a second one, that names a file of words.
+        """
+        flag = self.flag(name, text(metavar), "", repeatable=True, secret=secret)
         return Option(flag, lambda given, flag: read(given, flag.name))
 
 

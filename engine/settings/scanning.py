@@ -17,6 +17,7 @@ from typing import Final
 
 from engine.settings.forms import SWITCH, SettingsError, to_bool
 from engine.settings.option import Flag
+from engine.settings.secrets import concealed
 from engine.settings.uris import is_remote
 
 PREFIX: Final = "TRITIUM_"
@@ -42,7 +43,7 @@ def scan_argv(argv: Sequence[str], table: Mapping[str, Flag]) -> dict[str, list[
             given.setdefault("model-repository", []).append(_repository(word, table))
             continue
         if not word.startswith("--") or word == "--":
-            raise SettingsError(f"Unexpected argument: {word}")
+            raise SettingsError(f"Unexpected argument: {_shown(word, table)}")
         name, equals, value = word[2:].partition("=")
         flag = table.get(name)
         if flag is None:
@@ -63,8 +64,15 @@ def scan_argv(argv: Sequence[str], table: Mapping[str, Flag]) -> dict[str, list[
 def _repository(word: str, table: Mapping[str, Flag]) -> str:
     name, equals, _ = word.partition("=")
     if equals and name in table:
-        raise SettingsError(f"Unexpected argument: {word}", hint=f"did you mean --{word}?")
+        shown = _shown(word, table)
+        raise SettingsError(f"Unexpected argument: {shown}", hint=f"did you mean --{shown}?")
     return word
+
+
+def _shown(word: str, table: Mapping[str, Flag]) -> str:
+    """Return a word without its value if that belongs to a flag that may hold a secret."""
+    flag = table.get(word.partition("=")[0].lstrip("-"))
+    return concealed(word) if flag is not None and flag.secret is not None else word
 
 
 def scan_environ(environ: Mapping[str, str], table: Mapping[str, Flag]) -> dict[str, list[str]]:

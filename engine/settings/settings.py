@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from actors.serving.policy.holding import StartAfter
-from engine.settings.cache import CACHE_BYTES, CacheSettings, read_cache
+from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cache_secret, read_cache
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
     BOOL,
@@ -27,7 +27,6 @@ from engine.settings.forms import (
     integer,
     number,
     one_of,
-    shaped,
     text,
     to_int,
 )
@@ -44,22 +43,25 @@ from engine.settings.listening import (
 )
 from engine.settings.management import ManagementSettings
 from engine.settings.models import (
+    ProvenanceSettings,
+    backend_secret,
     config_name,
     default_cache_directory,
     default_environment_cache,
     poll_interval,
     read_backend_directory,
     read_backend_settings,
+    read_filed_backend_settings,
     read_load_models,
     read_repositories,
     read_start_after,
 )
 from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.pages import PageSettings
-from engine.settings.provenance import ProvenanceSettings
 from engine.settings.reporting import LogSettings, MetricsSettings
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
+from engine.settings.secrets import HIDDEN, from_files, in_query, looks_secret, warnings, with_files
 from engine.settings.sheet import entries_of, read_sheet
 from engine.settings.tls import TlsFiles, TlsFlags, security_of
 from engine.settings.uris import is_remote, without_query
@@ -97,6 +99,7 @@ class Settings:
             repeatable=True,
             separator=":",
             aliases=("model-store",),
+            secret=in_query,
         ),
     )
     control_mode: ControlMode = Group.MODELS.option("--model-control-mode=none", _CONTROL_MODES).means(
@@ -163,8 +166,9 @@ class Settings:
     provenance: ProvenanceSettings = section(ProvenanceSettings)
 
     backend_settings: Mapping[str, Mapping[str, str]] = Group.BACKENDS.collected(
-        "--backend-config", "[BACKEND,]SETTING=VALUE", read_backend_settings
+        "--backend-config", "[BACKEND,]SETTING=VALUE", read_backend_settings, secret=backend_secret
     ).means("A setting for one backend, or for all of them; repeatable.")
+    filed_backend_settings: frozenset[tuple[str, str]] = combined(read_filed_backend_settings)  # not shown
     backend_directory: Path | None = Group.BACKENDS.option(
         "--backend-directory", Form("DIR", read_backend_directory)
     ).means(
@@ -222,11 +226,12 @@ class Settings:
         read_cache,
         Group.CACHE.flag(
             "--cache-config",
-            shaped("CACHE,SETTING=VALUE", "[^,]+,[^=]+=.*", "<cache name>,<setting>=<value>"),
+            CACHE_CONFIG,
             "Keep answers of models with response_cache.enable: local,size=BYTES in the server's memory, or"
             " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its settings"
             " only.",
             repeatable=True,
+            secret=cache_secret,
         ),
         Group.CACHE.flag(
             "--response-cache-byte-size=0",
@@ -285,7 +290,7 @@ class Settings:
         " computed, as browsers and proxies read it."
     )
     http_restricted_api: Mapping[str, RestrictedHeader] = Group.HTTP.collected(
-        "--http-restricted-api", "API[,API...]:KEY=VALUE", restrictions("api", "API")
+        "--http-restricted-api", "API[,API...]:KEY=VALUE", restrictions("api", "API"), secret=bool
     ).means(
         "Answer these APIs only where the header KEY has the value VALUE: health, metadata, inference,"
         " shared-memory, model-config, model-repository, statistics, trace, logging. Repeatable."
@@ -320,7 +325,9 @@ class Settings:
     def from_argv(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
         """Read tritonserver's flags; `environ` supplies what they leave out. Raises SettingsError."""
         environ = {} if environ is None else environ
-        return cls._read(scan_environ(environ, BY_VARIABLE) | scan_argv(argv, BY_NAME), environ)
+        words = scan_argv(argv, BY_NAME)
+        settings = cls._read(_under(scan_environ(environ, BY_VARIABLE), words), environ)
+        return replace(settings, warnings=(*settings.warnings, *warnings(words, BY_NAME)))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -337,7 +344,9 @@ class Settings:
                 "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
                 " Please provide one or the other."
             )
-        given = Given(words, BY_NAME, environ)
+        filed = from_files(words, BY_NAME)
+        words = {**words, **{name: [*words.get(name, ()), *lines] for name, lines in filed.items()}}
+        given = Given(words, BY_NAME, environ, filed)
         settings = read_sheet(cls, given)
         refuse_clashes(_listeners(settings))
         return replace(settings, warnings=(*warn_of_environ(environ, BY_VARIABLE), *given.warnings))
@@ -378,8 +387,12 @@ class Settings:
         ]
         for backend, values in self.backend_settings.items():
             name = f"backend_config[{backend}]" if backend else "backend_config"
-            shown.append((name, ", ".join(f"{key}={value}" for key, value in values.items())))
+            shown.append((name, ", ".join(self._shown(backend, key, value) for key, value in values.items())))
         return [("server_id", self.id), *shown]
+
+    def _shown(self, backend: str, setting: str, value: str) -> str:
+        secret = looks_secret(setting) or (backend, setting) in self.filed_backend_settings
+        return f"{setting}={HIDDEN if secret else value}"
 
     def _control_options(self) -> list[tuple[str, str]]:
         """Return those that count only in one control mode, or only for remote repositories."""
@@ -398,6 +411,20 @@ def _place(allowed: bool, address: str, port: int, tls: TlsFiles | None) -> str:
     return f"{host_port(address, port)}{security_of(tls)}" if allowed else "off"
 
 
+def _under(
+    variables: Mapping[str, Sequence[str]], words: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Return the words of the command line, and those variables that it does not replace.
+
+    A flag and the one that names a file for it are one option.
+    """
+    said = {name.removesuffix("-file") for name in words}
+    return {
+        **{name: each for name, each in variables.items() if name.removesuffix("-file") not in said},
+        **words,
+    }
+
+
 def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     """Return what each listener is for, in Triton's words, and where it is."""
     management = settings.management
@@ -412,6 +439,6 @@ def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
     return [(what, address, port) for allowed, what, address, port in places if allowed]
 
 
-FLAGS: Final[tuple[Flag, ...]] = (*entries_of(Settings), *COMPATIBLE)
+FLAGS: Final[tuple[Flag, ...]] = (*with_files(entries_of(Settings)), *COMPATIBLE)
 BY_NAME: Final = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
 BY_VARIABLE: Final = {flag.variable: flag for flag in FLAGS}

@@ -90,15 +90,16 @@ class Served:
 
     def address(self, service: str = "HTTPService") -> str:
         """Return where it listens."""
-        return self.wait_said(rf"Started {service} at ([0-9.]+:[0-9]+)")[1]
+        plain, as_json = f"Started {service} at ", f'"service": "{service}", "address": "'
+        return self.wait_said(rf"(?:{plain}|{as_json})([0-9.]+:[0-9]+)")[1]
 
     def wait_ready(self) -> None:
         self.wait_said("server_ready")
 
-    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    def get(self, path: str, *, service: str = "HTTPService") -> tuple[int, dict[str, str], bytes]:
         """Ask by a connection of its own: (status, headers, body)."""
         try:
-            with urllib.request.urlopen(f"http://{self.address()}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{self.address(service)}{path}", timeout=10) as answer:
                 return answer.status, dict(answer.headers), answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -243,7 +243,7 @@ def test_each_restricted_api_knows_its_header():
         ),
         (
             ["--backend-config=,a=b"],
-            "--backend-config option format is '<backend name>,<setting>=<value>'. Got ,a=b",
+            "--backend-config option format is '<backend name>,<setting>=<value>'. Got ,a=…",
         ),
         (
             ["--cache-config=local"],
@@ -746,7 +746,7 @@ def test_a_variable_of_the_listener_sets_the_same_field(flag, word, name, value)
 
 
 def test_every_flag_of_the_listener_is_tried_here():
-    elsewhere = {"allow-grpc", "grpc-use-ssl", "grpc-use-ssl-mutual"}
+    elsewhere = {"allow-grpc", "grpc-use-ssl", "grpc-use-ssl-mutual", "grpc-restricted-protocol-file"}
     files = {"grpc-server-cert", "grpc-server-key", "grpc-root-cert"}
     tried = {flag for flag, *_ in LISTENER} | elsewhere | files
     assert {flag.name for flag in FLAGS if flag.group is Group.GRPC} == tried
