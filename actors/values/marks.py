@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from actors.values.callers import Caller
 from actors.values.specs import Fairness, ModelSpec
 from actors.values.traffic import TrafficPlan
 
@@ -42,14 +43,21 @@ class ClientMarks:
     tenant_header: str = ""  # for `InferRequest.tenant`, as the next two
     tenant_parameter: str = ""
     tenant_address: bool = False
+    tenant_identity: bool = False
     # Tenants told apart from the rest; None: each is one of its own.
     listed: Container[str] | None = None
 
-    def put_on(self, request: Markable, header: Callable[[str], str], address: Callable[[], str]) -> None:
+    def put_on(
+        self,
+        request: Markable,
+        header: Callable[[str], str],
+        address: Callable[[], str],
+        caller: Caller | None = None,
+    ) -> None:
         """Put the marks on `request`.
 
         `header` returns the value of a header, empty without one, and `address` the client's numeric address
-        without a port, empty for a Unix socket.
+        without a port, empty for a Unix socket. `caller` is None where identities are not told apart.
         """
         if self.affinity_header:
             request.affinity = header(self.affinity_header)
@@ -60,6 +68,8 @@ class ClientMarks:
             tenant = str(value).lower() if isinstance(value, bool) else str(value)
         elif self.tenant_address:
             tenant = client_at(address())
+        elif self.tenant_identity:
+            tenant = "" if caller is None else caller.name
         else:
             return
         request.tenant = tenant_named(tenant) if self.listed is None or tenant in self.listed else ""
@@ -75,6 +85,7 @@ def marks_for(plan: TrafficPlan | None, fairness: Fairness | None) -> ClientMark
         tenant_header=fairness.tenant_header,
         tenant_parameter=fairness.tenant_parameter,
         tenant_address=fairness.tenant_address,
+        tenant_identity=fairness.tenant_identity,
         listed=fairness.weights if fairness.unlisted_together else None,
     )
 

@@ -268,12 +268,13 @@ class Residency(Enum):
 class Fairness:
     """How a model's queue is shared out (`tritium.fairness`).
 
-    At most one of the three ways to identify tenants is set; none: no tenants.
+    At most one of the four ways to identify tenants is set; none: no tenants.
     """
 
     tenant_header: str = ""  # lower case; its value is the tenant
     tenant_parameter: str = ""  # the same, for a request parameter
     tenant_address: bool = False  # the client's address is the tenant
+    tenant_identity: bool = False  # the identity is, which the server has established
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, relative to each other
     default_weight: float = 1.0  # of tenants that are not listed
     unlisted_together: bool = False  # unlisted tenants are one tenant, instead of one each
@@ -286,7 +287,9 @@ class Fairness:
     @property
     def by_tenant(self) -> bool:
         """Whether tenants are told apart."""
-        return bool(self.tenant_header or self.tenant_parameter or self.tenant_address)
+        return bool(
+            self.tenant_header or self.tenant_parameter or self.tenant_address or self.tenant_identity
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

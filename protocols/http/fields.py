@@ -53,7 +53,7 @@ def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[s
         client = scope.get("client")
         return str(client[0]) if client else ""
 
-    marks.put_on(request, header, address)
+    marks.put_on(request, header, address, scope.get("tritium.caller"))
 
 
 def peer_of(scope: MutableMapping[str, Any]) -> str:

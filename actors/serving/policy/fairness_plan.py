@@ -16,7 +16,8 @@ from actors.serving.policy.plan_reading import InvalidDocument, PlanReader, show
 from actors.serving.policy.tallies import OTHERS
 from actors.values.specs import Fairness, Slo
 
-_TENANT: Final = '{"header": "x-tenant"}, {"parameter": "tenant"} or "address"'
+_WORDS: Final = ("address", "identity")
+_TENANT: Final = '{"header": "x-tenant"}, {"parameter": "tenant"}, "address" or "identity"'
 _FAIRNESS: Final = '{"tenant": {"header": "x-tenant"}, "weights": {"gold": 4}}'
 _SLO: Final = '{"p99": 0.05}'
 _WEIGHTS: Final = '{"gold": 4, "free": 1}'
@@ -66,7 +67,7 @@ class _FairnessReader(PlanReader):
             if not self.mistakes:
                 self.note("", "asks for nothing", f'use {_FAIRNESS}, or {{"age": 2}}')
             return Fairness()
-        header, parameter, address = self._tenant(fields)
+        header, parameter, word = self._tenant(fields)
         if "tenant" not in fields:
             for name in _OF_TENANTS:
                 if name in fields:
@@ -74,7 +75,8 @@ class _FairnessReader(PlanReader):
         return Fairness(
             tenant_header=header,
             tenant_parameter=parameter,
-            tenant_address=address,
+            tenant_address=word == "address",
+            tenant_identity=word == "identity",
             weights=self._weights(fields),
             default_weight=self._weight("default_weight", fields.get("default_weight", 1.0)),
             unlisted_together=self._unlisted(fields),
@@ -83,13 +85,14 @@ class _FairnessReader(PlanReader):
             ageing=self._age(fields),
         )
 
-    def _tenant(self, fields: Mapping[str, Any]) -> tuple[str, str, bool]:
-        value = fields.get("tenant")
-        if "tenant" not in fields or value == "address":
-            return "", "", value == "address"
+    def _tenant(self, fields: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Return the header, the parameter, or the word that tells tenants apart; the others are empty."""
+        value = fields.get("tenant", "")
+        if "tenant" not in fields or value in _WORDS:
+            return "", "", value
         if not isinstance(value, Mapping):
             self.note("tenant", f"is {shown(value)}", f"use {_TENANT}")
-            return "", "", False
+            return "", "", ""
         given = self.members("tenant", value, ("header", "parameter"), _TENANT)
         if len(given) == 2:
             self.note("tenant", "names both a header and a parameter", f"use {_TENANT}")
@@ -99,7 +102,7 @@ class _FairnessReader(PlanReader):
         parameter = (
             self.parameter("tenant.parameter", given["parameter"], "tenant") if "parameter" in given else ""
         )
-        return header, parameter, False
+        return header, parameter, ""
 
     def _weights(self, fields: Mapping[str, Any]) -> dict[str, float]:
         value = fields.get("weights", {})

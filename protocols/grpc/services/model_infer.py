@@ -139,7 +139,7 @@ def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
         value = metadata.get(name, "")
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
-    marks.put_on(request, header, lambda: call.wire.client.address)
+    marks.put_on(request, header, lambda: call.wire.client.address, call.caller)
 
 
 _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers

@@ -32,6 +32,7 @@ def test_everything_is_read():
     ("document", "fairness"),
     [
         ({"tenant": "address"}, Fairness(tenant_address=True)),
+        ({"tenant": "identity"}, Fairness(tenant_identity=True)),
         ({"tenant": {"parameter": "user"}}, Fairness(tenant_parameter="user")),
         ({"age": 2}, Fairness(ageing=2.0)),
         ({"tenant": "address", "unlisted": "each", "max_queued": 1, "when_full": "wait"}, None),
@@ -41,7 +42,7 @@ def test_the_rest_may_be_left_out(document, fairness):
     assert read_fairness(document) == (fairness or Fairness(tenant_address=True, max_queued=1))
 
 
-TENANT = '{"header": "x-tenant"}, {"parameter": "tenant"} or "address"'
+TENANT = '{"header": "x-tenant"}, {"parameter": "tenant"}, "address" or "identity"'
 BY_ADDRESS = {"tenant": "address"}
 
 

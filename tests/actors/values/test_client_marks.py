@@ -13,15 +13,16 @@ from actors.values.marks import (
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness
 from actors.values.traffic import TrafficPlan
+from tests.support.callers import KnownCaller
 from tests.support.model_doubles import make_spec
 from tests.support.ports import NoPort
 
 STICKY = TrafficPlan(weights={1: 1.0}, sticky_header="x-user")
 
 
-def marked(marks, *, headers=None, address="192.0.2.1", parameters=None):
+def marked(marks, *, headers=None, address="192.0.2.1", parameters=None, caller=None):
     request = InferRequest(model_name="add", parameters=parameters, reply=NoPort(), accepted_at=0.0)
-    marks.put_on(request, lambda name: (headers or {}).get(name, ""), lambda: address)
+    marks.put_on(request, lambda name: (headers or {}).get(name, ""), lambda: address, caller)
     return request
 
 
@@ -47,6 +48,12 @@ def test_a_single_version_asks_for_tenants_only():
 def test_a_request_parameter_may_be_the_tenant(value, tenant):
     parameters = None if value is None else {"user": value}
     assert marked(ClientMarks(tenant_parameter="user"), parameters=parameters).tenant == tenant
+
+
+def test_the_identity_may_be_the_tenant():
+    marks = marks_of(make_spec(fairness=Fairness(tenant_identity=True)))
+    assert marked(marks, caller=KnownCaller("alice")).tenant == "alice"
+    assert marked(marks).tenant == ""
 
 
 def test_the_clients_address_may_be_the_tenant():

@@ -1,0 +1,69 @@
+"""Callers and a gate without an auth file, for tests of what asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from actors.values.callers import ANONYMOUS, Action, Caller, HeadGate, Peer
+from actors.values.errors import PermissionDenied, TooManyRequests, Unauthenticated
+
+
+class KnownCaller(Caller):
+    """May do what `allowed` has: (action, model), with model "" for what concerns none."""
+
+    __slots__ = ("allowed", "bytes", "most", "running")
+
+    def __init__(
+        self, name: str, allowed: Collection[tuple[Action, str]] = (), *, most: float = float("inf")
+    ) -> None:
+        self.name = name
+        self.allowed = allowed
+        self.most = most
+        self.bytes: list[int] = []
+        self.running = 0
+
+    def reach(self, action: Action) -> None:
+        if not any(action is allowed for allowed, _ in self.allowed):
+            raise self._denial(action, "any model")
+
+    def require(self, action: Action, model: str = "") -> None:
+        if (action, model) not in self.allowed:
+            raise self._denial(action, model)
+
+    def _denial(self, action: Action, model: str) -> PermissionDenied | Unauthenticated:
+        text = f"{self.name} may not {action.value} {model}".strip()
+        return Unauthenticated(text) if self.name == ANONYMOUS else PermissionDenied(text)
+
+    def admit(self, action: Action, model: str = "", *, size: int = 0) -> None:
+        self.require(action, model)
+        self.bytes.append(size)
+
+    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+        del namespace
+        return (action, model) in self.allowed
+
+    def received(self, size: int) -> None:
+        self.bytes.append(size)
+
+    def begin(self) -> None:
+        if self.running >= self.most:
+            raise TooManyRequests(f"{self.name} has {self.running} under way", retry_after=3)
+        self.running += 1
+
+    def end(self) -> None:
+        self.running -= 1
+
+
+class ListedGate(HeadGate):
+    """Knows callers by their `Authorization`; all others are refused. `peers` are those that it has seen."""
+
+    def __init__(self, callers: Mapping[bytes, KnownCaller]) -> None:
+        self.callers = dict(callers)
+        self.peers: list[Peer] = []
+
+    def identify(self, authorization: bytes, peer: Peer) -> Caller:
+        self.peers.append(peer)
+        try:
+            return self.callers[authorization]
+        except KeyError:
+            raise Unauthenticated("show a good key", invalid=bool(authorization)) from None
