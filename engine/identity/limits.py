@@ -1,8 +1,8 @@
 """How much an identity may ask for: token buckets, told the time. Pure.
 
-A bucket holds so many tokens as its rate gives in `burst` seconds, and fills at its rate. A request takes its
-tokens where the bucket is not empty, and may leave it in debt: so a large request is let in at last, and the
-requests after it wait longer. Reference: RFC 2697 has the same for packets.
+A bucket holds as many tokens as its rate gives in `burst` seconds, one at least, and fills at its rate. A
+request is let in where there is one token, takes as many as it costs, and may leave the bucket in debt. So a
+large request is let in at last, and the requests after it wait longer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 from actors.values.errors import TooManyRequests
 
 SHORTEST_WAIT: Final = 0.001  # seconds
+_ONE: Final = 1 - 1e-9  # a token, as sums of fractions have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,11 @@ class Bucket:
         self.tokens = self.most
 
     def wait(self, now: float) -> float:
-        """Return for how many seconds nothing may be taken; 0 if something may."""
+        """Return for how many seconds there is no whole token; 0 if there is one."""
         if self._since > -math.inf:
             self.tokens = min(self.most, self.tokens + max(0.0, now - self._since) * self.rate)
         self._since = now
-        return 0.0 if self.tokens > 0 else max(SHORTEST_WAIT, -self.tokens / self.rate)
+        return 0.0 if self.tokens >= _ONE else max(SHORTEST_WAIT, (1 - self.tokens) / self.rate)
 
     def take(self, count: float) -> None:
         """Take `count` tokens, after `wait` was 0."""
@@ -83,8 +84,8 @@ class Usage:
         """Be limited by `limits` from now on. Buckets whose rates change begin anew, full."""
         if limits == self.limits:
             return
-        self._requests = _bucket(limits.requests, limits.burst, least=1.0)
-        self._bytes = _bucket(limits.bytes, limits.burst, least=0.0)
+        self._requests = _bucket(limits.requests, limits.burst)
+        self._bytes = _bucket(limits.bytes, limits.burst)
         self.limits = limits
 
     @property
@@ -127,8 +128,8 @@ class Usage:
         self.running -= 1
 
 
-def _bucket(rate: float, burst: float, *, least: float) -> Bucket | None:
-    return None if math.isinf(rate) else Bucket(rate, max(least, rate * burst))
+def _bucket(rate: float, burst: float) -> Bucket | None:
+    return None if math.isinf(rate) else Bucket(rate, max(1.0, rate * burst))
 
 
 def _too_many(name: str, allowed: str, wait: float) -> TooManyRequests:

@@ -166,6 +166,11 @@ def test_metadata_is_the_clients_own_fields():
     )
 
 
+def test_credentials_are_those_of_the_one_authorization():
+    assert head().authorization == b""
+    assert head(authorization="Bearer x").authorization == b"Bearer x"
+
+
 def test_of_repeated_metadata_the_first_counts():
     fields = [
         (b":method", b"POST"),

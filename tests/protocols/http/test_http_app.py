@@ -34,6 +34,7 @@ class Client:
         self.releases = []
         self.leave = trio.Event()
         self.after_send = lambda message: None
+        self.extensions = {}
 
     async def ask(self, method, path, body=b"", headers=(), parts=None):
         messages = [
@@ -55,7 +56,8 @@ class Client:
                 self.releases.append(message["release"])
                 message["release"]()
 
-        extensions = {"tritium.response": {}, "tritium.disconnect": self.hook} if self.native else {}
+        native = {"tritium.response": {}, "tritium.disconnect": self.hook} if self.native else {}
+        extensions = {**native, **self.extensions}
         path, _, query = path.partition("?")
         scope = {
             "type": "http",

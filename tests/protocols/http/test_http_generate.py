@@ -19,6 +19,7 @@ from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeModel, FakeServer, fail, hold, identity, make_spec, tensor
 from tests.protocols.http import test_http_listener
+from tests.support.callers import KnownCaller, ListedGate
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -373,6 +374,23 @@ async def test_generate_belongs_to_the_inference_api():
             assert await_error(answer) == (403, "This API is restricted, expecting header 'key'")
             answer = await served.ask(f"echo/{endpoint}", {"text_input": "a"}, headers="key: value\r\n")
             assert answer[0] == 200
+
+
+async def test_a_generated_answer_is_its_callers():
+    alice = KnownCaller("alice", {(Action.INFERENCE, "echo")})
+    model = echo_model()
+    async with serving(model, gate=ListedGate({b"Bearer a": alice})) as served:
+        for endpoint in ("generate", "generate_stream"):
+            status, fields, _ = await served.ask(f"echo/{endpoint}", {"text_input": "a"})
+            assert (status, fields["WWW-Authenticate"]) == (401, 'Bearer realm="tritium"')
+            answer = await served.ask(
+                f"echo/{endpoint}", {"text_input": "a"}, headers="Authorization: Bearer a\r\n"
+            )
+            assert (answer[0], alice.running) == (200, 0)
+        alice.most = 0
+        answer = await served.ask("echo/generate", {"text_input": "a"}, headers="Authorization: Bearer a\r\n")
+        assert await_error(answer) == (429, "alice has 0 under way")
+    assert [request.caller for request in model.submitted] == [alice, alice]
 
 
 async def test_headers_are_not_forwarded_and_timing_is_told():
