@@ -231,7 +231,7 @@ ATTEMPTS = {
     "fanotify": ("strict", lambda it: call("fanotify_init", 0, 0)),
     # Other processes: the server's, and a sibling's.
     **{
-        f"{what} of the {who}": (level, lambda it, deed=deed, who=who: deed(it[who]))
+        f"{what} of the {who}": (level, lambda it, deed=deed, who=who: deed(it[who]))  # type: ignore[misc]
         for who in ("server", "sibling")
         for what, level, deed in (
             ("ptrace", "guard", lambda pid: call("ptrace", 0x4206, pid, 0, 0)),
@@ -262,7 +262,7 @@ ATTEMPTS = {
     "oom_score_adj": ("strict", lambda it: peek("/proc/self/oom_score_adj", "r+b")),
     # The network and what else connects processes.
     **{
-        f"socket of {name}": (level, lambda it, family=family, kind=kind: socket.socket(family, kind).close())
+        f"socket of {name}": (level, lambda it, of=(family, kind): socket.socket(*of).close())  # type: ignore[misc]
         for name, level, family, kind in (
             ("AF_INET", "basic", 2, 1),
             ("AF_INET6", "basic", 10, 1),
@@ -314,7 +314,7 @@ def outcome(name, it):
     try:
         told = ATTEMPTS[name][1](it)
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error.errno))
+        return errno.errorcode.get(error.errno or 0, str(error.errno))
     return told if isinstance(told, str) else "done"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.provenance import ed25519
@@ -37,7 +38,7 @@ def trusted(folder: Path, *keys: SecretKey, revoked: str = "") -> TrustedFiles:
     return TrustedFiles([path])
 
 
-def write(model: Path, files: dict[str, str | bytes]) -> Path:
+def write(model: Path, files: Mapping[str, str | bytes]) -> Path:
     """Write files into the folder of a model, which is returned."""
     for name, content in files.items():
         path = model / name

@@ -284,11 +284,11 @@ def test_no_secret_is_ever_written(server):
 
 
 class Load:
-    """Clients of each kind, asking without a pause with the key that is current. Counts answers and errors."""
+    """Clients of each kind, which ask without a pause with the current key. Counts answers."""
 
     def __init__(self, server):
         self.name = "old"
-        self.done = Counter()
+        self.done: Counter[object] = Counter()
         self.errors = []
         self._over = threading.Event()
         self._server = server

@@ -89,10 +89,16 @@ def test_groups_of_tokens_are_known_at_the_token_only():
     [
         ("x = ", "auth.toml: not TOML: "),
         ("[[keys]]\n", "auth.toml: 'keys' is not known (did you mean 'key'?)"),
-        ("zzz = 1\n", "'zzz' is not known (tables are [[key]], [[issuer]], [[certificate]], [[rule]], [[limit]])"),
+        (
+            "zzz = 1\n",
+            "'zzz' is not known (tables are [[key]], [[issuer]], [[certificate]], [[rule]], [[limit]])",
+        ),
         ("[key]\n", "'key' is an array of tables: write [[key]]"),
         ("key = [1]\n", "'key' is an array of tables: write [[key]]"),
-        ("[[key]]\n", "auth.toml, line 1: [[key]] number 1, 'id': takes a text in quotation marks; it is missing"),
+        (
+            "[[key]]\n",
+            "auth.toml, line 1: [[key]] number 1, 'id': takes a text in quotation marks; it is missing",
+        ),
         ('[[key]]\nid = ""\n', "'id': takes a text in quotation marks"),
         ('[[key]]\nid = "a.b"\n', "'a.b' is no id: it takes letters, digits, - and _, 64 at most"),
         ('[[key]]\nid = "a"\ndigest = "secret"\n', "'digest': is not 64 hexadecimal digits"),
@@ -114,9 +120,15 @@ def test_groups_of_tokens_are_known_at_the_token_only():
         (ISSUER + ISSUER, "[[issuer]] number 2, 'issuer': 'https://login.example' is there already"),
         ('[[rule]]\nfor = ["*"]\n', "'allow': a rule has either 'allow' or 'deny'"),
         ('[[rule]]\nfor = ["*"]\nallow = ["*"]\ndeny = ["*"]\n', "either 'allow' or 'deny'"),
-        ('[[rule]]\nallow = ["*"]\n', "'for': takes an array of texts, such as [\"a\", \"b\"]; it is missing"),
-        ('[[rule]]\nfor = ["*"]\nallow = ["inferense"]\n', "'inferense' is no action (did you mean 'inference'?)"),
-        ('[[rule]]\nfor = ["*"]\ndeny = ["zzz"]\n', "'deny': 'zzz' is no action (actions are health, metadata, "),
+        ('[[rule]]\nallow = ["*"]\n', '\'for\': takes an array of texts, such as ["a", "b"]; it is missing'),
+        (
+            '[[rule]]\nfor = ["*"]\nallow = ["inferense"]\n',
+            "'inferense' is no action (did you mean 'inference'?)",
+        ),
+        (
+            '[[rule]]\nfor = ["*"]\ndeny = ["zzz"]\n',
+            "'deny': 'zzz' is no action (actions are health, metadata, ",
+        ),
         ('[[rule]]\nfor = ["*"]\nallow = []\n', "'allow': takes an array of texts"),
         (KEY + '[[rule]]\nfor = ["cii"]\nallow = ["*"]\n', "is 'cii' (did you mean 'ci'?)"),
         ('[[rule]]\nfor = ["zzz"]\nallow = ["*"]\n', "is 'zzz' (subjects are identities, "),
@@ -125,7 +137,7 @@ def test_groups_of_tokens_are_known_at_the_token_only():
         ('[[limit]]\nfor = ["*"]\nconcurrent = 0\n', "'concurrent': takes a number, at least 1"),
         ('[[limit]]\nfor = ["*"]\nbytes_per_second = "1 fish"\n', 'or a size such as "10MiB"'),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_told_with_their_place_and_remedy(text, said):
     with pytest.raises(AuthFileError) as refused:
         read(text)

@@ -69,8 +69,9 @@ class KnownTokens(Tokens):
 
 class Setting:
     def __init__(self, text=RULES):
-        self.clock, self.tokens, self.told = Clock(), KnownTokens(), []
-        self.namespaces = {}
+        self.clock, self.tokens = Clock(), KnownTokens()
+        self.told: list[tuple[str, str]] = []
+        self.namespaces: dict[str, str] = {}
         self.gate = Gate(
             self.book(text),
             now=self.clock,

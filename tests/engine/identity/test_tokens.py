@@ -185,7 +185,7 @@ def with_a_cut_signature():
         f"{b64({'alg': 'RS256'})}.{b64(chr(255).encode('latin-1'))}.x",
         f"{b64(b'[' * 4000)}.{b64(CLAIMS)}.x",
     ],
-)  # fmt: skip
+)
 def test_forged_tokens_are_refused(tokens, token):
     with pytest.raises(Unauthenticated, match="the token is not good: "):
         tokens().prove(token, NOW)

@@ -37,11 +37,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give user 
 )
 def test_root_with_the_capabilities_for_it_gives_ids_away(user, status, uid_map, why):
     told = users.why_none(user, status, uid_map)
-    assert told == why if not why else why in told
+    assert told == why if not why else told is not None and why in told
 
 
 def test_no_id_is_lent_twice_at_a_time():
     with users.lent(True) as one, users.lent(True) as other:
+        assert one is not None
+        assert other is not None
         assert users.FIRST <= one < other <= users.LAST
     with users.lent(True) as again:
         assert again == one
@@ -60,6 +62,7 @@ def test_the_user_of_a_process_is_read_and_none_of_a_process_that_is_gone():
 def test_an_id_that_a_process_has_is_not_lent():
     with subprocess.Popen(["/bin/cat"], user=users.FIRST, stdin=subprocess.PIPE) as other:
         with users.lent(True) as user:
+            assert user is not None
             assert user > users.FIRST
         other.communicate()
 

@@ -13,7 +13,11 @@ from engine.repository.source import FetchCancelled
 from tests.support.signing import listing, new_key, sign_model, trusted, write
 
 KEY = new_key()
-FILES = {"config.pbtxt": "max_batch_size: 8", "1/model.onnx": b"\0" * 3_000_000, "1/weights/a.bin": "a"}
+FILES: dict[str, str | bytes] = {
+    "config.pbtxt": "max_batch_size: 8",
+    "1/model.onnx": b"\0" * 3_000_000,
+    "1/weights/a.bin": "a",
+}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.support.garbage import uncollected
 
 class Hook:
     disconnected = False
-    on_disconnect = None
+    on_disconnect: Callable[[], None] | None = None
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""The gate in front of the v2 API over HTTP: who is asked what, and what is kept from whom."""
+"""The gate in front of the v2 API over HTTP: who is asked what, and what is kept from a caller."""
 
 import json
 
@@ -110,7 +110,9 @@ async def test_a_client_that_leaves_ends_what_was_under_way(backend, gate, alice
 
     def leave():
         running.append(alice.running)
-        client.hook.on_disconnect()
+        on_disconnect = client.hook.on_disconnect
+        assert on_disconnect is not None
+        on_disconnect()
 
     backend.models.by_name["held"].on_submit = leave
     assert await client.ask("POST", "/v2/models/held/infer", add_body(), KEY) is None
@@ -163,8 +165,7 @@ def test_a_long_body_is_refused_by_its_head(app, alice):
     fields = [(b"authorization", b"Bearer alice")]
     admitted = app.admit(peer, "POST", INFER.encode(), fields, 1_000_000)
     assert isinstance(admitted, Admitted)
-    assert admitted.caller is alice
-    assert alice.bytes == [1_000_000]
+    assert (admitted.caller, alice.bytes) == (alice, [1_000_000])
     refused = app.admit(peer, "POST", INFER.encode(), [(b"authorization", b"x")], 1_000_000)
     assert isinstance(refused, Answer)
     assert refused.status == 401

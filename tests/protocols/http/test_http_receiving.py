@@ -194,7 +194,10 @@ async def test_chunked_bodies_that_fill_the_room_together_come_to_their_end(serv
 async def test_what_a_short_body_unfolds_to_holds_room(serve, backend):
     document = json.loads(infer("held").partition(b"\r\n\r\n")[2])
     folded = gzip.compress(json.dumps({**document, "pad": " " * 200 * KIB}).encode(), 9)
-    head = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v2/models/held/infer HTTP/1.1\r\nHost: h\r\n"
+        b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    )
     assert len(folded) < FREE
     async with serve(20 * MIB) as served, served.connect() as client:
         await client.send(head % len(folded) + folded)
