@@ -35,6 +35,7 @@ from engine.server.composing import Composer
 from engine.server.machine import Machine
 from engine.server.model_control import ModelControl, is_loading
 from engine.server.models import ModelParts
+from engine.server.reaching import Confinements
 from engine.server.running import ServerFailed
 from engine.settings.forms import SettingsError
 from engine.settings.settings import Settings
@@ -113,12 +114,15 @@ def compose_deploying(
     )
     router.roster.on_change(lambda _: readiness.changed())
     view = RepositoryView(router.roster, catalog, reader)
+    confinements = Confinements(reader, router.roster)
     control = ModelControl(
         view,
         readiness,
         started=catalog.finished.is_set,
         loading=lambda caller: is_loading(router, caller.spec),
         needs=catalog.parts.needs,
+        found=confinements.found,
+        serving=confinements.serving,
     )
     control.answer(models.subjects)
     return DeployingParts(

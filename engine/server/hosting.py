@@ -24,6 +24,7 @@ from actors.values.events import Event
 from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
+from engine.processes.kernel import lacking, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
 from engine.repository.advice import advice_on_repositories
 from engine.server.running import RunningServer, ServerFailed
@@ -157,7 +158,8 @@ class HostedTree:
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:
-    found = (*settings.warnings, *in_the_way(), *advice_on_repositories(settings))
+    lacked = lacking(settings.sandbox.level, this_kernel())
+    found = (*settings.warnings, *in_the_way(), *advice_on_repositories(settings), *lacked)
     if not settings.drain_delay:
         return found
     http = (

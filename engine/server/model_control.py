@@ -8,13 +8,15 @@ request that would close a circle of such waits is refused, because none of thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from actors.calls.reach import confines_calls, why_not_load, why_not_unload
 from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.routing.router import Router
-from actors.values.errors import InvalidArgument, Unavailable
+from actors.values.confinement import Sandbox
+from actors.values.errors import InvalidArgument, PermissionDenied, Unavailable
 from actors.values.interfaces import Health, Repository
 from actors.values.specs import ModelSpec
 from actors.wire.call_fields import travels
@@ -28,6 +30,14 @@ READY: Final = "model.ready"
 STARTING: Final = "models can't be loaded or unloaded by a model while the server starts"
 
 
+Levels = Callable[[str], Awaitable[Mapping[str, Sandbox]]]
+"""Tells the sandboxes of a model and of the models that it is composed of, by name."""
+
+
+async def _unconfined(name: str) -> Mapping[str, Sandbox]:
+    return {name: Sandbox.OFF}
+
+
 class ModelControl:
     """Answers what workers ask of the repository, as a client would be answered."""
 
@@ -39,17 +49,22 @@ class ModelControl:
         started: Callable[[], bool],
         loading: Callable[[CallingWorker], bool],
         needs: Callable[[str, str], bool] = lambda _, __: False,
+        found: Levels = _unconfined,
+        serving: Levels = _unconfined,
     ) -> None:
         """Set up the control of models.
 
         `started` tells whether every model to be loaded at start is. `loading` tells whether a caller's
-        version is being loaded. `needs` tells whether one model is composed of another.
+        version is being loaded. `needs` tells whether one model is composed of another. `found` tells the
+        sandboxes of what the repository has, and `serving` of what serves.
         """
         self._repository = repository
         self._health = health
         self._started = started
         self._loading = loading
         self._needs = needs
+        self._found = found
+        self._serving = serving
         self._waiting: list[tuple[str, str]] = []  # models that are being loaded: what they wait for
 
     def answer(self, subjects: Subjects) -> None:
@@ -63,13 +78,15 @@ class ModelControl:
     ) -> Mapping[str, object]:
         """Load `name` with `config`, if there is one, and files from the attachments; return when it serves.
 
-        Raises as `Repository.load` does; Unavailable while the server starts; InvalidArgument for a circle.
+        Raises as `Repository.load` does; Unavailable while the server starts; InvalidArgument for a circle;
+        PermissionDenied where the model would be less confined than the one that asks.
         """
         name = _text(body, "name")
         parameters: dict[str, object] = dict(attachments)
         if "config" in body:
             parameters["config"] = _text(body, "config")
         self._require_started()
+        await self._require_confined(caller.spec, name, brings=bool(parameters))
         if not self._loading(caller):
             await self._repository.load(name, parameters)
             return {}
@@ -89,7 +106,7 @@ class ModelControl:
     async def unload(
         self, body: Mapping[str, object], _: Mapping[str, bytes], caller: CallingWorker
     ) -> Mapping[str, object]:
-        """Unload `name`. Raises as `Repository.unload` does.
+        """Unload `name`. Raises as `Repository.unload` does, and PermissionDenied as for a load.
 
         `unload_dependents` also unloads the models that only `name` is composed of.
         """
@@ -97,6 +114,13 @@ class ModelControl:
         self._require_started()
         if name == caller.spec.name and self._loading(caller):
             raise InvalidArgument(f"model '{name}' can't unload itself while it is being loaded")
+        level = caller.spec.confinement.sandbox
+        if confines_calls(level):
+            levels = await self._serving(name)
+            if body.get("unload_dependents") is not True:
+                levels = {each: its for each, its in levels.items() if each == name}
+            if why_not := why_not_unload(caller.spec.name, level, name, levels):
+                raise PermissionDenied(why_not)
         await self._repository.unload(name, unload_dependents=body.get("unload_dependents") is True)
         return {}
 
@@ -118,6 +142,14 @@ class ModelControl:
             found |= more
             names += more
         return found
+
+    async def _require_confined(self, caller: ModelSpec, name: str, *, brings: bool) -> None:
+        level = caller.confinement.sandbox
+        if not confines_calls(level):
+            return
+        levels = {} if brings else await self._found(name)
+        if why_not := why_not_load(caller.name, level, name, brings=brings, levels=levels):
+            raise PermissionDenied(why_not)
 
     def _require_started(self) -> None:
         if not self._started():

@@ -18,6 +18,7 @@ from actors.values.events import Event, Log
 from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
+from engine.processes.kernel import lacking, this_kernel
 from engine.processes.process import (
     allow_many_files,
     end_where_threads_are_stuck,
@@ -85,7 +86,8 @@ async def _serve(
 ) -> int:
     """Return the exit status."""
     log = EventLog()
-    for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings)):
+    lacked = lacking(settings.sandbox.level, this_kernel())
+    for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings), *lacked):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -256,3 +256,23 @@ def test_an_attempt_costs_no_worker(prison):
         prison.ask(level, **prison.targets(level))
     assert [prison.worker(level) for level in LEVELS] == before
     assert not prison.server.logged("worker_exited")
+
+
+@pytest.mark.parametrize("level", ["basic", "strict"])
+def test_a_confined_model_has_no_code_loaded_in_a_laxer_sandbox(prison, level):
+    code = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    tried = {
+        "files": {
+            "model_name": "fresh",
+            "config": '{"backend": "python"}',
+            "files": {"file:1/model.py": code},
+        },
+        "a configuration": {"model_name": level, "config": '{"backend": "python"}'},
+        "a laxer model": {"model_name": "sibling"},
+        "a laxer model's end": {"model_name": "sibling", "unload": True},
+    }
+    told = prison.ask(level, load=tried)
+    assert set(told) == set(tried)
+    for answer in told.values():
+        assert f"model '{level}' runs in a {level} sandbox and may not" in answer
+    assert prison.worker("sibling")

@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from actors.calls.subjects import CallingWorker, Subjects
-from actors.values.errors import InvalidArgument, NotFound, Unavailable
+from actors.values.confinement import Confinement, Sandbox
+from actors.values.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
 from engine.server.model_control import STARTING, ModelControl
@@ -46,18 +47,24 @@ class World:
         self.models = Models()
         self.started = True
         self.being_loaded: set[str] = set()
+        self.levels: dict[str, Sandbox] = {}
         self.subjects = Subjects()
         ModelControl(
             self.models,
             self.models,
             started=lambda: self.started,
             loading=lambda caller: caller.spec.name in self.being_loaded,
+            found=self.levels_of,
+            serving=self.levels_of,
         ).answer(self.subjects)
 
-    async def ask(self, subject, body, *, caller="caller", **attachments):
+    async def levels_of(self, name):
+        return self.levels
+
+    async def ask(self, subject, body, *, caller="caller", sandbox=Sandbox.OFF, **attachments):
+        spec = make_spec("doubling", name=caller, confinement=Confinement(sandbox=sandbox))
         return await self.subjects.ask(
-            Attached(subject, body, attachments),
-            CallingWorker(make_spec("doubling", name=caller), f"{caller}_0_0"),
+            Attached(subject, body, attachments), CallingWorker(spec, f"{caller}_0_0")
         )
 
 
@@ -140,3 +147,47 @@ async def test_many_loads_that_wait_for_each_other_are_looked_through_at_once(wo
         with pytest.raises(InvalidArgument, match=r"m11 -> m0 -> m1 -> .* -> m11"):
             await world.ask("model.load", {"name": "m0"}, caller="m11")
         world.models.gate.set()
+
+
+@pytest.mark.parametrize("sandbox", [Sandbox.BASIC, Sandbox.STRICT])
+async def test_a_confined_model_loads_and_unloads_what_is_confined_as_it_is(world, sandbox):
+    world.levels = {"m": sandbox, "part": Sandbox.STRICT}
+    await world.ask("model.load", {"name": "m"}, sandbox=sandbox)
+    await world.ask("model.unload", {"name": "m"}, sandbox=sandbox)
+    assert [what for what, *_ in world.models.done] == ["load", "unload"]
+
+
+@pytest.mark.parametrize("subject", ["model.load", "model.unload"])
+async def test_a_confined_model_reaches_none_that_is_less_confined(world, subject):
+    world.levels = {"m": Sandbox.GUARD}
+    with pytest.raises(PermissionDenied, match=r"--sandbox=basic$"):
+        await world.ask(subject, {"name": "m"}, sandbox=Sandbox.BASIC)
+    assert not world.models.done
+
+
+async def test_a_confined_model_loads_no_ensemble_with_a_less_confined_part(world):
+    world.levels = {"m": Sandbox.STRICT, "part": Sandbox.BASIC}
+    with pytest.raises(PermissionDenied, match="'m', of which 'part' is a part"):
+        await world.ask("model.load", {"name": "m"}, sandbox=Sandbox.STRICT)
+    # Parts stay unless they are to go too.
+    await world.ask("model.unload", {"name": "m"}, sandbox=Sandbox.STRICT)
+    with pytest.raises(PermissionDenied, match="'part'"):
+        await world.ask("model.unload", {"name": "m", "unload_dependents": True}, sandbox=Sandbox.STRICT)
+
+
+@pytest.mark.parametrize("brought", [{"config": "{}"}, {"file:1/model.py": b""}])
+async def test_a_confined_model_brings_neither_configuration_nor_files(world, brought):
+    world.levels = {"m": Sandbox.STRICT}
+    config = {key: text for key, text in brought.items() if key == "config"}
+    files = {key: content for key, content in brought.items() if key != "config"}
+    with pytest.raises(PermissionDenied, match="a configuration or files of its own"):
+        await world.ask("model.load", {"name": "m", **config}, sandbox=Sandbox.BASIC, **files)
+    assert not world.models.done
+
+
+@pytest.mark.parametrize("sandbox", [Sandbox.OFF, Sandbox.GUARD])
+async def test_other_models_load_what_they_like(world, sandbox):
+    world.levels = {"m": Sandbox.OFF}
+    await world.ask("model.load", {"name": "m", "config": "{}"}, sandbox=sandbox, **{"file:1/a": b""})
+    await world.ask("model.unload", {"name": "m"}, sandbox=sandbox)
+    assert len(world.models.done) == 2
