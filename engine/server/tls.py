@@ -166,6 +166,8 @@ def credentials(files: TlsFiles, alpn: str) -> Credentials:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # A client may close its side without a goodbye and wait for an answer. Requests tell where they end.
+    context.options |= getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)  # OpenSSL 1.1 ignores it unasked
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols([alpn])
     _load_certificate(context, files.certificate, files.key)

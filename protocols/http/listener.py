@@ -151,7 +151,9 @@ class HttpListener(Listener[Connection]):
         del self._by_descriptor[descriptor]
         # Closing alone would leave the registration to a descriptor
         # that a process, just forked, holds for a moment.
-        self._epoll.unregister(descriptor)
+        # If a client resets its connection just before TLS begins, the interpreter has closed it already.
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(descriptor)
         connection.close()
 
     def _crowd_out(self) -> None:

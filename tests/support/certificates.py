@@ -12,6 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from engine.server.tls import Credentials, credentials
+from engine.settings.tls import PemFile, TlsFiles
+
 _LIFETIME = datetime.timedelta(days=1)
 
 
@@ -21,6 +24,16 @@ class Certified:
 
     certificate: Path
     key: Path
+
+
+def tls_files(certified: Certified, *, roots: Path | None = None, optional: bool = False) -> TlsFiles:
+    """Return the files of a listener that shows this certificate, as if HTTP's flags had named them."""
+    return TlsFiles(
+        certificate=PemFile(str(certified.certificate), "http-server-cert"),
+        key=PemFile(str(certified.key), "http-server-key"),
+        client_roots=None if roots is None else PemFile(str(roots), "http-root-cert"),
+        optional=optional,
+    )
 
 
 class Authority:
@@ -35,14 +48,16 @@ class Authority:
         self.root = directory / f"{name}.pem"
         self.root.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
 
-    def sign(self, name: str, *, password: bytes | None = None) -> Certified:
+    def sign(
+        self, name: str, *, password: bytes | None = None, lifetime: datetime.timedelta = _LIFETIME
+    ) -> Certified:
         """Return a certificate for 127.0.0.1 and localhost, to be used by a server or a client."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         )
-        certificate = self._builder(subject, key).add_extension(names, critical=False)
+        certificate = self._builder(subject, key, lifetime).add_extension(names, critical=False)
         files = Certified(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         files.certificate.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
         protection = (
@@ -53,7 +68,13 @@ class Authority:
         )
         return files
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def tls_of(self, name: str, alpn: str) -> Credentials:
+        """Return what a listener that speaks `alpn` speaks TLS with; its certificate is signed here."""
+        return credentials(tls_files(self.sign(name)), alpn)
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, lifetime: datetime.timedelta = _LIFETIME
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -61,8 +82,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _LIFETIME)
-            .not_valid_after(now + _LIFETIME)
+            .not_valid_before(min(now, now + lifetime) - _LIFETIME)
+            .not_valid_after(now + lifetime)
         )
 
 

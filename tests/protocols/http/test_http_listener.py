@@ -1,4 +1,4 @@
-"""The native listener over real loopback sockets. Time is virtual where it matters."""
+"""The native listener over real sockets, in the clear and over TLS. Time is virtual where it matters."""
 
 # ruff: noqa: ASYNC110  # the kernel does part of the work, and has no event to wait for
 
@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import socket
+import ssl
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 
@@ -13,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from engine.server.tls import HTTP_1
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.parser import RequestLimits
@@ -20,6 +22,7 @@ from protocols.http.patience import ConnectionLimits, Phase
 from protocols.transport.room import LAST_CALL, reserve
 from tests.protocols.fakes import FakeServer
 from tests.protocols.flaky_sockets import Flaky
+from tests.support.certificates import Authority
 from tests.support.garbage import uncollected
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -71,10 +74,39 @@ class Client:
             return True
 
 
+class TlsSocket:
+    """The client's side of TLS, with as much of a socket as the tests use."""
+
+    def __init__(self, sock, stream):
+        self.raw = sock
+        self.stream = stream
+        self.setsockopt = sock.setsockopt
+        self.shutdown = sock.shutdown
+
+    @classmethod
+    async def over(cls, sock, context):
+        stream = trio.SSLStream(
+            trio.SocketStream(sock), context, server_hostname="localhost", https_compatible=True
+        )
+        await stream.do_handshake()
+        return cls(sock, stream)
+
+    async def send(self, data):
+        await self.stream.send_all(data)
+        return len(data)
+
+    async def recv(self, size):
+        try:
+            return await self.stream.receive_some(size)
+        except trio.BrokenResourceError:
+            raise ConnectionResetError from None
+
+
 class Served:
     client = Client
 
-    def __init__(self, listener, sock, spawned):
+    def __init__(self, listener, sock, spawned, tls=None):
+        self.tls = tls  # what clients speak TLS with
         self.listener = listener
         self.socket = sock
         self.address = sock.getsockname()
@@ -93,7 +125,10 @@ class Served:
         with sock:
             if not first:
                 await sock.connect(self.address)
-            yield self.client(sock)
+            if self.tls is None:
+                yield self.client(sock)
+            else:
+                yield self.client(await TlsSocket.over(sock, self.tls))
 
     async def until(self, condition):
         """Let the listener work until `condition(statistics)` holds."""
@@ -107,17 +142,33 @@ def backend():
     return FakeServer()
 
 
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """What a server and its clients speak TLS with."""
+    authority = Authority(tmp_path_factory.mktemp("authority"))
+    return authority.tls_of("server", HTTP_1).context, ssl.create_default_context(cafile=authority.root)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def secured(request):
+    """None, or what a server and its clients speak TLS with."""
+    return request.getfixturevalue("tls") if request.param else None
+
+
 @pytest.fixture
-def serve(request, backend):
+def serve(request, backend, secured):
     patience = math.inf if "autojump_clock" in request.fixturenames else 20
 
     @asynccontextmanager
     async def serve(app=None, *, limits=None):
         with trio.fail_after(patience):
-            async with serve_on_loopback(app or V2App(backend.server), limits) as served:
+            async with serve_on_loopback(app or V2App(backend.server), limits, tls=secured) as served:
                 yield served
 
     return serve
+
+
+in_the_clear = pytest.mark.parametrize("secured", [False], ids=["plain"], indirect=True)
 
 
 def serving(**kwargs):
@@ -138,8 +189,11 @@ async def client(served):
 
 
 @asynccontextmanager
-async def serve_on_loopback(app, limits, served=Served, **options):
-    listener = HttpListener(app, limits=limits, **options, admit=getattr(app, "admit", None))
+async def serve_on_loopback(app, limits, served=Served, *, tls=None, **options):
+    ours, theirs = tls or (None, None)
+    listener = HttpListener(
+        app, limits=limits, **options, admit=getattr(app, "admit", None), tls=ours and (lambda: ours)
+    )
     spawned = []
     with socket.create_server(("127.0.0.1", 0)) as sock:
         async with trio.open_nursery() as nursery:
@@ -149,7 +203,7 @@ async def serve_on_loopback(app, limits, served=Served, **options):
                 nursery.start_soon(run, name=name)
 
             await nursery.start(listener.serve, sock, spawn)
-            yield served(listener, sock, spawned)
+            yield served(listener, sock, spawned, theirs)
             nursery.cancel_scope.cancel()
     listener.close()
 
@@ -580,6 +634,7 @@ async def test_a_request_that_is_half_here_is_finished_while_draining(served, cl
     assert await client.receive_all() == LIVE_LAST
 
 
+@in_the_clear
 @pytest.mark.parametrize("accepted", [False, True], ids=["in the backlog", "accepted"])
 async def test_what_was_sent_before_draining_is_answered(accepted, served):
     with ExitStack() as stack:
@@ -706,6 +761,7 @@ async def test_nobody_else_is_let_in_than_there_is_room_for_when_draining_begins
         assert served.listener.statistics().accepted <= 2 + reserve(2)
 
 
+@in_the_clear
 async def test_nothing_is_accepted_while_draining(served):
     served.listener.drain()
     await served.listener.wait_drained()
