@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import trio
+from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from actors.values.callers import HeadGate, Peer
@@ -23,7 +24,7 @@ from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
 from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
-from protocols.grpc.codec.heads import CallHead
+from protocols.grpc.codec.heads import CallHead, Refusal
 from protocols.grpc.methods import TOO_LATE, CallTasks, HeadReader, cancel_tasks
 from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
 from protocols.grpc.reader import RequestReader, more_than_one
@@ -31,6 +32,7 @@ from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import ErrorCode
 from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
+from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import Transport
 
@@ -86,6 +88,8 @@ class Calls(Handler[CallHead[Method]]):
         self.now = 0.0  # when the bytes came that are read
         self.served = False  # a call came
         self.draining = False
+        self.guest: Guest[str] | None = None  # set where all other connections are busy
+        self.leaving = False  # the connection is to end with the calls that it has
         self.on_over: list[Callable[[], None]] = []
         room = AnswerRoom(options.connection_bytes)
         self.h2: Http2Connection[CallHead[Method]] = Http2Connection(self, pings, environment.limits)
@@ -111,7 +115,19 @@ class Calls(Handler[CallHead[Method]]):
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead[Method]:
         """Say what a header list means."""
-        return self._heads.read(headers)
+        head = self._heads.read(headers)
+        return head if self.guest is None else self._as_guest(self.guest, head)
+
+    def _as_guest(self, guest: Guest[str], head: CallHead[Method]) -> CallHead[Method]:
+        """Refuse a call for which there is no room, unless it is welcome or there is room after all."""
+        if not guest.crowded():
+            self.guest = None
+            return head
+        self.leaving = True
+        if guest.is_welcome(head.path):
+            return head
+        guest.turned_away()
+        return replace(head, refusal=Refusal(Status.UNAVAILABLE, CROWDED))
 
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:
         """Open a call."""

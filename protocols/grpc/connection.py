@@ -25,7 +25,9 @@ from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
 from protocols.transport.budget import FREE
+from protocols.transport.listening import Guest
 from protocols.transport.receiving import Claim, no_room, too_slow
+from protocols.transport.room import PATIENCE
 from protocols.transport.sockets import ConnectionLost, Transport
 
 # Seconds that a client has to answer the ping behind the first GOAWAY.
@@ -132,7 +134,7 @@ class GrpcConnection(PingHandler):
         self._serving = False  # the handshake is over, and the socket open
         self._yielding = False  # it was told to give way to another
         # Of the many short messages that are here or on their way; long ones have claims of their own.
-        self._claim = Claim(environment.room, self._progress, self._outrun)
+        self._claim: Claim | None = None
         self._quota = FREE  # bytes of them for which there is room
         self._came = 0  # bytes read since they have a claim
 
@@ -150,7 +152,7 @@ class GrpcConnection(PingHandler):
 
     @property
     def idle_since(self) -> float:
-        """Since when no call has been open, as of the last sweep; inf while there is one.
+        """Since when no call has been open; inf while there is one.
 
         `withdraw` ends such a connection gracefully.
         """
@@ -164,7 +166,9 @@ class GrpcConnection(PingHandler):
     @property
     def yields_at(self) -> float:
         """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
-        return math.inf if self._yielding else self.idle_since
+        if self._yielding:
+            return math.inf
+        return self.idle_since + (0.0 if self.served else PATIENCE)
 
     # The task
 
@@ -198,7 +202,7 @@ class GrpcConnection(PingHandler):
     def close(self) -> None:
         """Close the socket."""
         self._transport.close()
-        self._claim.release()
+        self._give_room_back()
         self._serving = False
         # Otherwise the task that has the nursery would wait for the garbage collector, with its frames.
         self._calls.tasks.nursery = None
@@ -249,6 +253,8 @@ class GrpcConnection(PingHandler):
                 self._came += count
                 if window.held > self._quota:
                     await self._find_room()
+                if calls.leaving:
+                    self._farewell.leave()
                 self._farewell.close_if_done()
                 if transport.exhausted(count, len(scratch)):
                     await transport.wait_readable()
@@ -262,10 +268,12 @@ class GrpcConnection(PingHandler):
 
     async def _find_room(self) -> None:
         """Read no more until there is room for what is here: granted, or left by calls that are over."""
-        claim, window = self._claim, self._h2.window
+        window = self._h2.window
+        if self._claim is None:
+            self._claim = Claim(self._environment.room, self._progress, self._outrun)
+            self._came = 0
+        claim = self._claim
         while window.held > self._quota:
-            if not claim.size:
-                self._came = 0
             size = 2 * window.held  # so that it is not asked for each of many messages
             roomy = trio.Event()
             if claim.ask(size, partial(self._answered, size, roomy)):
@@ -289,16 +297,17 @@ class GrpcConnection(PingHandler):
         roomy.set()
 
     def _progress(self) -> tuple[int, int]:
-        return self._came, self._claim.size if self._calls.incomplete else 0
+        held = 0 if self._claim is None else self._claim.size
+        return self._came, held if self._calls.incomplete else 0
 
     def _outrun(self) -> None:
         self._calls.refuse_incomplete(too_slow())
 
     def _give_room_back(self) -> None:
-        """Let go of the room of short messages once few of them are here."""
-        if self._quota > FREE and not self._claim.waiting and self._h2.window.held <= FREE:
-            self._quota = FREE
-            self._claim.release()
+        claim, self._claim = self._claim, None
+        self._quota = FREE
+        if claim is not None:
+            claim.release()
 
     def _prove(self, count: int) -> None:
         self._unproven -= count
@@ -353,6 +362,10 @@ class GrpcConnection(PingHandler):
         self.deadline = min(self.deadline, trio.current_time() + _GIVING_WAY)
         self._farewell.leave()
 
+    def squeeze_in(self, guest: Guest[str]) -> None:
+        """Note that there is no room for this connection: its calls are answered as `guest` says."""
+        self._calls.guest = guest
+
     def withdraw(self) -> None:
         """Take no new streams once the client knows, and finish those that are open, however long they take.
 
@@ -388,7 +401,9 @@ class GrpcConnection(PingHandler):
             return
         if not self._serving or self._farewell.stage is FarewellStage.CLOSING:
             return
-        self._give_room_back()
+        claim = self._claim
+        if claim is not None and not claim.waiting and self._h2.window.held <= FREE:
+            self._give_room_back()
         self._farewell.sweep(now)
         if self._calls.draining:
             self._calls.hurry(now)

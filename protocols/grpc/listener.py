@@ -20,15 +20,16 @@ from typing import Final
 import trio
 
 from actors.seams import faults
+from actors.values.callers import Action
 from actors.values.families import Block, Families, Family, MetricKind, once
 from protocols.grpc.call import Call
 from protocols.grpc.calls import Environment
 from protocols.grpc.connection import GrpcConnection
-from protocols.grpc.methods import HeadReader, Service
+from protocols.grpc.methods import CATEGORIES, HeadReader, Service
 from protocols.grpc.policy import DeadlineWheel, GrpcOptions
 from protocols.http2.frames import DEFAULT_WINDOW, ErrorCode
 from protocols.http2.streams import Http2Limits
-from protocols.transport.listening import Listener
+from protocols.transport.listening import Listener, in_turns
 from protocols.transport.offenders import Offenders
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import PlainTransport, TlsTransport
@@ -86,6 +87,7 @@ class GrpcListener(Listener[GrpcConnection]):
         self._options = options = options or GrpcOptions()
         super().__init__(options.max_connections, options.per_address)
         self._tls = tls
+        self._treatment = self._guest(_is_health)
         self._uniform = uniform
         self._on_refused = on_refused
         self._deadlines = CallDeadlines()
@@ -137,6 +139,9 @@ class GrpcListener(Listener[GrpcConnection]):
             await trio.sleep(wait)
         await connection.serve()
 
+    def _squeeze_in(self, connection: GrpcConnection) -> None:
+        connection.squeeze_in(self._treatment)
+
     def _violated(self, peer: str, code: ErrorCode, message: str) -> None:
         self._violations[code] += 1
         if code is ErrorCode.ENHANCE_YOUR_CALM:
@@ -152,7 +157,7 @@ class GrpcListener(Listener[GrpcConnection]):
         while True:
             await trio.sleep(period)
             now = trio.current_time()
-            for connection in list(self._connections):
+            async for connection in in_turns(self._connections):
                 connection.sweep(now)
             self._environment.room.sweep(now)
             self._relieve(now)
@@ -208,6 +213,11 @@ def sweep_period(options: GrpcOptions) -> float:
         options.stall_timeout,
     )
     return max(_SHORTEST_PERIOD, min(_SWEEP_PERIOD, min(patience) / _SWEEPS))
+
+
+def _is_health(path: str) -> bool:
+    """Whether the RPC at `path` is asked by health checks, and answered at once."""
+    return CATEGORIES.get(path) is Action.HEALTH
 
 
 def _sum(

@@ -363,8 +363,13 @@ class Keepalive:
         self._called = True
 
     def idle_since(self, *, calls: int) -> float:
-        """Return since when there has been no call, as of the last check; inf while there are `calls`."""
-        return math.inf if calls or self._called else self._idle_since
+        """Return since when there has been no call; inf while there are `calls`.
+
+        If there was one since the last check, the last bytes of the client tell about when it ended.
+        """
+        if calls:
+            return math.inf
+        return self._heard_at if self._called else self._idle_since
 
     def struck_out(self, now: float, *, calls: int) -> bool:
         """Count a ping that came while `calls` were open; return whether it was one too many.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,8 +23,9 @@ from protocols.http.fields import JSON, SOON
 from protocols.http.parser import Request, RequestParser
 from protocols.http.patience import ConnectionLimits, Patience, Phase
 from protocols.transport.budget import FREE
+from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.receiving import NO_ROOM, TOO_SLOW, Claim, ReceivingRoom
-from protocols.transport.room import LAST_CALL
+from protocols.transport.room import LAST_CALL, PATIENCE
 from protocols.transport.sockets import ConnectionLost, Transport
 
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
@@ -33,28 +33,11 @@ _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns sho
 _IN_A_ROW: Final = 8
 
 _TOO_SLOW: Final = error_answer(408, "Request Timeout")
-_CROWDED: Final = error_answer(
-    503,
-    "the server has as many connections as it takes, and all of them are busy; see --max-connections",
-    [JSON, SOON],
-)
+_CROWDED: Final = error_answer(503, CROWDED, [JSON, SOON])
 _NO_ROOM: Final = error_answer(503, NO_ROOM, [JSON, SOON])
 _OUTRUN: Final = error_answer(503, TOO_SLOW, [JSON, SOON])
 _FIRST_STEP: Final = 256 * 1024  # bytes that a chunked body asks for at first
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """The treatment of a connection that was let in although all others are busy.
-
-    While the server is still `crowded`, a request is answered only if its path `is_welcome`. That answer is
-    the connection's last. Requests for other paths are refused, and `turned_away` is told of each.
-    """
-
-    crowded: Callable[[], bool]
-    is_welcome: Callable[[bytes], bool]
-    turned_away: Callable[[], None]
 
 
 class Connection:
@@ -97,7 +80,7 @@ class Connection:
         self._parser = RequestParser(limits.request, None if admit is None else partial(admit, peer))
         self._patience = Patience(limits, now=trio.current_time())
         self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready)
-        self._guest: Guest | None = None
+        self._guest: Guest[bytes] | None = None
         self._expired = False
         self._too_slow = _TOO_SLOW  # the answer to a request that has expired
         self._room = room or ReceivingRoom()
@@ -123,7 +106,8 @@ class Connection:
     @property
     def yields_at(self) -> float:
         """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
-        return self._patience.yields_at
+        at = self._patience.yields_at
+        return at if self.served or self.phase is not Phase.IDLE else at + PATIENCE
 
     # Told by the listener
 
@@ -158,7 +142,7 @@ class Connection:
         else:
             self.expire()
 
-    def squeeze_in(self, guest: Guest) -> None:
+    def squeeze_in(self, guest: Guest[bytes]) -> None:
         """Note that there is no room for this connection: its requests are answered as `guest` says."""
         self._guest = guest
 
@@ -353,7 +337,7 @@ class Connection:
             return True
         return count > 0
 
-    async def _turned_away(self, guest: Guest, request: Request) -> bool:
+    async def _turned_away(self, guest: Guest[bytes], request: Request) -> bool:
         """Refuse a request for which there is no room; False where it may go on after all."""
         if not guest.crowded():
             self._guest = None

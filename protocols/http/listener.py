@@ -20,11 +20,11 @@ import trio
 
 from actors.seams import faults
 from protocols.http.admission import Admit
-from protocols.http.connection import Connection, Guest
+from protocols.http.connection import Connection
 from protocols.http.conversation import Application
 from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
-from protocols.transport.listening import Listener
+from protocols.transport.listening import Listener, in_turns
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.room import AddressLimit
 from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
@@ -89,7 +89,7 @@ class HttpListener(Listener[Connection]):
         self._room = room or ReceivingRoom()
         self._limits = limits or ListenerLimits()
         super().__init__(self._limits.max_connections, self._limits.per_address)
-        self._guest = Guest(lambda: self.crowded, is_welcome, self._crowd_out)
+        self._treatment = self._guest(is_welcome)
         self._by_descriptor: dict[int, Connection] = {}
         self._descriptors: dict[Connection, int] = {}
         self._epoll = select.epoll()
@@ -156,11 +156,8 @@ class HttpListener(Listener[Connection]):
             self._epoll.unregister(descriptor)
         connection.close()
 
-    def _crowd_out(self) -> None:
-        self._crowded_out += 1
-
     def _squeeze_in(self, connection: Connection) -> None:
-        connection.squeeze_in(self._guest)
+        connection.squeeze_in(self._treatment)
 
     def _turn_away(self, accepted: socket.socket) -> None:
         # A client that has left, takes nothing, or speaks TLS, learns of it by the end of its connection.
@@ -181,7 +178,7 @@ class HttpListener(Listener[Connection]):
         while True:
             await trio.sleep(_SWEEP_PERIOD)
             now = trio.current_time()
-            for connection in list(self._connections):
+            async for connection in in_turns(self._connections):
                 if connection.deadline <= now:
                     connection.expire()
             self._room.sweep(now)

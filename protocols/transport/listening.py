@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
@@ -23,7 +23,28 @@ from actors.values.families import Block, Families, MetricKind, Slice, SplitFami
 from protocols.transport.accepting import Door, OnceAMinute, OnExhausted
 from protocols.transport.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
 
+_IN_A_TURN: Final = 256  # connections that are swept in one turn of the loop
+
 Spawn = Callable[[str, Callable[[], Awaitable[None]]], None]
+
+
+CROWDED: Final = (
+    "the server has as many connections as it takes, and all of them are busy; see --max-connections"
+)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest(Generic[P]):
+    """The treatment of a connection that was let in although all others are busy.
+
+    While the server is still `crowded`, a request is answered only if its path `is_welcome`. That answer is
+    the connection's last. Requests for other paths are refused, and `turned_away` is told of each.
+    """
+
+    crowded: Callable[[], bool]
+    is_welcome: Callable[[P], bool]
+    turned_away: Callable[[], None]
 
 
 class AcceptedConnection(Occupant, Protocol):
@@ -67,6 +88,15 @@ class ConnectionCounts:
 
 
 C = TypeVar("C", bound=AcceptedConnection)
+
+
+async def in_turns(connections: Collection[C]) -> AsyncIterator[C]:
+    """Yield all connections that stay open, for a sweep. There may be thousands, so others get a turn."""
+    for number, connection in enumerate(list(connections), 1):
+        if connection in connections:
+            yield connection
+        if not number % _IN_A_TURN:
+            await trio.lowlevel.checkpoint()
 
 
 class Listener(ABC, Generic[C]):
@@ -160,6 +190,17 @@ class Listener(ABC, Generic[C]):
     def crowded(self) -> bool:
         """Whether more connections are open than should be, without those that are coming to an end."""
         return len(self._connections) - len(self._leaving) > self._most
+
+    def _guest(self, is_welcome: Callable[[P], bool]) -> Guest[P]:
+        """Return how connections are treated for which there is no room."""
+
+        def crowded() -> bool:
+            return self.crowded and not self._make_room(trio.current_time())
+
+        def turned_away() -> None:
+            self._crowded_out += 1
+
+        return Guest(crowded, is_welcome, turned_away)
 
     def _relieved(self, on_exhausted: OnExhausted | None) -> OnExhausted:
         """Return the function that is told when descriptors or memory are used up.

@@ -4,6 +4,10 @@ The functions here decide, and are told the time. A connection is ended only to 
 waits to be accepted. It is never ended while it has something under way and keeps the pace. Connections that
 never sent a request go before those that did, and within each group the one that has been quiet for longest
 goes first.
+
+A newcomer has `PATIENCE` to bring its first request, as its first bytes may come later than it is accepted.
+But a flood of newcomers must not push out all connections that are in use. So once more than a quarter of all
+are newcomers, they make room for each other, the oldest first.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ LAST_CALL: Final = 5.0
 # connections takes a millisecond for a thousand.
 _LINE: Final = 256
 _FEW: Final = 16
+_NEWCOMERS: Final = 4  # the part of all connections, one in so many, that may be newcomers
 _LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connection
 # Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
 _NETWORK_BITS: Final = 64
@@ -48,7 +53,8 @@ class Occupant(Protocol):
     def yields_at(self) -> float:
         """The time from which on it may be ended for another connection.
 
-        That is since when it has been idle, or behind the pace; inf while it is busy.
+        That is since when it has been idle, or behind the pace, and for a newcomer `PATIENCE` later; inf
+        while it is busy.
         """
 
 
@@ -84,15 +90,30 @@ class GoingLine(Generic[C]):
                     return occupant
             if now < self._look_at:
                 return None
-            quiet = [(occupant, at) for occupant in occupants if (at := occupant.yields_at) <= now]
-            if not quiet:
+            self._line.extend(_next_to_go(occupants, now))
+            if not self._line:
                 self._look_at = now + _LOOK_AGAIN
                 return None
-            silent = [pair for pair in quiet if not pair[0].served]
-            if silent:
-                self._line.extend(heapq.nsmallest(_LINE, silent, key=_quiet_since))
-            else:  # a few at a time, because connections that come meanwhile may never send a request
-                self._line.extend(heapq.nsmallest(_FEW, quiet, key=_quiet_since))
+
+
+def _next_to_go(occupants: Collection[C], now: float) -> Sequence[tuple[C, float]]:
+    """Return some that go next, and since when each is quiet."""
+    silent: list[tuple[C, float]] = []
+    used: list[tuple[C, float]] = []
+    fresh: list[tuple[C, float]] = []
+    soon = now + PATIENCE
+    for occupant in occupants:
+        at = occupant.yields_at
+        if at <= now:
+            (used if occupant.served else silent).append((occupant, at))
+        elif at <= soon and not occupant.served:
+            fresh.append((occupant, at))
+    if silent:
+        return heapq.nsmallest(_LINE, silent, key=_quiet_since)
+    if len(fresh) > max(1, len(occupants) // _NEWCOMERS):
+        return heapq.nsmallest(min(_LINE, len(fresh) // 2), fresh, key=_quiet_since)
+    # A few at a time, because connections that come meanwhile may never send a request.
+    return heapq.nsmallest(_FEW, used, key=_quiet_since)
 
 
 def first_to_go(occupants: Collection[C], now: float) -> C | None:

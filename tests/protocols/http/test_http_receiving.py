@@ -148,7 +148,7 @@ async def test_a_client_that_announces_much_and_sends_little_makes_room_for_othe
 
 
 @pytest.mark.slow
-async def test_nobody_is_hurried_while_nobody_waits(serve, autojump_clock):
+async def test_a_slow_body_is_not_hurried_while_no_other_waits(serve, autojump_clock):
     async with serve(64 * MIB) as served, served.connect() as slow:
         await slow.send(LONG % MIB)
         await until(lambda: served.room.counts().held == MIB)

@@ -7,6 +7,7 @@ import json
 import math
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc
 import pytest
 import trio
 
@@ -18,6 +19,7 @@ from protocols.http.routes import is_health
 from protocols.transport.room import AddressLimit, reserve
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
+from tests.protocols.grpc_serving import LIVE as GRPC_LIVE
 from tests.protocols.grpc_serving import in_thread, unary
 from tests.protocols.grpc_serving import serve as serve_grpc
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, LIVE_LAST, infer, serve_on_loopback
@@ -168,6 +170,18 @@ async def test_an_idle_connection_is_closed_after_what_was_set(serve, autojump_c
         assert 7 <= trio.current_time() < 9
 
 
+async def test_a_newcomer_whose_first_bytes_come_later_than_it_is_served(serve):
+    async with serve(4) as served, AsyncExitStack() as stack:
+        for _ in range(4):
+            client = await stack.enter_async_context(served.connect(HEALTH))
+            await client.receive(len(LIVE))
+        late = await stack.enter_async_context(served.connect())
+        await until(lambda: served.listener.statistics().accepted == 5)
+        await until(lambda: served.listener.counts().open == 4)
+        await late.send(HEALTH)
+        assert await late.receive(len(LIVE)) == LIVE
+
+
 # One address
 
 
@@ -237,3 +251,22 @@ async def test_a_grpc_client_whose_connection_made_room_does_not_notice():
                     await served.until(lambda: served.listener.counts().open == 1)
         assert served.listener.counts().gave_way == 3
         assert served.listener.statistics().violations == 0
+
+
+@pytest.mark.slow
+async def test_grpc_health_checks_are_answered_while_all_connections_are_busy():
+    async with serve_grpc(options=GrpcOptions(max_connections=1)) as served:
+        served.service.echo.held = []
+        with served.channel(use_local_subchannel_pool=1) as busy:
+            held = unary(busy).future(b"held", timeout=20)
+            await served.until(lambda: served.service.echo.held)
+            for _ in range(3):
+                with served.channel(use_local_subchannel_pool=1) as prober:
+                    assert await in_thread(unary(prober, GRPC_LIVE), b"well", timeout=10) == b"WELL"
+            with served.channel(use_local_subchannel_pool=1) as other:
+                with pytest.raises(grpc.RpcError) as refusal:
+                    await in_thread(unary(other), b"", timeout=10)
+                assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert "--max-connections" in refusal.value.details()
+                assert served.listener.counts().crowded_out == 1
+            held.cancel()

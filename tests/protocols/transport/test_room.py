@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from protocols.transport.room import AddressLimit, GoingLine, first_to_go, order, reserve
+from protocols.transport.room import PATIENCE, AddressLimit, GoingLine, first_to_go, order, reserve
 
 
 @dataclass(eq=False)
@@ -25,12 +25,22 @@ def line():
     return GoingLine()
 
 
-occupants = st.lists(st.builds(Occupant, st.sampled_from([1.0, 2.0, 3.0, 9.0, math.inf]), st.booleans()))
+occupants = st.lists(
+    st.one_of(
+        st.builds(Occupant, st.sampled_from([1.0, 2.0, 3.0, 9.0, math.inf]), st.booleans()),
+        st.builds(Occupant, st.sampled_from([1.0, 2.0, 3.0, 9.0]), st.just(value=True)),
+    )
+)
+
+
+def newcomers(occupants, now):
+    return [each for each in occupants if not each.served and now < each.yields_at <= now + PATIENCE]
 
 
 @given(occupants, st.floats(0, 10))
 def test_all_that_may_go_do_so_in_order_and_nobody_else(everybody, now):
     line: GoingLine[Occupant] = GoingLine()
+    assume(not newcomers(everybody, now))
     gone = []
     while (each := line.next(everybody, now)) is not None:
         assert each is not None
@@ -121,3 +131,33 @@ def test_the_reserve(most, more):
 def test_what_counts_as_one_address(host, origin):
     trusted = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "2001:db8:9::/48")))
     assert AddressLimit(3, trusted).origin(host) == origin
+
+
+def test_a_newcomer_has_time_for_its_first_bytes_and_an_idle_connection_goes_instead(line):
+    used = [Occupant(float(number), served=True) for number in range(8)]
+    newcomer = Occupant(10.0 + PATIENCE)
+    assert line.next([*used, newcomer], 10.0) is used[0]
+
+
+def test_a_newcomer_that_says_nothing_goes_before_connections_that_were_used(line):
+    used = [Occupant(float(number), served=True) for number in range(8)]
+    silent = Occupant(10.0)
+    assert line.next([*used, silent], 10.0) is silent
+
+
+def test_a_flood_of_newcomers_makes_room_for_itself_the_oldest_first(line):
+    used = [Occupant(float(number), served=True) for number in range(8)]
+    flood = [Occupant(10.0 + PATIENCE - 0.1 * number) for number in range(8)]
+    gone = []
+    while (each := line.next([*used, *flood], 10.0)) in flood:
+        each.give_way()
+        flood.remove(each)
+        gone.append(each.yields_at)
+    assert len(gone) == 6  # until they are a quarter
+    assert each is used[0]
+    assert min(one.yields_at for one in flood) == pytest.approx(10.0 + PATIENCE - 0.1)
+
+
+def test_a_newcomer_does_not_make_room_where_all_others_are_busy(line):
+    busy = [Occupant(math.inf, served=True) for _ in range(8)]
+    assert line.next([*busy, Occupant(10.0 + PATIENCE)], 10.0) is None
