@@ -26,6 +26,7 @@ from typing import Final
 
 from actors.values.errors import TritiumError
 from engine.models.layout import shown
+from engine.processes import users
 from engine.provenance.ed25519 import LibraryMissing
 from engine.provenance.keys import TrustedFiles
 from engine.provenance.manifest import APART, MANIFEST, SIGNATURE, ManifestRefused, read_strictly
@@ -49,8 +50,9 @@ FOLDER: Final = "tritium-signed"
 HASHERS: Final = 4
 """Threads that read one model's files."""
 
+_FOLDERS: Final = ("staging", "models")
 _CHUNK: Final = 1 << 20
-_LARGEST_MANIFEST: Final = 64 << 20
+_LARGEST_MANIFEST: Final = 16 << 20
 _LARGEST_SIGNATURE: Final = 64 << 10
 _MOST_NAMED: Final = 3
 
@@ -108,7 +110,7 @@ class SignedModels:
                 raise self._no_room(error) from error
             try:
                 for_each_file(checked, partial(self._copy, folder, checked, staging), cancelled)
-                path = self._trees.publish(staging, secrets.token_hex(16))
+                path = self._published(staging)
             finally:
                 staging.discard()
         own = {path: digest for path, digest in checked.listed.items() if not speaks_about_the_model(path)}
@@ -121,9 +123,19 @@ class SignedModels:
     def _prepare(self) -> None:
         with self._preparing:
             if not self._prepared:
-                make_private(self._root, ("staging", "models"))
+                make_private(self._root, _FOLDERS)
+                for folder in (self._root, *(self._root / name for name in _FOLDERS)):
+                    users.share(folder)
                 self._trees.sweep()
                 self._prepared = True
+
+    def _published(self, staging: Staging) -> Path:
+        """Put a copy in its place, where a worker with a user id of its own can read it."""
+        for folder, _, _ in os.walk(staging.root):
+            os.chmod(folder, 0o755)
+        path = self._trees.publish(staging, secrets.token_hex(16))
+        path.parent.chmod(0o755)
+        return path
 
     def _copy(
         self, folder: Root, checked: Checked, staging: Staging, path: str, alive: Callable[[], None]

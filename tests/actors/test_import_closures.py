@@ -96,6 +96,12 @@ def test_the_workers_closure_is_written_in_python_3_9(module):
 
 
 @pytest.mark.slow
+def test_a_server_loads_no_library_of_a_feature_before_that_is_used():
+    loaded = {name.partition(".")[0] for name in loaded_by("engine.server.run", "engine.cli.serve")}
+    assert not loaded & {"cryptography", "joserfc", "redis", "obstore", "boto3", *FRAMEWORKS}
+
+
+@pytest.mark.slow
 def test_our_names_are_free_for_the_users_model(tmp_path):
     for name in OUR_NAMES:
         (tmp_path / f"{name}.py").write_text("mine = True\n")

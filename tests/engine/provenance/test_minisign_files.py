@@ -1,6 +1,8 @@
 """Keys and signatures in minisign's own formats, held against another implementation of them."""
 
 import base64
+import shutil
+import subprocess
 
 import minisign
 import pytest
@@ -147,3 +149,21 @@ def test_a_point_that_is_none_makes_no_signature_valid():
     assert not ed25519.is_valid(bytes(31), bytes(64), b"")
     secret = new_key()
     assert ed25519.is_valid(secret.point, ed25519.signed(secret.seed, digest(b"x")), digest(b"x"))
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("minisign") is None, reason="minisign is not installed")
+def test_the_program_itself_verifies_ours_and_signs_with_a_key_of_ours(tmp_path):
+    secret, manifest, signature = new_key(), tmp_path / "SHA256SUMS", tmp_path / "SHA256SUMS.sig"
+    (tmp_path / "key").write_text(secret.file("without a password"))
+    manifest.write_bytes(MANIFEST)
+    signature.write_text(sign(MANIFEST, "m", secret, now=0))
+    files = ["-m", str(manifest), "-x", str(signature)]
+    subprocess.run(
+        ["minisign", "-V", "-H", "-P", secret.public.text, *files], check=True, capture_output=True
+    )
+    signature.unlink()
+    command = ["minisign", "-S", "-W", "-s", str(tmp_path / "key"), "-t", "model:m", *files]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    trust = Trust().with_file("keys", secret.public.text)
+    assert check_signature(MANIFEST, signature.read_text(), "m", trust).key == secret.public

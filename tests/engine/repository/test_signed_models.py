@@ -72,6 +72,18 @@ def test_the_contents_of_a_copy_are_those_of_the_model(model, signed):
     assert signed.admit(model).contents.versions != before.versions
 
 
+def test_a_copy_can_be_read_whatever_the_mask_of_the_server_is(model, signed):
+    """A worker in a strict sandbox may have a user of its own."""
+    before = os.umask(0o077)
+    try:
+        copy = signed.admit(model).removal.path
+    finally:
+        os.umask(before)
+    for path in (copy.parent, copy, copy / "1", copy / "1/weights"):
+        assert path.stat().st_mode & 0o755 == 0o755
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in copy.rglob("*") if path.is_file())
+
+
 def test_what_an_earlier_server_left_is_removed(model, tmp_path):
     left = SignedModels(trusted(tmp_path, KEY), tmp_path / "cache").admit(model).removal.path
     held = left.parent.with_name(left.parent.name + ".lease")
@@ -183,7 +195,7 @@ class TestRefused:
         assert "is no plain path inside the model's folder" in refused(model, self.keys)
 
     def test_a_manifest_that_is_too_large_is_not_read(self, model):
-        os.truncate(model / MANIFEST, (64 << 20) + 1)
+        os.truncate(model / MANIFEST, (16 << 20) + 1)
         assert "larger than" in refused(model, self.keys)
 
     def test_a_model_that_is_not_there(self, model):
