@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.serving.asks import Asker
 from actors.serving.instances.batches import InFlight
+from actors.values.callers import Action
 from actors.values.errors import TritiumError, Unavailable, Unsupported
 from actors.values.requests import InferRequest, ServedModel
+from actors.values.specs import ModelSpec
 from actors.wire.call_fields import WHOLE_BATCH, CallFields
 from actors.wire.frames import FrameError
+
+Permit = Callable[[ModelSpec, Action, str], None]
+"""Told which model asks for what, and of which model. Raises PermissionDenied where it may not."""
 
 
 class Resolver(Protocol):

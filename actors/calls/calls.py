@@ -23,7 +23,7 @@ from typing import Protocol
 import trio
 
 from actors.calls.account import Account, CallLimits
-from actors.calls.admission import Resolver, callee_of, parents_of
+from actors.calls.admission import Permit, Resolver, callee_of, parents_of
 from actors.calls.answers import AnswerSender
 from actors.calls.call import (
     CANCELLED_BY_CALLER,
@@ -39,6 +39,7 @@ from actors.calls.letters import LetterReader
 from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.asks import Asker, Asks, WorkerAsks
 from actors.serving.model import ModelState
+from actors.values.callers import Action
 from actors.values.errors import Cancelled, TritiumError
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
@@ -63,6 +64,7 @@ class CallHost(Asks):
     subjects: Subjects
     deadlocks: Deadlocks | None = None
     limits: CallLimits = field(default_factory=CallLimits)
+    permit: Permit | None = None
 
     def connect(self, worker: Asker, spec: ModelSpec, instance: str) -> tuple[WorkerAsks, socket.socket]:
         """See `Asks.connect`."""
@@ -253,6 +255,8 @@ class WorkerCalls(WorkerAsks):
         Raises TritiumError where it is refused, FrameError where the letter is malformed.
         """
         self._account.check_call(letter.nbytes)
+        if self._host.permit is not None:
+            self._host.permit(self.book.caller.spec, Action.INFERENCE, fields.model)
         model = callee_of(fields, self._host.callees, self.book.caller.spec.namespace)
         batch, parents = parents_of(fields.parent, self._worker)
         if unwanted(parents):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 
+from actors.calls.admission import Permit
 from actors.catalog.catalog import Catalog, ControlMode
 from actors.catalog.loading import Surroundings
 from actors.catalog.watcher import Watcher
@@ -60,9 +61,18 @@ class DeployingParts:
 
 
 def compose_deploying(
-    settings: Settings, machine: Machine, environ: Mapping[str, str], log: Log, models: ModelParts
+    settings: Settings,
+    machine: Machine,
+    environ: Mapping[str, str],
+    log: Log,
+    models: ModelParts,
+    *,
+    permit: Permit | None = None,
 ) -> DeployingParts:
-    """Connect what decides. Raises ServerFailed for a repository or a host policy that is not there."""
+    """Connect what decides. `permit` says what models may ask for.
+
+    Raises ServerFailed for a repository or a host policy that is not there.
+    """
     janitor = Janitor(log)
     digests = Digests(wall_ns=lambda: machine.wall_clock() * 1_000_000)
     sources = _open_sources(machine, settings, environ, digests)
@@ -123,6 +133,7 @@ def compose_deploying(
         needs=catalog.parts.needs,
         found=confinements.found,
         serving=confinements.serving,
+        permit=permit,
     )
     control.answer(models.subjects)
     return DeployingParts(

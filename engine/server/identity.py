@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import trio
 
+from actors.calls.admission import Permit
 from actors.serving.routing.roster import Roster
+from actors.values.callers import Action
+from actors.values.confinement import Sandbox
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
 from actors.values.families import Block, Families, Slice, SplitFamily, once
+from actors.values.specs import ModelSpec
 from engine.identity.document import AuthFileError
 from engine.identity.gate import Book, Gate
 from engine.identity.loading import load_book
+from engine.identity.rules import MODEL
 from engine.server.machine import Machine
 from engine.server.reloading import Followed, NotReloaded, stamp_of
 from engine.server.running import ServerFailed
 
 
-def opened_gate(path: str, machine: Machine, roster: Roster, log: Log) -> FollowedAuthFile:
-    """Return the gate of the auth file at `path`, as what is read again when it changes. Raises ServerFailed.
+def opened_gate(
+    path: str, machine: Machine, roster: Callable[[], Roster], log: Log
+) -> FollowedAuthFile | None:
+    """Return the gate of the auth file at `path`, as what is read again when it changes; None without a path.
 
-    `roster` knows in which repository a model lies.
+    `roster` returns what knows in which repository a model lies. It is asked once the server runs. Raises
+    ServerFailed.
     """
+    if not path:
+        return None
 
     def namespace_of(model: str) -> str:
-        keys = [key for key in roster.known if key.name == model]
+        keys = roster().keys(model)
         return keys[0].namespace if len(keys) == 1 else ""
 
     def refused(name: str, error: TritiumError) -> None:
@@ -48,6 +58,19 @@ def opened_gate(path: str, machine: Machine, roster: Roster, log: Log) -> Follow
     followed = FollowedAuthFile(path, gate)
     followed.files, followed.stamp = files, stamp_of(files) if len(files) > 1 else stamp
     return followed
+
+
+def permit_of(gate: Gate) -> Permit:
+    """Return what judges by the same rules what confined models ask for, as `model:NAME`.
+
+    A model is confined in a sandbox that keeps it from reaching the server in other ways: basic or strict.
+    """
+
+    def permit(spec: ModelSpec, action: Action, model: str) -> None:
+        if spec.confinement.sandbox.holds(Sandbox.BASIC):
+            gate.named(MODEL + spec.name).require(action, model)
+
+    return permit
 
 
 class FollowedAuthFile(Followed[tuple[Book, list[str]]]):

@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from actors.calls.admission import Permit
 from actors.calls.reach import confines_calls, why_not_load, why_not_unload
 from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.routing.router import Router
+from actors.values.callers import Action
 from actors.values.confinement import Sandbox
 from actors.values.errors import InvalidArgument, PermissionDenied, Unavailable
 from actors.values.interfaces import Health, Repository
@@ -51,12 +53,14 @@ class ModelControl:
         needs: Callable[[str, str], bool] = lambda _, __: False,
         found: Levels = _unconfined,
         serving: Levels = _unconfined,
+        permit: Permit | None = None,
     ) -> None:
         """Set up the control of models.
 
         `started` tells whether every model to be loaded at start is. `loading` tells whether a caller's
         version is being loaded. `needs` tells whether one model is composed of another. `found` tells the
         sandboxes of what the repository has, and `serving` of what serves.
+        `permit` says what a model may ask for.
         """
         self._repository = repository
         self._health = health
@@ -65,6 +69,7 @@ class ModelControl:
         self._needs = needs
         self._found = found
         self._serving = serving
+        self._permit = permit
         self._waiting: list[tuple[str, str]] = []  # models that are being loaded: what they wait for
 
     def answer(self, subjects: Subjects) -> None:
@@ -79,9 +84,12 @@ class ModelControl:
         """Load `name` with `config`, if there is one, and files from the attachments; return when it serves.
 
         Raises as `Repository.load` does; Unavailable while the server starts; InvalidArgument for a circle;
-        PermissionDenied where the model would be less confined than the one that asks.
+        PermissionDenied where the model would be less confined than the one that asks, or rules forbid it.
         """
         name = _text(body, "name")
+        self._require(caller, Action.MODEL_REPOSITORY, name)
+        if attachments:
+            self._require(caller, Action.UPLOAD, name)
         parameters: dict[str, object] = dict(attachments)
         if "config" in body:
             parameters["config"] = _text(body, "config")
@@ -111,6 +119,7 @@ class ModelControl:
         `unload_dependents` also unloads the models that only `name` is composed of.
         """
         name = _text(body, "name")
+        self._require(caller, Action.MODEL_REPOSITORY, name)
         self._require_started()
         if name == caller.spec.name and self._loading(caller):
             raise InvalidArgument(f"model '{name}' can't unload itself while it is being loaded")
@@ -150,6 +159,10 @@ class ModelControl:
         levels = {} if brings else await self._found(name)
         if why_not := why_not_load(caller.name, level, name, brings=brings, levels=levels):
             raise PermissionDenied(why_not)
+
+    def _require(self, caller: CallingWorker, action: Action, name: str) -> None:
+        if self._permit is not None:
+            self._permit(caller.spec, action, name)
 
     def _require_started(self) -> None:
         if not self._started():

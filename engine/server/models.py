@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from actors.calls.admission import Permit
 from actors.calls.subjects import Subjects
 from actors.catalog.catalog import Catalog, ControlMode
 from actors.residency import residency
@@ -80,11 +81,12 @@ def compose_models(
     *,
     on_the_way: Callable[[str, str], OnTheWay | None],
     started: Callable[[], bool],
+    permit: Permit | None = None,
 ) -> ModelParts:
     """Connect what serves models.
 
     `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at
-    start has been. Both are asked once the server runs. Raises ServerFailed if the cache can't be set up.
+    start has been. Both are asked once the server runs. `permit` says what models may call. Raises ServerFailed if the cache can't be set up.
     """
     router = Router(namespacing=settings.namespacing, on_the_way=on_the_way)
     backends = machine.backends(settings.backend_directory)
@@ -111,6 +113,7 @@ def compose_models(
         limiter=RateLimiter(settings.rate_limit_resources) if settings.rate_limit else None,
         start_after=settings.start_after,
         subjects=subjects,
+        permit=permit,
         wall_clock=machine.wall_clock,
         recorder=_recorder(settings, log),
         cores=machine.cores(),

@@ -37,7 +37,7 @@ from engine.repository.advice import single_model
 from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
 from engine.server.exposing import exposition
-from engine.server.identity import opened_gate
+from engine.server.identity import opened_gate, permit_of
 from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
@@ -147,6 +147,9 @@ def _compose(
     Raises ServerFailed if the auth file makes no sense.
     """
     log, lag = EventLog(), LoopLag()
+    rules = opened_gate(settings.auth_file, machine, lambda: models.router.roster, log)
+    gate = None if rules is None else rules.gate
+    permit = None if gate is None else permit_of(gate)
     models = compose_models(
         settings,
         machine,
@@ -154,8 +157,9 @@ def _compose(
         log,
         on_the_way=lambda name, namespace: deploying.catalog.on_the_way(name, namespace),
         started=lambda: deploying.catalog.finished.is_set(),
+        permit=permit,
     )
-    deploying = compose_deploying(settings, machine, environ, log, models)
+    deploying = compose_deploying(settings, machine, environ, log, models, permit=permit)
     server = Server(
         identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
         models=models.router,
@@ -164,10 +168,6 @@ def _compose(
         introspection=TreeView(lambda: root),
         traffic=models.traffic,
     )
-    rules = (
-        opened_gate(settings.auth_file, machine, models.router.roster, log) if settings.auth_file else None
-    )
-    gate = None if rules is None else rules.gate
     room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
     frontends = compose_frontends(
         settings,

@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from actors.caching.cache import ResponseCache, may_be_kept
+from actors.calls.admission import Permit
 from actors.calls.call_waits import CallWaits
 from actors.calls.callees import Callees
 from actors.calls.calls import CallHost
@@ -82,6 +83,7 @@ class ModelSubtrees:
         start_after: StartAfter | None = None,
         measure: Measure = memory_of,
         subjects: Subjects | None = None,
+        permit: Permit | None = None,
         wall_clock: Callable[[], int] | None = None,
         recorder: Recorder | None = None,
         cores: int = 0,
@@ -115,7 +117,9 @@ class ModelSubtrees:
         self._comeback = Comeback()
         self._turns = LoadTurns(cores, needed=serving)
         self._callees = Callees(router)
-        self._host = CallHost(self._callees, subjects or Subjects(), CallWaits(self._resolve_step))
+        self._host = CallHost(
+            self._callees, subjects or Subjects(), CallWaits(self._resolve_step), permit=permit
+        )
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
         self._changes = InstanceChanges(self._instance_child, limiter)
 

@@ -409,6 +409,75 @@ async def test_a_key_that_is_revoked_ends_streams_that_are_open(tritium_server, 
         assert "the API key 'old' was revoked" in answers[1]
 
 
+ASKS_ANOTHER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self._asked(request) for request in requests]
+
+    def _asked(self, request):
+        name = pb_utils.get_input_tensor_by_name(request, "NAME").as_numpy().ravel()[0].decode()
+        one = np.ones((1, 16), np.float32)
+        call = pb_utils.InferenceRequest(
+            model_name=name,
+            requested_output_names=["SUM"],
+            inputs=[pb_utils.Tensor(port, one) for port in ("A", "B")],
+        )
+        told = []
+        answer = call.exec()
+        told.append(answer.error().message() if answer.has_error() else "called")
+        try:
+            pb_utils.unload_model(name)
+            told.append("unloaded")
+        except Exception as error:
+            told.append(str(error))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array(told, dtype=object))])
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["off", "basic"])
+async def test_calls_of_a_confined_model_are_judged_by_the_same_rules(
+    tritium_server, repository, tmp_path, sandbox
+):
+    repository.onnx_add_sub()
+    repository.python_add_sub()
+    asking = repository.path / "asking"
+    (asking / "1").mkdir(parents=True)
+    (asking / "1" / "model.py").write_text(ASKS_ANOTHER)
+    (asking / "config.pbtxt").write_text(
+        'backend: "python"\ninput { name: "NAME" data_type: TYPE_STRING dims: [1] }\n'
+        'output { name: "TOLD" data_type: TYPE_STRING dims: [2] }\n'
+        f'parameters {{ key: "tritium.sandbox" value {{ string_value: "{sandbox}" }} }}\n'
+    )
+    auth = tmp_path / "auth.toml"
+    auth.write_text(
+        key("user") + '[[rule]]\nfor = ["user"]\nallow = ["*"]\n'
+        '[[rule]]\nfor = ["model:asking"]\nallow = ["inference"]\nmodels = ["onnx_*"]\n'
+    )
+    flags = (f"--auth-file={auth}", "--model-control-mode=explicit", "--load-model=*")
+    async with tritium_server(*flags) as server:
+
+        def told(model):
+            named = tritonclient.http.InferInput("NAME", [1], "BYTES")
+            named.set_data_from_numpy(np.array([model], dtype=object))
+            with tritonclient.http.InferenceServerClient(server.url) as client:
+                result = client.infer("asking", [named], headers=bearer("user"))
+            return [each.decode() for each in result.as_numpy("TOLD")]
+
+        denied = "'model:asking' may not use '{}' on model '{}'"
+        if sandbox == "off":
+            assert await trio.to_thread.run_sync(told, "python_add_sub") == ["called", "unloaded"]
+            return
+        called, unloaded = await trio.to_thread.run_sync(told, "onnx_add_sub")
+        assert called == "called"
+        assert denied.format("model-repository", "onnx_add_sub") in unloaded
+        called, _ = await trio.to_thread.run_sync(told, "python_add_sub")
+        assert denied.format("inference", "python_add_sub") in called
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

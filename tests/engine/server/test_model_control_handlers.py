@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from actors.calls.subjects import CallingWorker, Subjects
+from actors.values.callers import Action
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from actors.wire.call_fields import Attached
@@ -49,6 +50,7 @@ class World:
         self.being_loaded: set[str] = set()
         self.levels: dict[str, Sandbox] = {}
         self.subjects = Subjects()
+        self.forbidden: set[Action] = set()
         ModelControl(
             self.models,
             self.models,
@@ -56,7 +58,12 @@ class World:
             loading=lambda caller: caller.spec.name in self.being_loaded,
             found=self.levels_of,
             serving=self.levels_of,
+            permit=self.permit,
         ).answer(self.subjects)
+
+    def permit(self, spec, action, model):
+        if action in self.forbidden:
+            raise PermissionDenied(f"{spec.name} may not {action.value} {model}")
 
     async def levels_of(self, name):
         return self.levels
@@ -76,6 +83,18 @@ def world():
 async def test_a_load_has_its_configuration_and_its_files(world):
     assert await world.ask("model.load", {"name": "m", "config": "{}"}, **{"file:1/a": b"x"}) == {}
     assert world.models.done == [("load", "m", {"config": "{}", "file:1/a": b"x"})]
+
+
+async def test_what_a_model_may_not_ask_for_is_not_done(world):
+    world.forbidden = {Action.UPLOAD}
+    assert await world.ask("model.load", {"name": "m"}) == {}
+    with pytest.raises(PermissionDenied, match="caller may not upload m"):
+        await world.ask("model.load", {"name": "m"}, **{"file:1/a": b"x"})
+    world.forbidden = {Action.MODEL_REPOSITORY}
+    for subject in ("model.load", "model.unload"):
+        with pytest.raises(PermissionDenied, match="caller may not model-repository m"):
+            await world.ask(subject, {"name": "m"})
+    assert world.models.done == [("load", "m", {})]
 
 
 async def test_an_unload_says_whether_parts_go_too(world):
