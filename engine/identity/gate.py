@@ -19,7 +19,7 @@ from actors.values.errors import PermissionDenied, TritiumError, Unauthenticated
 from engine.identity.document import AuthFile
 from engine.identity.keys import NO_DIGEST, bearer, matches
 from engine.identity.limits import Limits, Usage, strictest
-from engine.identity.rules import Decision, Identity, Rulebook
+from engine.identity.rules import BySubject, Decision, Identity, Rulebook
 from engine.identity.tokens import Proven, Tokens
 
 MOST_VERDICTS: Final = 4096
@@ -39,13 +39,13 @@ class Book:
         self.file = file
         self.rules = Rulebook(file.rules)
         self.tokens = tokens
+        self._limits = BySubject(file.limits)
         self._callers: dict[Identity, KnownCaller] = {}
         self._proven: OrderedDict[bytes, Proven] = OrderedDict()
 
     def limits_of(self, identity: Identity) -> Limits:
         """Return what `identity` may use."""
-        subjects = identity.subjects
-        return strictest([each.limits for each in self.file.limits if each.subjects & subjects])
+        return strictest([each.limits for each in self._limits.about(identity)])
 
     def caller(self, identity: Identity, gate: Gate) -> KnownCaller:
         """Return the one caller of this book that is `identity`."""
@@ -111,11 +111,11 @@ class Gate(HeadGate):
         return self._book
 
     def adopt(self, book: Book) -> None:
-        """Go by another auth file from now on, for open connections and streams as well."""
+        """Go by another auth file from now on, for open connections and streams as well.
+
+        An identity gets its other limits with its next request.
+        """
         self._book = book
-        for name, usage in self._usages.items():
-            identity = book.file.identities().get(name)
-            usage.bound_by(book.limits_of(identity or Identity(name=name)))
 
     def identify(self, authorization: bytes, peer: Peer) -> Caller:
         """Return who shows this (`actors.values.callers.HeadGate`)."""

@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from actors.values.callers import ANONYMOUS, Action
 
@@ -69,11 +69,42 @@ class Decision:
     rule: Rule | None = None
 
 
+class About(Protocol):
+    """What is about some subjects: a rule, a limit."""
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """The identities that it is about."""
+
+
+E = TypeVar("E", bound=About)
+
+
+class BySubject(Generic[E]):
+    """Entries of a file by their subjects, so that those about one identity are found among thousands."""
+
+    def __init__(self, entries: Sequence[E]) -> None:
+        self._by_subject: dict[str, list[tuple[int, E]]] = {}
+        for place, entry in enumerate(entries):
+            for subject in entry.subjects:
+                self._by_subject.setdefault(subject, []).append((place, entry))
+
+    def about(self, identity: Identity) -> list[E]:
+        """Return the entries about `identity`, in their order."""
+        found = {
+            place: entry
+            for subject in identity.subjects
+            for place, entry in self._by_subject.get(subject, ())
+        }
+        return [found[place] for place in sorted(found)]
+
+
 class Rulebook:
     """The rules in force."""
 
     def __init__(self, rules: Sequence[Rule] = ()) -> None:
         self.rules = tuple(rules)
+        self._by_subject = BySubject(rules)
         self.open = frozenset(
             action
             for action in OPEN_UNLESS_NAMED
@@ -84,8 +115,7 @@ class Rulebook:
 
     def of(self, identity: Identity) -> Permissions:
         """Return what the rules say about one identity."""
-        subjects = identity.subjects
-        return Permissions([rule for rule in self.rules if rule.subjects & subjects], self.open)
+        return Permissions(self._by_subject.about(identity), self.open)
 
 
 class Permissions:
