@@ -86,7 +86,8 @@ def compose_models(
     """Connect what serves models.
 
     `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at
-    start has been. Both are asked once the server runs. `permit` says what models may call. Raises ServerFailed if the cache can't be set up.
+    start has been. Both are asked once the server runs. `permit` says what models may call. Raises
+    ServerFailed if the cache can't be set up.
     """
     router = Router(namespacing=settings.namespacing, on_the_way=on_the_way)
     backends = machine.backends(settings.backend_directory)

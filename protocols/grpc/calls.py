@@ -55,7 +55,8 @@ class Environment:
     """What all connections of a listener share.
 
     Reads go into `scratch`, and nothing in it outlives a read. `deadlines` has the `expire` of a call's
-    connection called. `room` is that of all requests on their way in. `on_crash` is told the path and the exception of a method's bug. `on_violation` is told
+    connection called. `room` is that of all requests on their way in. `on_crash` is told the path and the
+    exception of a method's bug. `on_violation` is told
     the address of a client that is sent away, with which code and what text. `on_unsecured` is told the
     address of a client whose TLS handshake failed, and why.
     """
