@@ -10,6 +10,7 @@ class Event(str, Enum):
     """The `noun_verb` names of logged events; a name that is not here is not an event."""
 
     SERVER_STARTING = "server_starting"
+    SERVER_OPENED = "server_opened"
     SERVER_CONFIGURED = "server_configured"
     SERVER_LOADED = "server_loaded"
     SERVER_READY = "server_ready"

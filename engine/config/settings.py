@@ -72,7 +72,7 @@ def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str
     if values.get("tritium.isolation") == "thread":
         message = (
             "'tritium.isolation' is 'thread', which nothing can confine, and this server confines every model"
-            f" (--sandbox={level})"
+            f" ({floor.flag})"
         )
         return raised, [problem("tritium.isolation", message, "use isolation 'process'")]
     found: list[Problem] = []
@@ -80,7 +80,7 @@ def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str
     if not wanted.holds(floor.level):
         message = (
             f"'tritium.sandbox' is '{wanted.value}', and the model is served in sandbox '{level}'"
-            f" nevertheless: this server's floor (--sandbox={level})"
+            f" nevertheless: this server's floor ({floor.flag})"
         )
         said = problem("tritium.sandbox", message, f"leave it out, or write '{level}'")
         found.append(replace(said, severity=Severity.WARNING))
@@ -95,8 +95,10 @@ def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str
             found += [
                 problem(
                     key,
-                    f"'{key}' names '{path}', which this server gives to no model (--sandbox=strict)",
-                    f"leave it out, or have the operator start the server with {flags}={path}",
+                    f"'{key}' names '{path}', which this server gives to no model ({floor.flag})",
+                    "leave it out"
+                    if floor.uploaded
+                    else f"leave it out, or have the operator start the server with {flags}={path}",
                 )
                 for path in paths
                 if not _lies_below(path, allowed)

@@ -95,7 +95,7 @@ def own_user(limits: Confinement, files: Sequence[Path], runtime: Runtime) -> tu
         return False, [f"a user of its own: {why_not}"] if why_not else []
     if said := users.barred([*files, *limits.read, _STAGE], [interpreter(runtime)]):
         if limits.imposed:
-            raise OSError(f"a strict sandbox has a user of its own (--sandbox=strict), and {said}")
+            raise OSError(f"a strict sandbox that the server imposes has a user of its own, and {said}")
         return False, [f"a user of its own: {said}"]
     return True, []
 

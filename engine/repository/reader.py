@@ -21,7 +21,7 @@ import trio
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Listing, Unreadable
 from actors.seams.threads import in_thread
-from actors.values.errors import InvalidArgument
+from actors.values.errors import InvalidArgument, PermissionDenied
 from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from engine.config.load import load_model_config
@@ -46,6 +46,7 @@ from engine.repository.source import (
     Source,
     SourceUnavailable,
 )
+from engine.settings.management import Uploads
 from engine.settings.sandbox import SandboxSettings
 
 # Of each repository, so that one that hangs does not use up the reads of the others.
@@ -71,6 +72,7 @@ class ReadOptions:
     execution_timeout: float = 0.0  # of models that have none of their own; 0: none
     floor: SandboxSettings = field(default_factory=SandboxSettings)
     restrictions: Restrictions = NONE
+    uploads: Uploads = Uploads.ON
     signed: SignedModels | None = None  # admits models, where only signed ones are
     # After which a source that does not list its models counts as unavailable.
     listing_seconds: float = LISTING_SECONDS
@@ -116,6 +118,11 @@ class RepositoryReader:
             raise InvalidArgument(
                 f"model '{key.name}' is not loaded with the configuration or files of a request: no signature"
                 " covers them, and --require-signed forbids that; put them into the signed model"
+            )
+        if self._options.uploads is Uploads.OFF and override is not None and override.files:
+            raise PermissionDenied(
+                f"model '{key.name}' is not loaded with the files of a request: this server takes none"
+                " (--uploads=off); put them into a model repository, and load the model without files"
             )
         handover = _Handover()
         files = uploaded.normalised(override.files) if override is not None else {}
@@ -226,7 +233,7 @@ class RepositoryReader:
             directory = uploaded.write(parent, key.name, files)
         except (OSError, UnicodeError) as error:  # a name that no file can have, a disk that is full
             return _unreadable(key, error)
-        return self._found(key, Fetched(path=directory, contents=None), override)
+        return self._found(key, Fetched(path=directory, contents=None), override, is_uploaded=True)
 
     async def _having(self, key: ModelKey) -> list[Source]:
         """Return the sources that have the model. Raises Unreadable if none has and one can't be asked."""
@@ -244,8 +251,11 @@ class RepositoryReader:
         fetched: Fetched,
         override: Override | None,
         environments: Environments | None = None,
+        *,
+        is_uploaded: bool = False,
     ) -> FoundModel | _Unbuilt:
         options, contents = self._options, fetched.contents
+        shut_in = is_uploaded and options.uploads is Uploads.STRICT
         damaged = [] if fetched.verified else verify_manifest(fetched.path, digests=self._digests)
         if damaged:
             return FoundModel(
@@ -264,15 +274,18 @@ class RepositoryReader:
             config_name=options.config_name,
             auto_complete=options.auto_complete,
             execution_timeout=options.execution_timeout,
-            floor=options.floor,
+            floor=options.floor.for_uploads() if shut_in else options.floor,
             override=None if override is None else override.config,
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents),
             environments=environments or self._standing,
             restrictions=options.restrictions,
         )
+        if loaded.unbuilt and shut_in:
+            return _brings_environment(key)
         if loaded.unbuilt:
-            return _Unbuilt(loaded.unbuilt, partial(self._found, key, fetched, override))
+            again = partial(self._found, key, fetched, override, is_uploaded=is_uploaded)
+            return _Unbuilt(loaded.unbuilt, again)
         return FoundModel(
             key=key,
             specs=tuple(place(spec, options.host_policies) for spec in loaded.specs),
@@ -340,6 +353,14 @@ def _refused(key: ModelKey, error: Refused) -> FoundModel:
     hint = f" ({error.hint})" if error.hint else ""
     reason = f"Invalid argument: model '{key.name}' is refused by --require-signed: {error}"
     return FoundModel(key=key, reason=reason, readable=False, errors=[f"{reason}{hint}"])
+
+
+def _brings_environment(key: ModelKey) -> FoundModel:
+    reason = (
+        f"Invalid argument: model '{key.name}' was uploaded, and an environment for it is not built: its"
+        " build runs code outside of any sandbox, and this server shuts uploaded models in (--uploads=strict)"
+    )
+    return FoundModel(key=key, reason=reason, readable=False, errors=[reason])
 
 
 def _unreadable(key: ModelKey, error: Exception) -> FoundModel:

@@ -186,6 +186,7 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         host_policies=policies,
         execution_timeout=settings.default_execution_timeout,
         floor=settings.sandbox,
+        uploads=settings.uploads,
         restrictions=Restrictions(
             no_code=settings.provenance.no_code, signed=settings.provenance.require_signed
         ),

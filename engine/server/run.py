@@ -18,6 +18,7 @@ from actors.values.events import Event, Log
 from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
+from engine.observability.openness import exposures, openness
 from engine.processes.kernel import lacking, this_kernel
 from engine.processes.process import (
     allow_many_files,
@@ -87,11 +88,18 @@ async def _serve(
     """Return the exit status."""
     log = EventLog()
     lacked = lacking(settings.sandbox.level, this_kernel())
-    for warning in (*settings.warnings, *in_the_way(), *advice_on_repositories(settings), *lacked):
+    for warning in (
+        *settings.warnings,
+        *in_the_way(),
+        *advice_on_repositories(settings),
+        *lacked,
+        *exposures(settings),
+    ):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_server(settings, machine=machine, reload=reload) as running:
+            log(Event.SERVER_OPENED, **openness(running.settled()))
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -47,6 +47,20 @@ class RunningServer:
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+
+    def settled(self) -> Settings:
+        """Return the settings with the ports that the kernel chose where they are 0."""
+        chosen = self.settings
+        if self.http is not None:
+            chosen = replace(chosen, http_port=self.http.port)
+        if self.grpc is not None:
+            chosen = replace(chosen, grpc=replace(chosen.grpc, port=self.grpc.port))
+        apart = chosen.management
+        if self.management_http is not None:
+            apart = replace(apart, http_port=self.management_http.port)
+        if self.management_grpc is not None:
+            apart = replace(apart, grpc_port=self.management_grpc.port)
+        return replace(chosen, management=apart)
 
     async def wait_loaded(self) -> None:
         """Wait until every model that is loaded at start is ready or has failed."""

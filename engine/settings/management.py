@@ -1,12 +1,13 @@
-"""What the operator decided about changes of what is served: at which ports they are taken."""
+"""What the operator decided about changes of what is served: at which ports, and whether with files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from engine.settings.forms import PORT, text
+from engine.settings.forms import PORT, Form, one_of, text
 from engine.settings.option import Given, Group
 
 _ADDRESS: Final = "management-address"
@@ -40,3 +41,21 @@ class ManagementSettings:
         "Tritium's own: its port for gRPC, with TLS where gRPC has it; 0 lets the kernel choose."
         " --allow-grpc=false switches it off."
     )
+
+
+class Uploads(Enum):
+    """Which uploaded models are taken. Uploaded files are code as soon as a worker loads them."""
+
+    OFF = "off"
+    STRICT = "strict"  # served in the strict sandbox, whatever their configuration says
+    ON = "on"
+
+
+UPLOADS: Final[Form[Uploads]] = one_of("WHICH", *(each.value for each in Uploads)).into(Uploads)
+
+
+def in_explicit_mode(uploads: Uploads, given: Given) -> Uploads:
+    """Return `uploads`; warn where nothing can be uploaded anyway."""
+    if given.has("uploads") and given.word("model-control-mode").lower() != "explicit":
+        given.warn_of("uploads", "only --model-control-mode=explicit takes load requests")
+    return uploads

@@ -36,6 +36,7 @@ def _of_strict(paths: tuple[str, ...], given: Given, name: str) -> tuple[str, ..
 class SandboxSettings:
     """How far every worker is shut in at least, and which files models may ask for beyond their own."""
 
+    uploaded: bool = False  # the floor is that of uploaded models, by --uploads=strict
     level: Sandbox = Group.INSTANCES.option("--sandbox=off", _LEVELS).means(
         "Tritium's own: shut every model's workers in at least so far, whatever its 'tritium.sandbox' says"
         " (docs/worker_life.md). off: as each model's configuration says. guard: no new privileges, mounts,"
@@ -55,3 +56,14 @@ class SandboxSettings:
         "Tritium's own, with --sandbox=strict: what models may name in 'tritium.sandbox_write' and"
         " 'tritium.sandbox_read', with all that lies below."
     )
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets this floor, with its value."""
+        return "--uploads=strict" if self.uploaded else f"--sandbox={self.level.value}"
+
+    def for_uploads(self) -> SandboxSettings:
+        """Return the floor of uploaded models where these are shut in strictly."""
+        if self.level is Sandbox.STRICT:
+            return self
+        return SandboxSettings(uploaded=True, level=Sandbox.STRICT, read=(), write=())

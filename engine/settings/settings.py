@@ -41,7 +41,7 @@ from engine.settings.listening import (
     refuse_clashes,
     restrictions,
 )
-from engine.settings.management import ManagementSettings
+from engine.settings.management import UPLOADS, ManagementSettings, Uploads, in_explicit_mode
 from engine.settings.models import (
     ProvenanceSettings,
     backend_secret,
@@ -112,6 +112,11 @@ class Settings:
     )
     load_models: tuple[str, ...] = Group.MODELS.collected("--load-model", "MODEL", read_load_models).means(
         "Load MODEL at start-up, in explicit mode; repeatable. '*', alone, stands for every model."
+    )
+    uploads: Uploads = Group.MODELS.option("--uploads=on", UPLOADS, in_explicit_mode).means(
+        "Tritium's own, in explicit mode: whether a load request may bring the model's files. on: as in"
+        " Triton. strict: such a model runs in the strict sandbox, whatever its configuration says. off: such"
+        " requests are refused."
     )
     namespacing: bool = Group.MODELS.option("--model-namespacing=false", BOOL).means(
         "Let models of several repositories have the same name; otherwise such models are not served."
@@ -401,6 +406,7 @@ class Settings:
             shown.append(("repository_poll_secs", f"{self.poll_interval:g}"))
         if self.control_mode == "explicit":
             shown.append(("startup_models", ", ".join(self.load_models)))
+            shown.append(("uploads", self.uploads.value))
         if any(map(is_remote, self.model_repositories)):
             shown.append(("model_cache_directory", self.model_cache_directory))
             shown.append(("model_cache_size", str(self.model_cache_size)))

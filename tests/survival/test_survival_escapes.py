@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,10 +18,11 @@ import trio
 import tritonclient.http
 
 from tests.support.escapes import ATTEMPTS
+from tests.support.interpreters import OTHERS, shared_interpreter, with_these_packages
 from tests.survival.server import ROOT, ServerProcess
 
 LEVELS = ("off", "guard", "basic", "strict")
-ROOTS, OTHERS = 0, 65534
+ROOTS = 0
 REFUSED = {"EPERM", "EACCES", "ENOSYS", "EXDEV", "confined", "nothing gained"}
 
 # What this kernel or machine may refuse to everyone: that a sandbox refuses it may show nothing.
@@ -63,35 +63,12 @@ pytestmark = [
 ]
 
 
-def runs_for_others(python):
-    """Whether any user may run an interpreter, and it is of this one's version."""
-    probe = [python, "-c", "import sys; print(*sys.version_info[:2])"]
-    try:
-        told = subprocess.run(
-            probe,
-            user=OTHERS,
-            group=OTHERS,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd="/",
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return told.stdout.split() == [str(part) for part in sys.version_info[:2]]
-
-
 @pytest.fixture(scope="module")
 def interpreter():
     """A Python that workers with another user id can run."""
     if os.geteuid() != 0:
         pytest.skip("only root can start servers of several users")
-    name = f"python3.{sys.version_info.minor}"
-    for python in filter(None, (sys.executable, shutil.which(name, path="/usr/bin:/usr/local/bin"))):
-        if runs_for_others(python):
-            return python
-    pytest.skip(f"no user but root can run {sys.executable}, and there is no other {name}")
+    return shared_interpreter()
 
 
 def server_of(user, python):
@@ -100,12 +77,10 @@ def server_of(user, python):
     class OfUser(ServerProcess):
         @staticmethod
         def launch(command, environ, stdout, stderr):
-            packages = [path for path in sys.path if path.endswith("site-packages")]
-            paths = ":".join([str(ROOT), str(ROOT / "engine/worker/authoring/public"), *packages])
             return subprocess.Popen(
                 [python, *command[1:]],
                 cwd="/",
-                env={**environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"},
+                env=with_these_packages(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
