@@ -148,7 +148,7 @@ def test_a_worker_whose_files_are_private_keeps_the_servers_user_unless_the_oper
     assert not granted
     assert told.startswith(f"a user of its own: '{model}'")
     imposed = Confinement(sandbox=Sandbox.STRICT, imposed=True)
-    with pytest.raises(OSError, match="--sandbox=strict"):
+    with pytest.raises(OSError, match="a strict sandbox that the server imposes"):
         own_user(imposed, [model], runtime)
 
 
