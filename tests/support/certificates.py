@@ -49,15 +49,25 @@ class Authority:
         self.root.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
 
     def sign(
-        self, name: str, *, password: bytes | None = None, lifetime: datetime.timedelta = _LIFETIME
+        self,
+        name: str,
+        *,
+        password: bytes | None = None,
+        lifetime: datetime.timedelta = _LIFETIME,
+        usage: x509.ObjectIdentifier | None = None,
     ) -> Certified:
-        """Return a certificate for 127.0.0.1 and localhost, to be used by a server or a client."""
+        """Return a certificate for 127.0.0.1 and localhost, to be used by a server or a client.
+
+        With a `usage`, it is good for that alone.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         )
         certificate = self._builder(subject, key, lifetime).add_extension(names, critical=False)
+        if usage is not None:
+            certificate = certificate.add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
         files = Certified(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         files.certificate.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
         protection = (

@@ -1,13 +1,19 @@
 """The PEM files of a TLS listener make a context for HTTP/2, or an error that names the wrong file."""
 
+import datetime
 import os
 import ssl
+import time
+from dataclasses import replace
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from engine.server.tls import HTTP_2, TlsUnusable, credentials
+from engine.server.reloading import NotReloaded
+from engine.server.tls import HTTP_1, HTTP_2, ListenerTls, TlsUnusable, credentials, tls_blocks
 from engine.settings.tls import PemFile, TlsFiles
 from tests.support.certificates import Authority
+from tests.support.logged import Logged
 
 
 @pytest.fixture
@@ -91,6 +97,88 @@ def test_mutual_tls_turns_away_every_other_client(mutual, tmp_path):
     client.load_cert_chain(stranger.certificate, stranger.key)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         shake_hands(context, client)
+
+
+def test_who_shows_no_certificate_gets_through_where_that_is_optional(authority, server, tmp_path):
+    asking = replace(files(server, client_roots=str(authority.root)), optional=True)
+    context = credentials(asking, HTTP_2).context
+    client = client_context(authority)
+    assert shake_hands(context, client).selected_alpn_protocol() == "h2"
+    stranger = Authority(tmp_path, "elsewhere").sign("stranger")
+    client.load_cert_chain(stranger.certificate, stranger.key)
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        shake_hands(context, client)
+
+
+def test_a_listener_of_http_offers_its_own_protocol(authority, server):
+    context = credentials(files(server), HTTP_1).context
+    assert shake_hands(context, client_context(authority)).selected_alpn_protocol() == "http/1.1"
+
+
+# -- when certificates expire
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def log():
+    return Logged()
+
+
+def listening(server, log, now=None):
+    """The TLS of a listener `http`, on a clock that stands at `now` (seconds since the epoch)."""
+    stands = datetime.datetime.now(datetime.UTC).timestamp() if now is None else now
+    return ListenerTls("http", files(server), HTTP_1, wall_clock=lambda: int(stands * 1000), log=log)
+
+
+@pytest.mark.parametrize(("days", "said"), [(15, ""), (13, "expires soon"), (-1, "has expired")])
+def test_a_certificate_that_has_expired_or_soon_will_earns_a_warning(authority, log, days, said):
+    served = authority.sign("served", lifetime=datetime.timedelta(days=days))
+    tls = listening(served, log)
+    assert tls.expires_at == pytest.approx(
+        datetime.datetime.now(datetime.UTC).timestamp() + days * DAY, abs=600
+    )
+    warnings = [(level, keys["warning"], keys["listener"]) for _, level, keys in log]
+    assert warnings == (
+        [("warning", f"the certificate in '{served.certificate}' {said}", "http")] if said else []
+    )
+
+
+def test_a_certificate_that_clients_refuse_in_any_case_earns_a_warning_and_has_no_metric(tmp_path, log):
+    path = tmp_path / "clients"
+    path.mkdir()
+    unfit = Authority(path).sign("unfit", usage=ExtendedKeyUsageOID.CLIENT_AUTH)
+    tls = listening(unfit, log)
+    assert tls.expires_at is None
+    (told,) = log.of("certificate_doubtful")
+    assert told["warning"].startswith(f"clients will refuse the certificate in '{unfit.certificate}': ")
+    assert [block.series for block in tls_blocks([tls])] == [[]]
+
+
+def test_the_metric_tells_when_the_certificate_of_each_listener_expires(server, log):
+    tls = listening(server, log)
+    (block,) = tls_blocks([tls])
+    ((labels, value, _),) = block.series
+    assert (labels.named, value) == ({"listener": "http"}, tls.expires_at)
+    assert list(tls_blocks([])) == []
+
+
+def test_what_is_read_again_is_shown_to_the_next_connection_and_its_expiry_told(authority, server, log):
+    tls = listening(server, log)
+    before = tls.context()
+    later = authority.sign("server", lifetime=datetime.timedelta(days=90))
+    assert later == server
+    found = tls.read()
+    assert tls.context() is before
+    told = tls.adopt(found)
+    assert tls.context() is found.context
+    assert tls.expires_at == pytest.approx(
+        datetime.datetime.now(datetime.UTC).timestamp() + 90 * DAY, abs=600
+    )
+    assert told["expires"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(tls.expires_at))
+    server.key.write_text("")
+    with pytest.raises(NotReloaded, match="holds no PEM private key"):
+        tls.read()
 
 
 # -- what is wrong with files
