@@ -7,8 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-_COMMANDS = ("serve", "run", "check", "sign", "verify", "tree", "traffic", "logs")
+_COMMANDS: Final = {
+    "serve": "serve",
+    "run": "run",
+    "check": "check",
+    "sign": "signing",
+    "verify": "signing",
+    "key": "keys",
+    "auth": "auth",
+    "tree": "tree",
+    "traffic": "traffic",
+    "logs": "logs",
+}
+"""Each command, and the module of `engine.cli` that has a function of its name."""
 
 USAGE = """\
 usage: tritium COMMAND [OPTIONS]
@@ -19,9 +32,11 @@ worker process under a supervisor, so a crash, a hang or a poisonous request cos
 commands:
   serve    serve the models of one or more repositories
   run      serve the model in one Python file, without a repository
-  check    validate repositories offline: what would load, with which settings, and what is wrong where
+  check    validate repositories and auth files offline: what would load, who may do what, and what is wrong where
   sign     sign models, for servers that load signed ones only
   verify   say which models of a repository are signed with a trusted key, and what keeps the others from it
+  key      make, list and revoke the API keys of an auth file
+  auth     explain which rule of an auth file lets a client do something, or keeps it from it
   tree     show the live supervision tree of a running server
   traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
   logs     read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
@@ -35,6 +50,7 @@ examples:
   tritium serve --model-repository=./models
   tritium run my_model.py
   tritium sign --key release.key models/resnet
+  tritium key new --auth-file auth.toml --name ci
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
   tritium logs server.log --timeline --model resnet
@@ -55,34 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             case "--version" | "-V" | "version":
                 return _version()
-            case "serve":
-                from engine.cli.serve import serve
+            case _ if command in _COMMANDS:
+                from importlib import import_module
 
-                return serve(words[1:])
-            case "run":
-                from engine.cli.run import run
-
-                return run(words[1:])
-            case "tree":
-                from engine.cli.tree import tree
-
-                return tree(words[1:])
-            case "traffic":
-                from engine.cli.traffic import traffic
-
-                return traffic(words[1:])
-            case "logs":
-                from engine.cli.logs import logs
-
-                return logs(words[1:])
-            case "sign" | "verify":
-                from engine.cli import signing
-
-                return signing.sign(words[1:]) if command == "sign" else signing.verify(words[1:])
-            case "check":
-                from engine.cli.check import check
-
-                return check(words[1:])
+                module = import_module(f"engine.cli.{_COMMANDS[command]}")
+                status: int = getattr(module, command)(words[1:])
+                return status
             case _:
                 return _unknown(command, words)
     except BrokenPipeError:
@@ -114,7 +108,7 @@ def _unknown(command: str, words: Sequence[str]) -> int:
         hint = (
             f"did you mean '{nearest[0]}'?"
             if nearest
-            else f"commands are {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}"
+            else f"commands are {', '.join([*_COMMANDS][:-1])} and {[*_COMMANDS][-1]}"
         )
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1

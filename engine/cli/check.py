@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,13 @@ from typing import Final
 from actors.values.events import Event
 from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import Ensemble, ModelSpec, Runtime
+from engine.cli.auth_check import (
+    AuthReport,
+    auth_as_json,
+    auth_as_lines,
+    auth_in_a_line,
+    inspect_auth_file,
+)
 from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
 from engine.config.load import load_model_config
 from engine.config.loaded import LoadedConfig
@@ -48,6 +56,7 @@ Read models as a server would, and say what would become of them: what is wrong,
 stands and what would have worked; else the configuration that the model would run with,
 everything filled in. Nothing is started, no port is opened and no framework is loaded, so
 that it works on a laptop and in CI. A PATH is a repository, or the directory of one model.
+With --auth-file, say what an auth file allows, and what in it looks like a mistake.
 """
 
 _EPILOG: Final = """\
@@ -74,13 +83,14 @@ running a model would show is not seen: modules that model.py imports and that a
 initialize, operators that ONNX Runtime does not know, an ONNX file's external data, weights,
 memory and drivers, and whatever other backends than onnxruntime, pytorch and python read.
 
-exit status: 0 where every model would load; 1 where one would not, for whatever reason;
-2 for a command line that makes no sense.
+exit status: 0 where every model would load and the auth file can be used; 1 where one would
+not, for whatever reason; 2 for a command line that makes no sense.
 
 examples:
   tritium check ./models
   tritium check ./models/resnet
   tritium check ./models --model resnet --model bert --json
+  tritium check --auth-file auth.toml
   tritium check ./models --no-model-code --backend-config=onnxruntime,default-max-batch-size=16
 """
 
@@ -97,39 +107,59 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
     options = parser.parse_args(argv)
     if options.build_environments and options.no_model_code:
         parser.error("--build-environments runs code of models' packages, which --no-model-code forbids")
+    if not options.paths and not options.auth_file:
+        parser.error("say what to check: a PATH, --auth-file FILE, or both")
     missing = [path for path in options.paths if not os.path.isdir(path)]
     if missing:
         sys.stderr.write("".join(f"{path}: not a directory\n" for path in missing))
         return 1
+    auth = inspect_auth_file(options.auth_file, datetime.now(UTC).timestamp()) if options.auth_file else None
     try:
-        settings = _settings(options)
+        report = _models(options, devices) if options.paths else None
     except SettingsError as error:
         sys.stderr.write(f"{error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
         return 1
-    try:
-        report = inspect(
-            options.paths,
-            settings,
-            gpus=gpu_count(os.environ, devices),
-            only=options.model,
-            run_model_code=not options.no_model_code,
-            build=options.build_environments,
-        )
     except NoSuchModel as error:
         sys.stderr.write(f"{error}\n")
         return 1
     for path in options.paths:
         if not is_model(path) and (said := no_models(path)):
             sys.stderr.write(f"{said}\n")
+    _tell(report, auth, options)
+    return 0 if (report is None or report.ok) and (auth is None or auth.ok) else 1
+
+
+def _models(options: argparse.Namespace, devices: Path) -> Report:
+    """Return what is known about the models. Raises SettingsError and NoSuchModel."""
+    return inspect(
+        options.paths,
+        _settings(options),
+        gpus=gpu_count(os.environ, devices),
+        only=options.model,
+        run_model_code=not options.no_model_code,
+        build=options.build_environments,
+    )
+
+
+def _tell(report: Report | None, auth: AuthReport | None, options: argparse.Namespace) -> None:
+    """Write what was found in the form that the options or the place it goes to ask for."""
     if options.json:
-        sys.stdout.write(json.dumps(as_json(report), indent=2) + "\n")
-    elif options.quiet:
-        sys.stdout.write("".join(f"{line}\n" for line in one_line_each(report)))
-    elif sys.stdout.isatty():
-        drawn(as_lines(report))
+        document = {} if report is None else as_json(report)
+        document = document if auth is None else {**document, "auth_file": auth_as_json(auth)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    if options.quiet:
+        lines = [] if report is None else list(one_line_each(report))
+        lines += [] if auth is None else [auth_in_a_line(auth)]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return
+    styled = [] if report is None else list(as_lines(report))
+    if auth is not None:
+        styled += [*([[]] if styled else []), *auth_as_lines(auth)]
+    if sys.stdout.isatty():
+        drawn(styled)
     else:
-        sys.stdout.write(plain(as_lines(report)))
-    return 0 if report.ok else 1
+        sys.stdout.write(plain(styled))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,7 +170,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a repository, or one model")
+    parser.add_argument("paths", metavar="PATH", nargs="*", type=_path, help="a repository, or one model")
+    parser.add_argument(
+        "--auth-file",
+        metavar="FILE",
+        help="explain this auth file too, or alone: its identities, rules and limits, and what looks like a mistake",
+    )
     parser.add_argument(
         "--model",
         action="append",

@@ -15,11 +15,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from engine.cli.credentials import NoCredentials, credentials
 from engine.observability.text import printable
 from engine.settings.forms import SettingsError
+from engine.settings.scanning import CLIENT_KEY
 from engine.settings.secrets import concealed, read_secret
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110's token
 _MOST_BYTES: Final = 64 * 1024 * 1024
+_AUTHORIZATION: Final = "Authorization"
+_RESTRICTED: Final = "This API is restricted"  # how a server with --http-restricted-api begins
 
 
 class ServerUnavailable(Exception):
@@ -34,16 +38,20 @@ class ServerUnavailable(Exception):
 
 
 class Client:
-    """Asks the server at `url`, sending `headers` with everything."""
+    """Asks the server at `url`, sending `headers` with everything.
 
-    def __init__(self, url: str, headers: Sequence[tuple[str, str]]) -> None:
+    `source` is where the credentials among them are from, for texts; empty if there are none.
+    """
+
+    def __init__(self, url: str, headers: Sequence[tuple[str, str]], *, source: str = "") -> None:
         """Raises ServerUnavailable if `url` is no address of a server."""
         self.base = (url if "://" in url else f"http://{url}").rstrip("/")
         if not self.base.startswith(("http://", "https://")):
             raise ServerUnavailable(f"--url takes an http:// address. Got {url}")
         # An operator's own server needs no proxy.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
         self._opener.addheaders += headers
+        self._source = source
 
     def ask(self, path: str, *, api: str, wanted: str, document: object = None) -> Any:
         """Return the JSON that the server answers with; `document`, if there is one, is posted.
@@ -62,7 +70,7 @@ class Client:
             with error:
                 said = _error_text(error)
             raise ServerUnavailable(
-                f"the server at {self.base} answered {error.code} to {path}: {_advised(error.code, said, api)}"
+                f"the server at {self.base} answered {error.code} to {path}: {self._advised(error.code, said, api)}"
             ) from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)
@@ -72,14 +80,51 @@ class Client:
                 f"the server at {self.base} did not answer with {wanted}: {error}"
             ) from error
 
+    def _advised(self, status: int, said: str, api: str) -> str:
+        """Return what the server said, and what its operator can do about it if that is known."""
+        if status == 401 and not self._source:
+            return (
+                f"{said or 'it asks for credentials'}; give a key with --key-file FILE, or in the variable {CLIENT_KEY}. "
+                "`tritium key new` makes keys"
+            )
+        if status == 401:
+            return (
+                f"{said or 'the credentials are not good'}. They are from {self._source}; "
+                "`tritium key list` shows which keys the server's auth file has"
+            )
+        if status == 403 and "--management-address" in said:
+            return f"{said}; ask there, with --url"
+        if status == 403 and (not said or _RESTRICTED in said):
+            return f"{said or f'its API {api!r} is restricted'}; give it with --header 'NAME: VALUE'"
+        if status == 403:
+            return f"{said}; beside the server's auth file, `tritium auth explain` says which rule decides"
+        if 300 <= status < 400:
+            return "it sends elsewhere, and commands do not follow: give the address itself with --url"
+        return said or f"is it Tritium, and if its API '{api}' is restricted, did it get the --header?"
 
-def _advised(status: int, said: str, api: str) -> str:
-    """Return what the server said, and what its operator can do about it if that is known."""
-    if status == 403 and "--management-address" in said:
-        return f"{said}; ask there, with --url"
-    if status == 403:
-        return f"{said or f'its API {api!r} is restricted'}; give it with --header 'NAME: VALUE'"
-    return said or f"is it Tritium, and if its API '{api}' is restricted, did it get the --header?"
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: another server must not get the key."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def client_for(options: argparse.Namespace, environ: Mapping[str, str]) -> Client:
+    """Return the client that the options of `add_server_options` describe. Raises ServerUnavailable."""
+    try:
+        key, source = credentials(options.key_file, environ)
+    except NoCredentials as error:
+        raise ServerUnavailable(str(error)) from error
+    own = any(name.lower() == _AUTHORIZATION.lower() for name, _ in options.header)
+    if own and options.key_file:
+        raise ServerUnavailable(
+            "--key-file and an Authorization in --header both say who asks: leave one out"
+        )
+    if own:
+        return Client(options.url, options.header, source="--header")
+    shown = [(_AUTHORIZATION, f"Bearer {key}")] if key else []
+    return Client(options.url, [*options.header, *shown], source=source)
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:
@@ -92,9 +137,15 @@ def _error_text(error: urllib.error.HTTPError) -> str:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` take `--url` and `--header`."""
+    """Let `parser` take `--url`, `--key-file` and `--header`."""
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server's HTTP address [%(default)s]"
+    )
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="a file with the API key or JWT to show, for servers with an --auth-file"
+        f" [the key in the variable {CLIENT_KEY}, if there is one]",
     )
     parser.add_argument(
         "--header",

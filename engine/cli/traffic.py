@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from engine.cli.client import Client, ServerUnavailable, add_form_options, add_server_options, show, watch
+from engine.cli.client import (
+    Client,
+    ServerUnavailable,
+    add_form_options,
+    add_server_options,
+    client_for,
+    show,
+    watch,
+)
 from engine.observability.text import aligned, duration, printable
 
 if TYPE_CHECKING:
@@ -30,7 +39,7 @@ def traffic(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     plan = _plan(parser, options)
     try:
-        client = Client(options.url, options.header)
+        client = client_for(options, os.environ)
         document = _ask(client, options.model, plan)
         if options.watch is not None:
             return watch(lambda: _ask(client, options.model, None), options.watch, drawn=drawn, plain=plain)

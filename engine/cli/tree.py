@@ -8,11 +8,20 @@ is `now` on that clock.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.cli.client import Client, ServerUnavailable, add_form_options, add_server_options, show, watch
+from engine.cli.client import (
+    Client,
+    ServerUnavailable,
+    add_form_options,
+    add_server_options,
+    client_for,
+    show,
+    watch,
+)
 from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
 from engine.observability.text import duration, printable
 
@@ -39,7 +48,7 @@ def tree(argv: Sequence[str]) -> int:
     """Fetch and show the tree; return the process's exit status."""
     options = _parser().parse_args(argv)
     try:
-        client = Client(options.url, options.header)
+        client = client_for(options, os.environ)
         if options.watch is not None:
             return watch(lambda: fetch(client), options.watch, drawn=Fitted, plain=plain)
         document = fetch(client)

@@ -112,6 +112,11 @@ def read_auth_file(text: str, name: str) -> AuthFile:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise AuthFileError(f"{name}: not TOML: {error}") from None
+    return read_document(document, text, name)
+
+
+def read_document(document: Mapping[str, Any], text: str, name: str) -> AuthFile:
+    """Return the content of an auth file whose `text` is this TOML `document`. Raises AuthFileError."""
     tables = _Tables(document, text, name)
     tables.refuse_others("key", "issuer", "certificate", "rule", "limit")
     keys = tables.each("key", _key, most=MOST_KEYS)
@@ -228,11 +233,12 @@ def _limit(table: _Table) -> Limit:
 
 def _check_subjects(tables: _Tables, found: AuthFile) -> None:
     """Refuse subjects that no identity of the file can ever have: a rule with a slip protects nothing."""
-    identities = found.identities()
-    groups = {group for each in identities.values() for group in each.groups}
+    # One name may have other groups by another key.
+    proofs: Sequence[ApiKey | Certificate] = (*found.keys.values(), *found.certificates.values())
+    groups = {group for each in proofs for group in each.identity.groups}
     with_groups = any(issuer.groups for issuer in found.issuers.values())
     prefixes = tuple(issuer.prefix + ":" for issuer in found.issuers.values())
-    names = {*identities, EVERYONE, KNOWN}
+    names = {*found.identities(), EVERYONE, KNOWN}
     groups_known = {GROUP + group for group in groups}
     told: Sequence[tuple[str, Sequence[Rule | Limit]]] = (("rule", found.rules), ("limit", found.limits))
     for kind, every in told:

@@ -22,6 +22,9 @@ from engine.settings.uris import is_remote
 
 PREFIX: Final = "TRITIUM_"
 
+CLIENT_KEY: Final = "TRITIUM_API_KEY"
+"""The variable with the key that commands such as `tritium tree` show to a server. It is no setting of a server."""
+
 _OF_A_SERVICE: Final = re.compile(
     r"TRITIUM_(?:[A-Z0-9_]+_)?"
     r"(?:SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_[A-Z0-9_]+|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
@@ -105,11 +108,11 @@ def warn_of_environ(environ: Mapping[str, str], table: Mapping[str, Flag]) -> li
 
 
 def settings_among(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may be settings: those that begin with `TRITIUM_` and are not Kubernetes'."""
+    """Return the variables that may be settings: they begin with `TRITIUM_`, and are neither Kubernetes' nor `CLIENT_KEY`."""
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(PREFIX) and not _is_kubernetes(name, value)
+        if name.startswith(PREFIX) and name != CLIENT_KEY and not _is_kubernetes(name, value)
     }
 
 
