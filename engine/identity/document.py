@@ -1,4 +1,4 @@
-"""The auth file: TOML text to plain values, or what is wrong with it and where. See docs/security.md.
+"""The auth file: TOML text to plain values, or what is wrong with it and where. See docs/identity.md.
 
 It has four kinds of tables, each any number of times: `[[key]]`, `[[issuer]]` and `[[certificate]]` say how
 identities are proved, `[[rule]]` what they may do, `[[limit]]` how much.
