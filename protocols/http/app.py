@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from actors.values.callers import Caller, HeadGate, Peer, presented
+from actors.values.callers import Action, Caller, HeadGate, Peer, presented
 from actors.values.errors import TritiumError
 from actors.values.interfaces import Server
 from protocols.http.admission import Admission, Admitted
@@ -210,7 +210,8 @@ class V2App:
             if self._gate is None:
                 return self._limits.admit(target.route, headers, length)
             caller = _let_in(self._gate, target.route, peer, method, headers, length)
-            verdict = self._limits.admit(target.route, headers, length)
+            uploads = caller.may(Action.UPLOAD, target.route.model)
+            verdict = self._limits.admit(target.route, headers, length, uploads=uploads)
             return verdict if isinstance(verdict, Answer) else replace(verdict, caller=caller)
         except TritiumError as error:
             return failure(error)

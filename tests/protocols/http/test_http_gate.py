@@ -174,6 +174,14 @@ def test_a_long_body_is_refused_by_its_head(app, alice):
     assert twice.status == 401
 
 
+@pytest.mark.parametrize(("uploads", "status"), [(True, 0), (False, 413)])
+def test_a_load_that_may_bring_no_files_is_short(app, alice, uploads, status):
+    alice.allowed = {(Action.MODEL_REPOSITORY, "add")} | ({(Action.UPLOAD, "add")} if uploads else set())
+    fields = [(b"authorization", b"Bearer alice")]
+    told = app.admit(Peer(), "POST", b"/v2/repository/models/add/load", fields, 2_000_000)
+    assert getattr(told, "status", 0) == status
+
+
 async def test_the_gate_sees_one_peer_for_each_connection(backend, gate):
     peer = Peer("192.0.2.7")
     client = Client(V2App(backend.server, options=V2Options(gate=gate)), native=True)
