@@ -32,7 +32,7 @@ worker process under a supervisor, so a crash, a hang or a poisonous request cos
 commands:
   serve    serve the models of one or more repositories
   run      serve the model in one Python file, without a repository
-  check    validate repositories and auth files offline: what would load, who may do what, and what is wrong where
+  check    validate models and auth files offline: what would load, who may do what, what is wrong where
   sign     sign models, for servers that load signed ones only
   verify   say which models of a repository are signed with a trusted key, and what keeps the others from it
   key      make, list and revoke the API keys of an auth file

@@ -70,15 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tritium auth",
         description="Explain what an auth file allows.",
-        epilog="`tritium auth explain --help` tells more. `tritium key` makes keys, `tritium check --auth-file` checks a file.",
+        epilog="`tritium auth explain --help` tells more. `tritium key` makes keys, `tritium check "
+        "--auth-file` checks a file.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     explain = commands.add_parser(
         "explain",
         help="say whether a client may do something, and which rule decides",
-        usage="tritium auth explain (KEY | - | --key-file FILE | --identity NAME | --anonymous) ACTION [MODEL]\n"
-        "                            --auth-file FILE [--group GROUP]... [--namespace NAMESPACE] [--json]",
+        usage="tritium auth explain (KEY | - | --key-file FILE | --identity NAME | --anonymous)\n"
+        "                            ACTION [MODEL] --auth-file FILE [--group GROUP]... [--namespace NAMESPACE] [--json]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=form,
@@ -88,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "words",
         metavar="[KEY] ACTION [MODEL]",
         nargs="+",
-        help="the key, where no flag names the client; an action such as inference; a model, if it concerns one",
+        help="the key, where no flag names the client; an action such as inference; a model, if it concerns "
+        "one",
     )
     who = explain.add_mutually_exclusive_group()
     who.add_argument("--key-file", metavar="FILE", help="a file with the API key or JWT")

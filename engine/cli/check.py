@@ -174,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--auth-file",
         metavar="FILE",
-        help="explain this auth file too, or alone: its identities, rules and limits, and what looks like a mistake",
+        help="explain this auth file too, or alone: its identities, rules and limits, and what looks like a "
+        "mistake",
     )
     parser.add_argument(
         "--model",
@@ -196,7 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--build-environments",
         action="store_true",
-        help="build the environments of Python models that are not there yet, as the server would; not with --no-model-code",
+        help="build the environments of Python models that are not there yet, as the server would; not with "
+        "--no-model-code",
     )
     shared = parser.add_argument_group("as for tritium serve")
     shared.add_argument(
@@ -260,7 +262,8 @@ def _parser() -> argparse.ArgumentParser:
 def _path(text: str) -> Path:
     if _URI.match(text):
         raise argparse.ArgumentTypeError(
-            f"{text} is no directory of this machine, and check reads local directories only: copy the models, or give the"
+            f"{text} is no directory of this machine, and check reads local directories only: copy the "
+            "models, or give the"
             " path of a mounted copy"
         )
     return Path(text)

@@ -70,7 +70,8 @@ class Client:
             with error:
                 said = _error_text(error)
             raise ServerUnavailable(
-                f"the server at {self.base} answered {error.code} to {path}: {self._advised(error.code, said, api)}"
+                f"the server at {self.base} answered {error.code} to {path}: "
+                f"{self._advised(error.code, said, api)}"
             ) from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)
@@ -84,8 +85,8 @@ class Client:
         """Return what the server said, and what its operator can do about it if that is known."""
         if status == 401 and not self._source:
             return (
-                f"{said or 'it asks for credentials'}; give a key with --key-file FILE, or in the variable {CLIENT_KEY}. "
-                "`tritium key new` makes keys"
+                f"{said or 'it asks for credentials'}; give a key with --key-file FILE, or in the variable "
+                f"{CLIENT_KEY}. `tritium key new` makes keys"
             )
         if status == 401:
             return (

@@ -1,4 +1,4 @@
-"""The key that a command shows to a server, from a file or a variable: it need not stand on a command line."""
+"""The key that a command shows to a server: from a file or a variable, so that no command line has it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def checked(word: str, source: str) -> str:
 
 
 def credentials(key_file: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the key that a command is to show, and where it is from; both empty for none. Raises NoCredentials."""
+    """Return the key that a command is to show, and where it is from; both empty for none.
+
+    Raises NoCredentials.
+    """
     if key_file:
         return key_in(key_file), f"--key-file {key_file}"
     if environ.get(CLIENT_KEY):

@@ -15,12 +15,13 @@ goes by. A server that runs takes each change within seconds, and needs no resta
 """
 
 _EPILOG: Final = """\
-The file has digests of keys, and never a key: what `tritium key new` prints can't be printed again. Comments and
-order of the file stay as they are. Calls at the same time wait for each other. A symbolic link stays, and the
-file that it leads to is exchanged; Kubernetes' secrets are read-only, so edit a copy and update the secret from it.
+The file has digests of keys, and never a key: what `tritium key new` prints can't be printed
+again. Comments and order of the file stay as they are. Calls at the same time wait for each
+other. A symbolic link stays, and the file that it leads to is exchanged. Kubernetes' secrets are
+read-only: edit a copy, and update the secret from it.
 
-exit status: 0 when it is done, 1 where the file or what was asked for makes no sense, 2 for a command line that
-makes none.
+exit status: 0 when it is done, 1 where the file or what was asked for makes no sense, 2 for a
+command line that makes none.
 
 examples:
   KEY=$(tritium key new --auth-file auth.toml --name ci --group builders --expires 90d)
@@ -61,9 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     new = commands.add_parser(
         "new",
         help="make a key, and print it on standard output",
-        description="Make a key, write its digest into the auth file, and print the key: alone on standard output, "
-        "explanations on standard error. A file that is not there is made, for its owner only.",
-        epilog="example: KEY=$(tritium key new --auth-file auth.toml --name ci --group builders --expires 90d)",
+        description="Make a key, write its digest into the auth file, and print the key: alone on standard "
+        "output, explanations on standard error. A file that is not there is made, for its owner only.",
+        epilog="example: KEY=$(tritium key new --auth-file auth.toml --name ci --group builders --expires "
+        "90d)",
         allow_abbrev=False,
     )
     _add_file(new)
@@ -83,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list",
         help="show the keys: ids, names, groups, how they stand; no secret and no digest",
-        description="Show the keys of the auth file and how they stand. Neither secrets nor digests are shown.",
+        description="Show the keys of the auth file and how they stand. Neither secrets nor digests are "
+        "shown.",
         allow_abbrev=False,
     )
     _add_file(listing)
@@ -91,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     revoke = commands.add_parser(
         "revoke",
         help="let a key open nothing any more",
-        description="Revoke a key: its table stays in the file, with the time in 'revoked'. Requests that show it are "
+        description="Revoke a key: its table stays in the file, with the time in 'revoked'. Requests that "
+        "show it are "
         "refused as soon as the server has read the file, within seconds, on open connections too.",
         allow_abbrev=False,
     )
@@ -184,6 +188,7 @@ def _revoke(options: argparse.Namespace, now: datetime) -> int:
         )
         return 0
     sys.stderr.write(
-        f"{options.auth_file}: key '{options.id}' is revoked; a server that goes by this file refuses it within seconds\n"
+        f"{options.auth_file}: key '{options.id}' is revoked; a server that goes by this file refuses it "
+        "within seconds\n"
     )
     return 0

@@ -22,7 +22,7 @@ from engine.models.problems import did_you_mean
 HEAD: Final = """\
 # Who may do what on a Tritium server: `tritium serve --auth-file=THIS_FILE`.
 #
-# `tritium key new --auth-file=THIS_FILE --name=NAME` appends a key. Only its digest is in here, not the key itself.
+# `tritium key new --auth-file=THIS_FILE --name=NAME` appends a key: its digest, not the key itself.
 # Rules are tried in their order, and the first that matches decides. What no rule allows is denied, except
 # health checks and metrics, which are open until a rule names them. For example:
 #
@@ -108,8 +108,8 @@ def with_key(text: str, key: NewKey, *, file: str) -> tuple[str, AuthFile]:
     for kind, word in (("name", key.name), *(("group", each) for each in key.groups)):
         if not NAME.fullmatch(word):
             raise NotEdited(
-                f"'{word[:80]}' is no {kind}: it takes letters, digits and . _ @ / -, begins with a letter or digit, "
-                "and has 128 characters at most"
+                f"'{word[:80]}' is no {kind}: it takes letters, digits and . _ @ / -, begins with a letter "
+                "or digit, and has 128 characters at most"
             )
     newline = "\r\n" if "\r\n" in text else "\n"
     before = text if not text or text.endswith("\n") else text + newline
@@ -203,6 +203,8 @@ def _read(edited: str, text: str, file: str) -> tuple[Mapping[str, Any], AuthFil
 
 def _beyond(file: str) -> str:
     return (
-        f"{file}: its keys are written in a way that this command can't edit without touching the rest. Write each as "
-        "a table of its own: a line [[key]], and below it a line for each of id, digest, name … . Nothing was changed"
+        f"{file}: its keys are written in a way that this command can't edit without touching the rest. "
+        "Write each as "
+        "a table of its own: a line [[key]], and below it a line for each of id, digest, name … . Nothing "
+        "was changed"
     )

@@ -1,4 +1,4 @@
-"""Why an identity may do something, or may not: the rule that decides, and those that were passed over. Pure."""
+"""Why an identity may do something or may not: the rule that decides, and those passed over. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_token(file: AuthFile, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What the rules say to one question. `passed` are rules about the identity that do not match, and why."""
+    """What the rules say to one question. `passed` are rules that do not match, and why."""
 
     identity: Identity
     action: Action

@@ -86,11 +86,13 @@ def _identities(file: AuthFile, keys: Sequence[ApiKey], now: float) -> Iterator[
     count = Counter(standing(key, now) for key in keys)
     told = ", ".join(f"{number} {kind.value}" for kind in Standing if (number := count[kind]))
     if keys:
-        yield f"{_counted(len(keys), 'key')} ({told}) of {_counted(len(names), 'identity', 'identities')}: {listed(names)}"
+        owners = _counted(len(names), "identity", "identities")
+        yield f"{_counted(len(keys), 'key')} ({told}) of {owners}: {listed(names)}"
     for issuer in file.issuers.values():
         groups = f", groups from their claim '{issuer.groups}'" if issuer.groups else ", without groups"
         yield (
-            f"tokens of '{issuer.issuer}' for {listed(issuer.audience)}: {issuer.prefix}:<{issuer.name}>{groups}; "
+            f"tokens of '{issuer.issuer}' for {listed(issuer.audience)}: "
+            f"{issuer.prefix}:<{issuer.name}>{groups}; "
             f"signed by {listed(issuer.algorithms)} with a key in {issuer.jwks}"
         )
     subjects = sorted(file.certificates)
@@ -123,7 +125,7 @@ def _anonymous(file: AuthFile) -> Iterator[str]:
 
 
 def _rules_about(identity: Identity, book: Rulebook, action: Action) -> Sequence[Rule]:
-    """Return the rules that can decide whether `identity` may do `action`: up to one that is about everything."""
+    """Return the rules that can decide whether `identity` may do `action`, up to one about everything."""
     found = []
     for rule in book.rules:
         if rule.subjects & identity.subjects and rule.covers(action):
@@ -147,8 +149,8 @@ def _too_open(file: AuthFile) -> Iterator[str]:
         if action not in book.open and not permissions.decide(action, "").allowed:
             asks = "kubelet's probes" if action is Action.HEALTH else "a Prometheus without credentials"
             yield (
-                f"a rule names '{action.value}', so {asks} will be refused: allow it to \"{ANONYMOUS}\" where "
-                "that is not meant"
+                f"a rule names '{action.value}', so {asks} will be refused: allow it to \"{ANONYMOUS}\" "
+                "where that is not meant"
             )
 
 
@@ -193,7 +195,8 @@ def _ending(keys: Sequence[ApiKey], now: float) -> Iterator[str]:
 def _unused_rules(file: AuthFile) -> Iterator[str]:
     for rule, by in shadowed(file):
         told = listed([f"rule {each.number}" for each in by])
-        yield f"{rule} can never decide: {told} before it {'decides' if len(by) == 1 else 'decide'} all that it is about"
+        verb = "decides" if len(by) == 1 else "decide"
+        yield f"{rule} can never decide: {told} before it {verb} all that it is about"
 
 
 def shadowed(file: AuthFile) -> Iterator[tuple[Rule, Sequence[Rule]]]:
@@ -218,7 +221,7 @@ def _all_covering(
     before: Mapping[tuple[str, Action | None], _Earlier],
     groups: Mapping[str, frozenset[str]],
 ) -> set[Rule] | None:
-    """Return the earlier rules that together decide all that `rule` could; None if something is left to it."""
+    """Return the earlier rules that together decide all that `rule` could; None if it has a use."""
     by: set[Rule] = set()
     for subject in rule.subjects:
         words = (subject, *_wider(subject), *(GROUP + group for group in groups.get(subject, ())))
@@ -282,7 +285,7 @@ def _decides_on_none(rule: Rule) -> bool:
 
 
 def _covering(rule: Rule, earlier: Sequence[_Earlier]) -> set[Rule] | None:
-    """Return earlier rules about a subject and an action that decide all that `rule` could on them, or None."""
+    """Return what covers `rule` among rules about a subject and an action; None if it has a use."""
     by = set()
     if _decides_on_none(rule):
         found = next((each.about_none for each in earlier if each.about_none is not None), None)

@@ -99,8 +99,8 @@ def _resemble(descriptor: int, target: str, like: os.stat_result) -> None:
             os.fchown(descriptor, like.st_uid, like.st_gid)
         except PermissionError as error:
             raise NotStored(
-                f"{target}: it belongs to user {like.st_uid} and group {like.st_gid}, which the new version has to "
-                "keep: run the command as that user or as root"
+                f"{target}: it belongs to user {like.st_uid} and group {like.st_gid}, which the new version "
+                "has to keep: run the command as that user or as root"
             ) from error
     os.fchmod(descriptor, like.st_mode & 0o7777)
     try:

@@ -110,7 +110,7 @@ def moment_text(epoch: float) -> str:
 
 
 def read_moment(text: str, now: datetime) -> datetime:
-    """Return the time that `90d`, `12h`, `26w`, `1y` after `now`, a date or a time mean, in whole seconds of UTC.
+    """Return the time that a span from `now` (12h, 90d, 26w, 1y), a date or a time means, in whole seconds.
 
     A date is its first moment in UTC, as in the auth file. Raises ValueError for another text, and for a time
     that is not in the future.
@@ -126,8 +126,8 @@ def read_moment(text: str, now: datetime) -> datetime:
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"'{text}' is no time: write a span from now such as 12h, 90d, 26w or 1y, a date such as 2030-01-31, "
-            "or a time such as 2030-01-31T12:00:00Z"
+            f"'{text}' is no time: write a span from now such as 12h, 90d, 26w or 1y, a date such as "
+            "2030-01-31, or a time such as 2030-01-31T12:00:00Z"
         ) from None
     if at <= now:
         raise ValueError(f"'{text}' is over already: it is {now:%Y-%m-%dT%H:%M:%SZ}")

@@ -23,7 +23,7 @@ from engine.settings.uris import is_remote
 PREFIX: Final = "TRITIUM_"
 
 CLIENT_KEY: Final = "TRITIUM_API_KEY"
-"""The variable with the key that commands such as `tritium tree` show to a server. It is no setting of a server."""
+"""The variable with the key that commands such as `tritium tree` show to a server. It is no setting."""
 
 _OF_A_SERVICE: Final = re.compile(
     r"TRITIUM_(?:[A-Z0-9_]+_)?"
@@ -108,7 +108,7 @@ def warn_of_environ(environ: Mapping[str, str], table: Mapping[str, Flag]) -> li
 
 
 def settings_among(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may be settings: they begin with `TRITIUM_`, and are neither Kubernetes' nor `CLIENT_KEY`."""
+    """Return the variables that may be settings: those that begin with `TRITIUM_`, without Kubernetes'."""
     return {
         name: value
         for name, value in environ.items()

@@ -66,10 +66,10 @@ def token(**claims):
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["--identity", "ci", "inference", "resnet50"], 0, "allowed: 'ci' asks for 'inference' on model 'resnet50'"),
-        (["--identity", "ci", "inference", "bert"], 1, "passed over rule 1 (line 24): its models do not include"),
+        (["--identity", "ci", "inference", "resnet50"], 0, "allowed: 'ci' asks for 'inference' on model"),
+        (["--identity", "ci", "inference", "bert"], 1, "passed over rule 1 (line 24): its models do"),
         (["--identity", "jwt:bob", "--group", "ops", "inference", "resnet"], 0, "groups: ops"),
-        (["--identity", "jwt:bob", "inference", "resnet"], 1, "note: the groups of this identity stand in its token"),
+        (["--identity", "jwt:bob", "inference", "resnet"], 1, "note: the groups of this identity"),
         (["--anonymous", "health"], 0, "until one does it is open to all"),
         (["--anonymous", "inference", "resnet"], 1, "why: no rule matches"),
         (["--identity", "model:m", "inference", "resnet"], 1, "denied: 'model:m'"),
@@ -123,7 +123,7 @@ def test_a_key_may_come_on_standard_input(explain, monkeypatch):
     ("key", "told"),
     [
         ("ci.wrong", "it is not the secret of key 'ci'"),
-        ("nobody.wrong", "no key of this file has its id"),
+        ("other.wrong", "no key of this file has its id"),
         ("ci", "a key is ID.SECRET, and this has no dot"),
         (f"old.{SECRET}", "the API key 'old' has expired"),
         (f"gone.{SECRET}", "the API key 'gone' was revoked"),

@@ -65,7 +65,8 @@ def test_the_rule_that_decides_is_told_with_its_text():
     assert found.as_lines(TEXT) == [
         "allowed: 'ci' asks for 'inference' on model 'resnet50' in namespace '/models'",
         "  groups: builders",
-        "  why: rule 2 (line 34) allows metadata and inference on models resnet* in namespace /models to group:builders",
+        "  why: rule 2 (line 34) allows metadata and inference on models resnet* in namespace /models to "
+        "group:builders",
         "    [[rule]]",
         '    for = ["group:builders"]',
         '    allow = ["inference", "metadata"]',

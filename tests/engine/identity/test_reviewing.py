@@ -60,10 +60,10 @@ def test_identities_rules_and_limits_are_told():
     )
     assert found.identities == (
         "1 key (1 good) of 1 identity: ci",
-        "tokens of 'https://login.example' for tritium: jwt:<sub>, without groups; signed by RS256 with a key in "
-        "jwks.json",
-        "tokens of 'https://sso.example' for tritium: sso:<sub>, groups from their claim 'roles'; signed by ES256 "
-        "with a key in jwks.json",
+        "tokens of 'https://login.example' for tritium: jwt:<sub>, without groups; signed by RS256 with a "
+        "key in jwks.json",
+        "tokens of 'https://sso.example' for tritium: sso:<sub>, groups from their claim 'roles'; signed by "
+        "ES256 with a key in jwks.json",
         "1 certificate: CN=edge",
         "group:builders has 1 identity",
     )
@@ -101,8 +101,8 @@ def test_management_that_is_open_to_all_is_told():
         '[[limit]]\nfor = ["group:builders"]\nconcurrent = 2\n'
     )
     assert warning == (
-        "rule 1 (line 5): clients without credentials may use 'upload' (bring code along that the server runs) and "
-        "'model-repository' (load and unload models)"
+        "rule 1 (line 5): clients without credentials may use 'upload' (bring code along that the server "
+        "runs) and 'model-repository' (load and unload models)"
     )
 
 
@@ -153,6 +153,10 @@ def test_a_rule_that_can_never_decide_is_told():
     assert any("rule 1 and rule 2 before it decide all" in warning for warning in warned(text))
 
 
+def on(models):
+    return ["*"], "allow", ["health"], f"models = ['{models}']"
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [
@@ -168,10 +172,10 @@ def test_a_rule_that_can_never_decide_is_told():
         ([(["*"], "allow", ["health"]), (["*"], "deny", ["*"])], []),
         ([(["*"], "allow", ["health"]), (["*"], "deny", ["health", "metrics"])], []),
         # Patterns of models and namespaces.
-        ([(["*"], "allow", ["health"], "models = ['a*']"), (["*"], "deny", ["health"], "models = ['ab?']")], [(2, [1])]),
-        ([(["*"], "allow", ["health"], "models = ['a?']"), (["*"], "allow", ["health"], "models = ['ab']")], [(2, [1])]),
-        ([(["*"], "allow", ["health"], "models = ['a?*']"), (["*"], "allow", ["health"], "models = ['a*b']")], []),
-        ([(["*"], "allow", ["health"], "models = ['a']"), (["*"], "allow", ["health"], "models = ['a', 'b']")], []),
+        ([on("a*"), on("ab?")], [(2, [1])]),
+        ([on("a?"), on("ab")], [(2, [1])]),
+        ([on("a?*"), on("a*b")], []),
+        ([on("a"), on("a', 'b")], []),
         ([(["*"], "allow", ["*"], "namespaces = ['/x']"), (["*"], "allow", ["*"], "models = ['b']")], []),
         ([(["*"], "allow", ["*"]), (["*"], "allow", ["*"], "namespaces = ['/x']")], [(2, [1])]),
         # A rule that denies some models says nothing about what concerns none.
@@ -198,12 +202,10 @@ def test_a_name_with_different_groups_is_only_in_those_that_it_always_has():
 
 
 def test_many_patterns_are_not_all_tried():
-    many = [
-        (["*"], "allow", ["health"], f"models = ['{number}-*']") for number in range(reviewing.MOST_GENERAL)
-    ]
-    assert unused(*many, (["*"], "allow", ["health"], "models = ['1-x']"))
-    late = (["*"], "allow", ["health"], "models = ['z*']")
-    assert not unused(*many, late, (["*"], "allow", ["health"], "models = ['zz']"))
+    many = [on(f"{number}-*") for number in range(reviewing.MOST_GENERAL)]
+    assert unused(*many, on("1-x"))
+    late = on("z*")
+    assert not unused(*many, late, on("zz"))
     assert unused(*many, late, late)
 
 

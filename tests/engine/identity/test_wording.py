@@ -38,8 +38,8 @@ def rule(*subjects, **changes):
         ),
         (
             rule("*", "authenticated", "anonymous", allows=False, actions=None, models=("a", "b")),
-            "denies everything on models a and b to all clients, clients without credentials and all clients with "
-            "good credentials",
+            "denies everything on models a and b to all clients, clients without credentials and all "
+            "clients with good credentials",
         ),
         (
             rule("ci", models=("a",), namespaces=("/one", "/two")),
@@ -65,7 +65,8 @@ def test_the_default_has_a_reason():
         (Limits(requests=0.5, burst=2), "0.5 requests a second, in bursts of up to 2 s"),
         (
             Limits(requests=10, bytes=1048576, concurrent=4),
-            "10 requests a second, 1,048,576 bytes a second and 4 inferences at a time, in bursts of up to 1 s",
+            "10 requests a second, 1,048,576 bytes a second and 4 inferences at a time, in bursts of up to "
+            "1 s",
         ),
     ],
 )
