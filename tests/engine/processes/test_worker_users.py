@@ -51,6 +51,7 @@ def test_no_id_is_lent_twice_at_a_time():
         assert none is None
 
 
+@pytest.mark.system
 def test_the_user_of_a_process_is_read_and_none_of_a_process_that_is_gone():
     with subprocess.Popen(["/bin/true"]) as process:
         pass
@@ -59,6 +60,7 @@ def test_the_user_of_a_process_is_read_and_none_of_a_process_that_is_gone():
 
 
 @as_root
+@pytest.mark.system
 def test_an_id_that_a_process_has_is_not_lent():
     with subprocess.Popen(["/bin/cat"], user=users.FIRST, stdin=subprocess.PIPE) as other:
         with users.lent(True) as user:
