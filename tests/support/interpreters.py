@@ -21,7 +21,7 @@ def shared_interpreter() -> str:
     for python in filter(None, (sys.executable, shutil.which(name, path="/usr/bin:/usr/local/bin"))):
         if os.geteuid() != 0 or _runs_for_others(python):
             return python
-    pytest.skip(f"no user but root can run {sys.executable}, and there is no other {name}")
+    pytest.skip(f"no user but root can run {sys.executable} or another {name} with this project's packages")
 
 
 def with_these_packages(environ: Mapping[str, str]) -> dict[str, str]:
@@ -32,7 +32,7 @@ def with_these_packages(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _runs_for_others(python: str) -> bool:
-    probe = [python, "-c", "import sys; print(*sys.version_info[:2])"]
+    probe = [python, "-c", "import sys, numpy, engine.worker; print(*sys.version_info[:2])"]
     try:
         told = subprocess.run(
             probe,
@@ -43,6 +43,7 @@ def _runs_for_others(python: str) -> bool:
             text=True,
             check=True,
             cwd="/",
+            env=with_these_packages({}),
         )
     except (OSError, subprocess.CalledProcessError):
         return False
