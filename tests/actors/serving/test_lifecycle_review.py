@@ -562,7 +562,7 @@ def forget_phase(_phase, _details):
 async def test_a_repository_that_hangs_holds_up_none_of_the_others(tmp_path):
     (tmp_path / "m" / "1").mkdir(parents=True)
     stuck = Stuck()
-    reader = reader_of(stuck, LocalSource(tmp_path), listing_seconds=0.05)
+    reader = reader_of(stuck, LocalSource(tmp_path), listing_seconds=0.25)
     try:
         for _ in range(12):
             assert list((await reader.listing()).keys) == [M]
