@@ -79,12 +79,11 @@ class Caller(ABC):
     name: str
 
     @abstractmethod
-    def reach(self, action: Action) -> None:
-        """Raise Unauthenticated or PermissionDenied if `action` is allowed on no model at all."""
-
-    @abstractmethod
     def require(self, action: Action, model: str = "") -> None:
-        """Raise Unauthenticated or PermissionDenied if `action` is not allowed on `model`."""
+        """Raise Unauthenticated or PermissionDenied if `action` is not allowed on `model`.
+
+        Without a model: if it is allowed on none at all.
+        """
 
     @abstractmethod
     def admit(self, action: Action, model: str = "", *, size: int = 0) -> None:

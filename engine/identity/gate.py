@@ -223,10 +223,6 @@ class KnownCaller(Caller):
         """Whether `action` is allowed on `model` (`actors.values.callers.Caller`)."""
         return self.decide(action, model, namespace).allowed
 
-    def reach(self, action: Action) -> None:
-        """Raise if `action` is allowed on no model (`actors.values.callers.Caller`)."""
-        self.require(action)
-
     def require(self, action: Action, model: str = "") -> None:
         """Raise if `action` is not allowed on `model` (`actors.values.callers.Caller`)."""
         if not self.decide(action, model, self._gate.namespace_of(model)).allowed:

@@ -8,9 +8,9 @@ from typing import Final
 import trio
 
 from actors.calls.admission import Permit
+from actors.calls.reach import confines_calls
 from actors.serving.routing.roster import Roster
 from actors.values.callers import Action
-from actors.values.confinement import Sandbox
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
 from actors.values.families import Block, Families, Slice, SplitFamily, once
@@ -67,7 +67,7 @@ def permit_of(gate: Gate) -> Permit:
     """
 
     def permit(spec: ModelSpec, action: Action, model: str) -> None:
-        if spec.confinement.sandbox.holds(Sandbox.BASIC):
+        if confines_calls(spec.confinement.sandbox):
             gate.named(MODEL + spec.name).require(action, model)
 
     return permit

@@ -155,7 +155,7 @@ class Calls(Handler[CallHead[Method]]):
         """Find out whose call it is; False where it is refused."""
         try:
             call.caller = gate.identify(call.head.authorization, self.client)
-            call.caller.reach(method.action)
+            call.caller.require(method.action)
         except TritiumError as error:
             call.put(error, final=True)
             return False

@@ -22,12 +22,8 @@ class KnownCaller(Caller):
         self.bytes: list[int] = []
         self.running = 0
 
-    def reach(self, action: Action) -> None:
-        if not any(action is allowed for allowed, _ in self.allowed):
-            raise self._denial(action, "any model")
-
     def require(self, action: Action, model: str = "") -> None:
-        if (action, model) not in self.allowed:
+        if not any(action is allowed and model in {"", on} for allowed, on in self.allowed):
             raise self._denial(action, model)
 
     def _denial(self, action: Action, model: str) -> PermissionDenied | Unauthenticated:

@@ -172,13 +172,13 @@ def test_proofs_that_are_kept_are_bounded(setting):
 def test_rules_let_in_by_model(setting):
     caller = setting.gate.identify(ALICE, Peer())
     caller.admit(Action.INFERENCE, "open1")
-    caller.reach(Action.INFERENCE)
+    caller.require(Action.INFERENCE)
     assert caller.may(Action.METADATA, "open1")
     assert not caller.may(Action.METADATA, "closed")
     with pytest.raises(PermissionDenied, match="'alice' may not use 'inference' on model 'closed'"):
         caller.admit(Action.INFERENCE, "closed")
     with pytest.raises(PermissionDenied, match="'alice' may not use 'trace': no rule"):
-        caller.reach(Action.TRACE)
+        caller.require(Action.TRACE)
     assert setting.gate.refusals == {("alice", "permission_denied"): 2}
     assert [name for name, _ in setting.told] == ["alice", "alice"]
 
