@@ -94,7 +94,10 @@ class Caller(ABC):
 
     @abstractmethod
     def may(self, action: Action, model: str, namespace: str = "") -> bool:
-        """Whether `action` is allowed on `model`. For lists, which leave out what the caller may not see."""
+        """Whether `action` is allowed on `model`. For lists, which leave out what the caller may not see.
+
+        Without a namespace it is that of the model of this name, as for `require`.
+        """
 
     @abstractmethod
     def received(self, size: int) -> None:

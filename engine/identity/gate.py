@@ -221,11 +221,11 @@ class KnownCaller(Caller):
 
     def may(self, action: Action, model: str, namespace: str = "") -> bool:
         """Whether `action` is allowed on `model` (`actors.values.callers.Caller`)."""
-        return self.decide(action, model, namespace).allowed
+        return self.decide(action, model, namespace or self._gate.namespace_of(model)).allowed
 
     def require(self, action: Action, model: str = "") -> None:
         """Raise if `action` is not allowed on `model` (`actors.values.callers.Caller`)."""
-        if not self.decide(action, model, self._gate.namespace_of(model)).allowed:
+        if not self.may(action, model):
             error = self._denial(action, model)
             self._gate.refused(self.name, error)
             raise error

@@ -46,6 +46,9 @@ def opened_gate(
     stamp = stamp_of([path])
     try:
         book, files = load_book(path)
+        if len(files) > 1:  # which only the first look told; a stamp is older than what is used
+            stamp = stamp_of(files)
+            book, files = load_book(path)
     except AuthFileError as error:
         raise ServerFailed(f"--auth-file: {error}") from error
     gate = Gate(
@@ -56,7 +59,7 @@ def opened_gate(
         on_refusal=refused,
     )
     followed = FollowedAuthFile(path, gate)
-    followed.files, followed.stamp = files, stamp_of(files) if len(files) > 1 else stamp
+    followed.files, followed.stamp = files, stamp
     return followed
 
 

@@ -246,7 +246,10 @@ def test_a_rule_by_repository_asks_where_the_model_lies():
     setting.namespaces["m"] = "/a"
     caller = setting.gate.identify(ALICE, Peer())
     caller.require(Action.TRACE, "m")
+    assert caller.may(Action.TRACE, "m")
+    assert not caller.may(Action.TRACE, "m", "/b")
     setting.namespaces["m"] = "/b"
+    assert not caller.may(Action.TRACE, "m")
     with pytest.raises(PermissionDenied):
         caller.require(Action.TRACE, "m")
 
