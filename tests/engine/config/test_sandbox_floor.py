@@ -10,6 +10,7 @@ from engine.processes.backends import discover
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.settings import Settings, SettingsError
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
+from tests.engine.config.test_tritium_settings import COMPLETING
 
 PYTHON = discover()["python"]
 OFF, GUARD, BASIC, STRICT = Sandbox
@@ -159,22 +160,6 @@ def test_a_floor_that_makes_no_sense_is_refused(flags, told):
 
 
 # -- where model code runs before there is a worker
-
-COMPLETING = """
-import socket
-
-
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(config):
-        try:
-            socket.socket().close()
-        except PermissionError:
-            config.set_max_batch_size(3)
-        config.add_input({"name": "A", "data_type": "TYPE_FP32", "dims": [1]})
-        config.add_output({"name": "B", "data_type": "TYPE_FP32", "dims": [1]})
-        return config
-"""
 
 
 @pytest.mark.system

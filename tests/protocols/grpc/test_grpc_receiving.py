@@ -3,6 +3,7 @@
 # time passes in virtual steps
 
 import gzip
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -131,7 +132,12 @@ async def test_many_short_messages_that_do_not_end_hold_room_together(room):
         assert room.counts().held == 0
 
 
-async def test_a_connection_without_room_for_its_short_messages_is_not_read(autojump_clock):
+@asynccontextmanager
+async def starved():
+    """Have one connection hold the room for a long message, so that the short ones of another wait.
+
+    Gives the room, that connection and its stream, the other one and its streams.
+    """
     room = ReceivingRoom(300 * KIB)
     async with connect(room=room) as one, connect(room=room) as other:
         long = one.client.open()
@@ -139,6 +145,11 @@ async def test_a_connection_without_room_for_its_short_messages_is_not_read(auto
         streams = [other.client.open() for _ in range(2)]
         for stream in streams:
             await send_as_allowed(other.client, stream, framed(60_000)[:50_000], end=False)
+        yield room, one, long, other, streams
+
+
+async def test_a_connection_without_room_for_its_short_messages_is_not_read(autojump_clock):
+    async with starved() as (room, one, long, other, _streams):
         assert room.counts().waiting == 1
         unread = await other.client.begin(b"short")
         assert not other.client.answers[unread].ended
@@ -149,13 +160,7 @@ async def test_a_connection_without_room_for_its_short_messages_is_not_read(auto
 
 
 async def test_short_messages_that_wait_in_vain_are_refused(autojump_clock):
-    room = ReceivingRoom(300 * KIB)
-    async with connect(room=room) as one, connect(room=room) as other:
-        long = one.client.open()
-        assert await send_as_allowed(one.client, long, framed(250 * KIB)[:-10], end=False)
-        streams = [other.client.open() for _ in range(2)]
-        for stream in streams:
-            await send_as_allowed(other.client, stream, framed(60_000)[:50_000], end=False)
+    async with starved() as (room, _one, _long, other, streams):
         await sweep(other, room, WAIT)
         assert {other.client.answers[stream].status for stream in streams} == {Status.UNAVAILABLE.value}
         assert (await other.client.answer(b"short")).status == 0
