@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from actors.serving.asks import Asker
@@ -14,8 +14,15 @@ from actors.values.specs import ModelSpec
 from actors.wire.call_fields import WHOLE_BATCH, CallFields
 from actors.wire.frames import FrameError
 
-Permit = Callable[[ModelSpec, Action, str], None]
-"""Told which model asks for what, and of which model. Raises PermissionDenied where it may not."""
+
+class Permit(Protocol):
+    """Judges what models ask for."""
+
+    def __call__(self, spec: ModelSpec, action: Action, model: str, namespace: str | None = None, /) -> None:
+        """Raise PermissionDenied where the model of `spec` may not do `action` with `model`.
+
+        For `namespace` see `actors.values.callers.Caller.may`.
+        """
 
 
 class Resolver(Protocol):

@@ -51,6 +51,7 @@ from actors.supervision.spec import ChildSpec, OnExhausted
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import NEVER, Internal, Unavailable
 from actors.values.events import Event
+from actors.values.interfaces import PermitIn, anywhere
 from actors.values.specs import ModelKey
 
 POLLING: Final = "explicit model load / unload is not allowed if polling is enabled"
@@ -169,7 +170,7 @@ class Catalog:
 
     # -- asked by others -------------------------------------------------------------------------------------
 
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+    async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         """Load or reload a model; returns when it serves. Raises as contract repository.md section 5 says."""
         self._require_explicit()
         check_name(name)
@@ -181,14 +182,19 @@ class Catalog:
                 # It may serve though its directory is gone.
                 self._lanes.of(each).deployment.set_back({0: NOWHERE})
             raise
+        permit(key.namespace)
         await self._lanes.of(key).ask(Load(self._source, self.parts.ensure, override))
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+    async def unload(
+        self, name: str, *, unload_dependents: bool = False, permit: PermitIn = anywhere
+    ) -> None:
         """Unload a model: it gets no more requests from now on. An unknown model counts as unloaded."""
         self._require_explicit()
         keys = self._lanes.named(name)
         if len(keys) > 1:
             raise ambiguous(name, len(keys))
+        for key in keys:
+            permit(key.namespace)
         parts = frozenset[str]().union(*(self._lanes.of(key).deployment.depends_on for key in keys))
         for key in keys:
             await self._lanes.of(key).ask(Unload())

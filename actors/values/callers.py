@@ -79,10 +79,10 @@ class Caller(ABC):
     name: str
 
     @abstractmethod
-    def require(self, action: Action, model: str = "") -> None:
+    def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:
         """Raise Unauthenticated or PermissionDenied if `action` is not allowed on `model`.
 
-        Without a model: if it is allowed on none at all.
+        Without a model: if it is allowed on none at all. For `namespace` see `may`.
         """
 
     @abstractmethod
@@ -93,11 +93,16 @@ class Caller(ABC):
         """
 
     @abstractmethod
-    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+    def may(self, action: Action, model: str, namespace: str | None = None) -> bool:
         """Whether `action` is allowed on `model`. For lists, which leave out what the caller may not see.
 
-        Without a namespace it is that of the model of this name, as for `require`.
+        Without a namespace it is that of the loaded model of this name. An empty one is that of a model that
+        lies in no repository: no rule allows it by its namespace, and each that denies by one counts.
         """
+
+    @abstractmethod
+    def may_all(self, action: Action) -> bool:
+        """Whether `action` is allowed on every model. For what tells of all of them at once."""
 
     @abstractmethod
     def received(self, size: int) -> None:

@@ -6,7 +6,7 @@ see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -53,8 +53,19 @@ class IndexEntry:
     progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and other facts
 
 
+PermitIn = Callable[[str], None]
+"""Told in which repository a model lies (empty: in none), once that is found.
+
+Raises TritiumError where its caller may not do there what it asked for.
+"""
+
+
+def anywhere(_repository: str) -> None:
+    """Permit it in every repository (`PermitIn`)."""
+
+
 class Repository(Protocol):
-    """The repository as an operator sees it."""
+    """The repository as an operator sees it. `permit` is asked before anything is changed."""
 
     async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
         """Return every known model version with its state, by name and version.
@@ -62,10 +73,12 @@ class Repository(Protocol):
         A model that was never loaded is listed by name alone.
         """
 
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+    async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         """Load or reload a model; returns when it serves. Unavailable outside explicit mode."""
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+    async def unload(
+        self, name: str, *, unload_dependents: bool = False, permit: PermitIn = anywhere
+    ) -> None:
         """Unload a model. Unavailable outside explicit mode."""
 
 

@@ -149,7 +149,7 @@ def _passed(
     found = []
     for rule in before:
         if rule.subjects & identity.subjects:
-            if not rule.covers(action):
+            if not book.covers(rule, action):
                 why = f"it is not about '{action.value}'"
             elif not model:
                 why = "it denies some models only, and this concerns none in particular"

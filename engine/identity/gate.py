@@ -29,7 +29,13 @@ MOST_USAGES: Final = 100_000
 """Identities whose use is counted. Beyond them those are forgotten that use nothing now."""
 
 Namespaces = Callable[[str], str]
-"""From a model's name to the repository in which it lies; empty where that is not told apart."""
+"""From a model's name to the repository in which it lies; empty where that is not known."""
+
+FOUND_LATER: Final = frozenset((Action.MODEL_REPOSITORY, Action.UPLOAD))
+"""What concerns models that are not loaded too, whose repository is found only after the head was let in.
+
+It is asked about once more then (`actors.values.interfaces.Repository`).
+"""
 
 
 class Book:
@@ -207,10 +213,10 @@ class KnownCaller(Caller):
         self._gate = gate
         self._permissions = book.rules.of(identity)
         self._usage = gate.usage_of(identity, book.limits_of(identity))
-        self._verdicts: dict[tuple[Action, str, str], Decision] = {}
+        self._verdicts: dict[tuple[Action, str, str | None], Decision] = {}
 
-    def decide(self, action: Action, model: str, namespace: str = "") -> Decision:
-        """Return whether the rules allow `action` on `model`, and which one decides."""
+    def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:
+        """Return whether the rules allow `action` on `model`, and which one decides (`Permissions`)."""
         key = (action, model, namespace)
         decision = self._verdicts.get(key)
         if decision is None:
@@ -219,16 +225,26 @@ class KnownCaller(Caller):
             decision = self._verdicts[key] = self._permissions.decide(action, model, namespace)
         return decision
 
-    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+    def may(self, action: Action, model: str, namespace: str | None = None) -> bool:
         """Whether `action` is allowed on `model` (`actors.values.callers.Caller`)."""
-        return self.decide(action, model, namespace or self._gate.namespace_of(model)).allowed
+        if namespace is None:
+            namespace = self._gate.namespace_of(model) or (None if action in FOUND_LATER else "")
+        return self.decide(action, model, namespace).allowed
 
-    def require(self, action: Action, model: str = "") -> None:
+    def may_all(self, action: Action) -> bool:
+        """Whether `action` is allowed on every model (`actors.values.callers.Caller`)."""
+        return self._permissions.allows_all(action)
+
+    def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:
         """Raise if `action` is not allowed on `model` (`actors.values.callers.Caller`)."""
-        if not self.may(action, model):
-            error = self._denial(action, model)
-            self._gate.refused(self.name, error)
-            raise error
+        if not self.may(action, model, namespace):
+            # Not by a local name: the traceback would hold this frame, and this frame the error.
+            raise self._denied(action, model)
+
+    def _denied(self, action: Action, model: str) -> TritiumError:
+        error = self._denial(action, model)
+        self._gate.refused(self.name, error)
+        return error
 
     def _denial(self, action: Action, model: str) -> TritiumError:
         on = f" on model '{model[:128]}'" if model else ""

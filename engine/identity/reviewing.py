@@ -72,6 +72,7 @@ def review(file: AuthFile, now: float) -> Review:
         ),
         anonymous=tuple(_anonymous(file)),
         warnings=(
+            *_by_namespace(file),
             *_unused_rules(file),
             *_lonely_groups(file, living),
             *_useless(file, living),
@@ -128,7 +129,7 @@ def _rules_about(identity: Identity, book: Rulebook, action: Action) -> Sequence
     """Return the rules that can decide whether `identity` may do `action`, up to one about everything."""
     found = []
     for rule in book.rules:
-        if rule.subjects & identity.subjects and rule.covers(action):
+        if rule.subjects & identity.subjects and book.covers(rule, action):
             found.append(rule)
             if rule.models == ("*",) == rule.namespaces:
                 break
@@ -190,6 +191,12 @@ def _ending(keys: Sequence[ApiKey], now: float) -> Iterator[str]:
 
 
 # -- rules that never decide
+
+
+def _by_namespace(file: AuthFile) -> Iterator[str]:
+    rule = Rulebook(file.rules).first_by_namespace
+    if rule is not None:
+        yield f"{rule} names namespaces: a server with this file takes --model-namespacing=true"
 
 
 def _unused_rules(file: AuthFile) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Rules: which identity may do what with which models. Pure.
 
 Rules are tried in the order of the auth file, and the first that matches decides. Without a match the answer
-is no, with two exceptions: health checks and metrics are open to all as long as no rule names them.
+is no. Health checks and metrics are the exceptions: they are open to all as long as no rule names them. One
+about every action names neither, so a last rule that denies the rest doesn't shut out probes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Rule:
         return f"rule {self.number} (line {self.line})"
 
     def covers(self, action: Action) -> bool:
-        """Whether it is about `action`."""
+        """Whether it is about `action`, unless that is open to all."""
         return self.actions is None or action in self.actions
 
 
@@ -110,8 +111,13 @@ class Rulebook:
             for action in OPEN_UNLESS_NAMED
             if not any(rule.actions is not None and action in rule.actions for rule in rules)
         )
-        self.by_namespace = any(rule.namespaces != ("*",) for rule in rules)
-        """Whether any rule asks in which repository a model lies."""
+        self.first_by_namespace = next((rule for rule in rules if rule.namespaces != ("*",)), None)
+        """The first rule that asks in which repository a model lies, if any does."""
+        self.by_namespace = self.first_by_namespace is not None
+
+    def covers(self, rule: Rule, action: Action) -> bool:
+        """Whether `rule` can decide about `action`."""
+        return action not in self.open and rule.covers(action)
 
     def of(self, identity: Identity) -> Permissions:
         """Return what the rules say about one identity."""
@@ -125,22 +131,44 @@ class Permissions:
         self._rules = [(rule, _pattern(rule.models), _pattern(rule.namespaces)) for rule in rules]
         self._open = frozenset(opened)
 
-    def decide(self, action: Action, model: str, namespace: str = "") -> Decision:
+    def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:
         """Return whether `action` is allowed on `model`, and by which rule.
 
-        `model` is empty for what concerns none in particular: then a rule counts if it is for any model.
+        `model` is empty for what concerns none in particular: then a rule counts if it is for any model. So
+        does one for any namespace if `namespace` is None: what lies where will be found and asked about later.
+        An empty one is that of a model in no known repository: rules deny it by any namespace, and allow it
+        by none.
         """
+        if action in self._open:
+            return Decision(allowed=True)
         for rule, models, namespaces in self._rules:
             if not rule.covers(action):
                 continue
             if not model:
-                if rule.allows or rule.models == ("*",) == rule.namespaces:
-                    return Decision(rule.allows, rule)
-            elif (models is None or models.fullmatch(model)) and (
-                namespaces is None or namespaces.fullmatch(namespace)
-            ):
+                counts = rule.allows or rule.models == ("*",) == rule.namespaces
+            elif models is not None and not models.fullmatch(model):
+                counts = False
+            elif namespaces is None:
+                counts = True
+            elif namespace:
+                counts = namespaces.fullmatch(namespace) is not None
+            else:
+                counts = rule.allows is (namespace is None)
+            if counts:
                 return Decision(rule.allows, rule)
-        return Decision(action in self._open)
+        return Decision(allowed=False)
+
+    def allows_all(self, action: Action) -> bool:
+        """Whether `action` is allowed on every model in every namespace.
+
+        A model that one rule denies is not looked for in earlier ones: then the answer is no.
+        """
+        if action in self._open:
+            return True
+        for rule, models, namespaces in self._rules:
+            if rule.covers(action) and (not rule.allows or models is namespaces is None):
+                return rule.allows
+        return False
 
 
 def _pattern(globs: Sequence[str]) -> re.Pattern[str] | None:

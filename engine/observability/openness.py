@@ -33,6 +33,9 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
     return {
         "inference": _listed(places),
         "management": _listed(managed if settings.management.address else places),
+        "metrics": host_port(settings.metrics_address, settings.metrics_port)
+        if settings.allow_metrics
+        else "none",
         "credentials": _credentials(settings),
         "uploads": settings.uploads.value if settings.control_mode == "explicit" else "off",
         "sandbox": settings.sandbox.level.value,
@@ -43,8 +46,10 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
 def exposures(settings: Settings, *, http: bool = True) -> Iterator[str]:
     """Yield a warning for what any client may do that reaches the server from elsewhere.
 
-    Nothing is known of the addresses of another server; for `http` see `openness`.
+    Also where a header opens a part of the API over one protocol, and the other needs none. Nothing is known
+    of the addresses of another server; for `http` see `openness`.
     """
+    yield from _half_restricted(settings)
     if settings.control_mode != "explicit" or settings.uploads is not Uploads.ON or settings.auth_file:
         return
     places = [
@@ -58,6 +63,23 @@ def exposures(settings: Settings, *, http: bool = True) -> Iterator[str]:
             " runs here: --management-address=127.0.0.1 keeps loads to this machine, --auth-file asks for"
             " credentials, --uploads=off or strict takes no such model, or shuts it in"
         )
+
+
+def _half_restricted(settings: Settings) -> Iterator[str]:
+    """Yield a warning for parts of the API that are restricted over one protocol and open over the other."""
+    if settings.auth_file or not (settings.allow_http and settings.allow_grpc):
+        return
+    http, grpc = settings.http_restricted_api.keys(), settings.grpc.restricted_protocol.keys()
+    for closed, opened, flag in (
+        (http - grpc, "gRPC", "--grpc-restricted-protocol"),
+        (grpc - http, "HTTP", "--http-restricted-api"),
+    ):
+        if closed:
+            names = sorted(closed)
+            yield (
+                f"{_listed(names)} {'is' if len(names) == 1 else 'are'} restricted over one protocol only, and"
+                f" open over {opened}: {flag} restricts {'it' if len(names) == 1 else 'them'} there too"
+            )
 
 
 def _inference(settings: Settings, http: bool) -> Iterator[tuple[str, str, int]]:
@@ -95,6 +117,7 @@ def _credentials(settings: Settings) -> str:
 def _tls(settings: Settings, http: bool) -> Iterator[tuple[str, bool]]:
     yield "HTTP", settings.http_tls is not None and (http or bool(settings.management.address))
     yield "gRPC", settings.allow_grpc and settings.grpc.tls is not None
+    yield "metrics", settings.allow_metrics and settings.metrics_tls is not None
 
 
 def _is_loopback(address: str) -> bool:

@@ -14,7 +14,7 @@ import trio
 from actors.catalog.catalog import Catalog
 from actors.catalog.operations import Listing, ModelSource
 from actors.serving.routing.roster import Roster
-from actors.values.interfaces import UNLOADED, IndexEntry
+from actors.values.interfaces import UNLOADED, IndexEntry, PermitIn, anywhere
 from actors.values.specs import ModelKey
 
 LISTING_SECONDS: Final = 5.0
@@ -53,13 +53,15 @@ class RepositoryView:
         progress = self._catalog.progress(ModelKey(entry.name, entry.namespace))
         return replace(entry, progress=progress) if progress is not None else entry
 
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+    async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         """Load a model."""
-        await self._catalog.load(name, parameters)
+        await self._catalog.load(name, parameters, permit=permit)
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+    async def unload(
+        self, name: str, *, unload_dependents: bool = False, permit: PermitIn = anywhere
+    ) -> None:
         """Unload a model."""
-        await self._catalog.unload(name, unload_dependents=unload_dependents)
+        await self._catalog.unload(name, unload_dependents=unload_dependents, permit=permit)
 
 
 def merged(entries: Iterable[IndexEntry], present: Iterable[ModelKey]) -> list[IndexEntry]:

@@ -25,12 +25,12 @@ from engine.server.running import ServerFailed
 
 
 def opened_gate(
-    path: str, machine: Machine, roster: Callable[[], Roster], log: Log
+    path: str, machine: Machine, roster: Callable[[], Roster], log: Log, *, namespacing: bool
 ) -> FollowedAuthFile | None:
     """Return the gate of the auth file at `path`, as what is read again when it changes; None without a path.
 
-    `roster` returns what knows in which repository a model lies. It is asked once the server runs. Raises
-    ServerFailed.
+    `roster` returns what knows in which repository a model lies. It is asked once the server runs.
+    `namespacing` says whether repositories are told apart. Raises ServerFailed.
     """
     if not path:
         return None
@@ -45,10 +45,10 @@ def opened_gate(
 
     stamp = stamp_of([path])
     try:
-        book, files = load_book(path)
+        book, files = _load(path, namespacing)
         if len(files) > 1:  # which only the first look told; a stamp is older than what is used
             stamp = stamp_of(files)
-            book, files = load_book(path)
+            book, files = _load(path, namespacing)
     except AuthFileError as error:
         raise ServerFailed(f"--auth-file: {error}") from error
     gate = Gate(
@@ -58,7 +58,7 @@ def opened_gate(
         namespaces=namespace_of,
         on_refusal=refused,
     )
-    followed = FollowedAuthFile(path, gate)
+    followed = FollowedAuthFile(path, gate, namespacing=namespacing)
     followed.files, followed.stamp = files, stamp
     return followed
 
@@ -69,9 +69,9 @@ def permit_of(gate: Gate) -> Permit:
     A model is confined in a sandbox that keeps it from reaching the server in other ways: basic or strict.
     """
 
-    def permit(spec: ModelSpec, action: Action, model: str) -> None:
+    def permit(spec: ModelSpec, action: Action, model: str, namespace: str | None = None) -> None:
         if confines_calls(spec.confinement.sandbox):
-            gate.named(MODEL + spec.name).require(action, model)
+            gate.named(MODEL + spec.name).require(action, model, namespace)
 
     return permit
 
@@ -81,14 +81,15 @@ class FollowedAuthFile(Followed[tuple[Book, list[str]]]):
 
     name = "auth-file"
 
-    def __init__(self, path: str, gate: Gate) -> None:
+    def __init__(self, path: str, gate: Gate, *, namespacing: bool) -> None:
         self.gate = gate
         self._path = path
+        self._namespacing = namespacing
 
     def read(self) -> tuple[Book, list[str]]:
         """Read the files (`Followed`)."""
         try:
-            return load_book(self._path)
+            return _load(self._path, self._namespacing)
         except AuthFileError as error:
             raise NotReloaded(f"the rules stay as they are: {error}") from error
 
@@ -97,6 +98,21 @@ class FollowedAuthFile(Followed[tuple[Book, list[str]]]):
         book, self.files = found
         self.gate.adopt(book)
         return {"keys": len(book.file.keys), "rules": len(book.file.rules)}
+
+
+def _load(path: str, namespacing: bool) -> tuple[Book, list[str]]:
+    """Return what the auth file says, and the files that were read. Raises AuthFileError.
+
+    A server that does not tell repositories apart could not obey a rule by namespace.
+    """
+    book, files = load_book(path)
+    rule = book.rules.first_by_namespace
+    if rule is not None and not namespacing:
+        raise AuthFileError(
+            f"{path}: {rule} names namespaces, and without --model-namespacing=true this server does not tell"
+            " repositories apart: give that flag, or name models"
+        )
+    return book, files
 
 
 _MOST_NAMES: Final = 1000

@@ -19,7 +19,7 @@ from actors.serving.routing.router import Router
 from actors.values.callers import Action
 from actors.values.confinement import Sandbox
 from actors.values.errors import InvalidArgument, PermissionDenied, Unavailable
-from actors.values.interfaces import Health, Repository
+from actors.values.interfaces import Health, PermitIn, Repository
 from actors.values.specs import ModelSpec
 from actors.wire.call_fields import travels
 from actors.wire.frames import FrameError
@@ -95,8 +95,9 @@ class ModelControl:
             parameters["config"] = _text(body, "config")
         self._require_started()
         await self._require_confined(caller.spec, name, brings=bool(parameters))
+        permit = self._permit_in(caller, name, brings_files=bool(attachments))
         if not self._loading(caller):
-            await self._repository.load(name, parameters)
+            await self._repository.load(name, parameters, permit=permit)
             return {}
         self._check_circle(caller.spec.name, name)
         if self._needs(name, caller.spec.name):
@@ -106,7 +107,7 @@ class ModelControl:
         wait = (caller.spec.name, name)
         self._waiting.append(wait)
         try:
-            await self._repository.load(name, parameters)
+            await self._repository.load(name, parameters, permit=permit)
         finally:
             self._waiting.remove(wait)
         return {}
@@ -130,7 +131,9 @@ class ModelControl:
                 levels = {each: its for each, its in levels.items() if each == name}
             if why_not := why_not_unload(caller.spec.name, level, name, levels):
                 raise PermissionDenied(why_not)
-        await self._repository.unload(name, unload_dependents=body.get("unload_dependents") is True)
+        dependents = body.get("unload_dependents") is True
+        permit = self._permit_in(caller, name)
+        await self._repository.unload(name, unload_dependents=dependents, permit=permit)
         return {}
 
     async def ready(
@@ -160,9 +163,21 @@ class ModelControl:
         if why_not := why_not_load(caller.name, level, name, brings=brings, levels=levels):
             raise PermissionDenied(why_not)
 
-    def _require(self, caller: CallingWorker, action: Action, name: str) -> None:
+    def _require(
+        self, caller: CallingWorker, action: Action, name: str, repository: str | None = None
+    ) -> None:
         if self._permit is not None:
-            self._permit(caller.spec, action, name)
+            self._permit(caller.spec, action, name, repository)
+
+    def _permit_in(self, caller: CallingWorker, name: str, *, brings_files: bool = False) -> PermitIn:
+        """Return what judges the caller by the repository in which `name` is found."""
+
+        def permit(repository: str) -> None:
+            self._require(caller, Action.MODEL_REPOSITORY, name, repository)
+            if brings_files:
+                self._require(caller, Action.UPLOAD, name, repository)
+
+        return permit
 
     def _require_started(self) -> None:
         if not self._started():

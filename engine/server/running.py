@@ -55,6 +55,8 @@ class RunningServer:
             chosen = replace(chosen, http_port=self.http.port)
         if self.grpc is not None:
             chosen = replace(chosen, grpc=replace(chosen.grpc, port=self.grpc.port))
+        if self.metrics is not None:
+            chosen = replace(chosen, metrics_port=self.metrics.port)
         apart = chosen.management
         if self.management_http is not None:
             apart = replace(apart, http_port=self.management_http.port)

@@ -147,7 +147,13 @@ def _compose(
     Raises ServerFailed if the auth file makes no sense.
     """
     log, lag = EventLog(), LoopLag()
-    rules = opened_gate(settings.auth_file, machine, lambda: models.router.roster, log)
+    rules = opened_gate(
+        settings.auth_file,
+        machine,
+        lambda: models.router.roster,
+        log,
+        namespacing=settings.namespacing,
+    )
     gate = None if rules is None else rules.gate
     permit = None if gate is None else permit_of(gate)
     models = compose_models(

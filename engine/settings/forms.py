@@ -59,6 +59,21 @@ def text(metavar: str) -> Form[str]:
     return Form(metavar, lambda word, name: word)
 
 
+def some_text(metavar: str) -> Form[str]:
+    """Return the form of a word that is taken as it is, and that may not be empty.
+
+    For options that close something: an empty variable of a shell must not leave it open.
+    """
+
+    def check(word: str, name: str) -> None:
+        if not word:
+            raise SettingsError(
+                f"--{name} is empty", hint=f"give it a {metavar.lower()}, or leave --{name} out"
+            )
+
+    return Form(metavar, lambda word, name: word, check)
+
+
 def integer(metavar: str, *, least: int = 0, most: int = INT_MAX, wide: bool = False) -> Form[int]:
     """Return the form of a whole number from `least` to `most`. A `wide` one counts bytes, in 64 bits."""
 

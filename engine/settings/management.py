@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine.settings.forms import PORT, Form, one_of, text
+from engine.settings.forms import PORT, Form, one_of, some_text
 from engine.settings.option import Given, Group
 
 _ADDRESS: Final = "management-address"
@@ -26,7 +26,7 @@ def _port_of(name: str) -> Callable[[int, Given], int]:
 class ManagementSettings:
     """Where management listens. Without an `address` it is served at the ports of everything else."""
 
-    address: str = Group.MANAGEMENT.option(f"--{_ADDRESS}", text("ADDRESS")).means(
+    address: str = Group.MANAGEMENT.option(f"--{_ADDRESS}", some_text("ADDRESS")).means(
         "Tritium's own: serve management at ports of its own at this address, such as 127.0.0.1, and nowhere"
         " else: load and unload, changes of traffic and of the settings of logs and traces, and the tree. The"
         " other ports then refuse these and say where they are. All other requests are answered at both."

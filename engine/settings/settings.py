@@ -27,6 +27,7 @@ from engine.settings.forms import (
     integer,
     number,
     one_of,
+    some_text,
     text,
     to_int,
 )
@@ -263,7 +264,7 @@ class Settings:
         " begins. It says at once that it is not ready, so that load balancers have so long to send"
         " requests elsewhere. A second signal cuts it short."
     )
-    auth_file: str = Group.SERVER.option("--auth-file", text("FILE")).means(
+    auth_file: str = Group.SERVER.option("--auth-file", some_text("FILE")).means(
         "Tritium's own: a TOML file that says who may do what: API keys, issuers of JWTs, certificates, rules"
         " and limits. It is read again when it changes, and on SIGHUP. Without it, all may do everything."
     )

@@ -17,6 +17,7 @@ import trio
 from grpclib.exceptions import GRPCError
 
 from actors.seams.slices import in_slices, in_threads
+from actors.values.callers import Action
 from actors.values.errors import Internal, TritiumError, Unsupported
 from actors.values.tensors import Buffer
 from protocols.grpc.call import Call, CallReader, Ticket
@@ -27,6 +28,7 @@ from protocols.grpc.policy import Grants, GrpcOptions
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.streams import Stream
+from protocols.kserve.caps import REPOSITORY_BODY
 from protocols.kserve.compression import most_of
 from protocols.transport.budget import FREE
 from protocols.transport.receiving import Claim, ReceivingRoom, no_room, too_slow
@@ -79,8 +81,17 @@ class RequestReader(CallReader):
     def reader(self, call: Call) -> MessageReader:
         """Return the reader that gathers the messages of `call`."""
         if call.incoming is None:
-            call.incoming = MessageReader(self._limit, encoded=bool(call.head.coding))
+            call.incoming = MessageReader(self._longest(call), encoded=bool(call.head.coding))
         return call.incoming
+
+    def _longest(self, call: Call) -> int:
+        """Return how many bytes a message of `call` may have: many for tensors and files, a few otherwise."""
+        method, caller = call.head.method, call.caller
+        if method is None or method.infer:
+            return self._limit
+        if method.action is Action.MODEL_REPOSITORY and (caller is None or caller.may(Action.UPLOAD, "")):
+            return self._limit
+        return min(self._limit, REPOSITORY_BODY)
 
     def gather(self, call: Call, data: memoryview) -> None:
         """Take the bytes that came on a call."""
@@ -213,7 +224,7 @@ class RequestReader(CallReader):
             self._tasks.run(call, partial(self._unfold_slowly, call, message))
             return
         try:
-            content = messages.unfold(message, call.head.coding, self._limit)
+            content = messages.unfold(message, call.head.coding, self._longest(call))
         except (TritiumError, GRPCError) as error:
             self._calls.refuse(call, error)
             return
@@ -245,12 +256,13 @@ class RequestReader(CallReader):
 
     async def _unfold_in_thread(self, call: Call, message: Buffer, ticket: Ticket) -> Buffer:
         """Unfold the message once its possible size has found room. The holder of the ticket releases it."""
-        size = most_of(len(message), self._limit)
+        limit = self._longest(call)
+        size = most_of(len(message), limit)
         if not self._unfolding.ask(ticket, size):
             await ticket.open.wait()
         if not await ticket.claim.take(size, urgent=len(message) > FREE):
             raise no_room()
-        return await in_slices(in_threads(messages.unfolding(message, call.head.coding, self._limit)))
+        return await in_slices(in_threads(messages.unfolding(message, call.head.coding, limit)))
 
     def _ticket(self) -> Ticket:
         return Ticket(Claim(self._room), trio.Event())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -24,7 +24,7 @@ from protocols.http.admission import (
 from protocols.http.answers import Answer, error_answer, failure
 from protocols.http.fields import Header
 from protocols.http.routes import Endpoint, Route
-from protocols.kserve.caps import check_json_size
+from protocols.kserve.caps import REPOSITORY_BODY, check_json_size
 from protocols.kserve.compression import is_compressed
 from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
@@ -34,9 +34,6 @@ Receive = Callable[[], Awaitable[Message]]
 
 NO_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 ONLY_IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
-
-REPOSITORY_BODY: Final = 1024 * 1024
-"""Bytes that a load may have which brings no files: a configuration in JSON."""
 
 _PLAIN = frozenset((b"", b"identity"))
 

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from actors.seams.slices import in_slices, in_threads
-from actors.values.callers import Caller
+from actors.values.callers import Caller, HeadGate
 from actors.values.errors import Cancelled, TritiumError, Unsupported
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ServedModel
@@ -83,7 +83,7 @@ class InferEndpoint:
                     int(route.version) if route.version else -1,
                     port,
                     trio.current_time(),
-                    None if pattern is None else _forwarded(scope, pattern),
+                    None if pattern is None else _forwarded(scope, pattern, self._options.gate),
                 ),
             )
             try:
@@ -198,8 +198,9 @@ async def _exchange(
         hook.on_disconnect = None
 
 
-def _forwarded(scope: Scope, pattern: re.Pattern[str]) -> dict[str, str] | None:
-    return forward_headers(scope.get("tritium.raw_headers") or scope["headers"], pattern)
+def _forwarded(scope: Scope, pattern: re.Pattern[str], gate: HeadGate | None) -> dict[str, str] | None:
+    headers = scope.get("tritium.raw_headers") or scope["headers"]
+    return forward_headers(headers, pattern, credentials=gate is None)
 
 
 def _binary_headers(json_size: int) -> list[Header]:

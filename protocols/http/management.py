@@ -27,7 +27,14 @@ from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
-from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
+from protocols.kserve.permitted import (
+    check_sees_all,
+    check_upload,
+    permit_in,
+    visible_entries,
+    visible_report,
+    visible_statistics,
+)
 
 _LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
@@ -80,7 +87,8 @@ class ManagementEndpoints:
             return EXITING
         if _asks_deep(scope.get("query_string", b"")):
             report = await health.deep()
-            return Answer(200 if report.ready else 400, ONLY_JSON, (dump(report.document),))
+            shown = visible_report(scope.get("tritium.caller"), report)
+            return Answer(200 if report.ready else 400, ONLY_JSON, (dump(shown),))
         return YES if await health.ready() else NO
 
     def _require_running(self) -> None:
@@ -113,7 +121,8 @@ class ManagementEndpoints:
         statistics = self._server.models.statistics(route.model, route.version)
         return json_answer(metadata.statistics(visible_statistics(scope.get("tritium.caller"), statistics)))
 
-    async def _tree(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
+    async def _tree(self, _route: Route, scope: Scope, _receive: Receive) -> Answer:
+        check_sees_all(scope.get("tritium.caller"))
         return json_answer(dump(self._server.introspection.tree()))
 
     # Repository
@@ -134,12 +143,14 @@ class ManagementEndpoints:
         if document is None:
             return None
         _refuse_repository_name(route)
-        check_upload(scope.get("tritium.caller"), route.model, parameters_of(document))
+        caller = scope.get("tritium.caller")
+        check_upload(caller, route.model, parameters_of(document))
         parameters = await in_slices(load_parameters(document))
-        await self._server.repository.load(route.model, parameters)
+        permit = permit_in(caller, route.model, parameters)
+        await self._server.repository.load(route.model, parameters, permit=permit)
         return Answer(200, ONLY_JSON)
 
-    async def _unload(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+    async def _unload(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
         document = await read_document(receive, self._max_input_size)
         if document is None:
             return None
@@ -148,7 +159,8 @@ class ManagementEndpoints:
         dependents = parameters.get("unload_dependents", False)
         if type(dependents) is not bool:
             raise misfit(parameters, "unload_dependents", "boolean")
-        await self._server.repository.unload(route.model, unload_dependents=dependents)
+        permit = permit_in(scope.get("tritium.caller"), route.model)
+        await self._server.repository.unload(route.model, unload_dependents=dependents, permit=permit)
         return Answer(200, ONLY_JSON)
 
     async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:

@@ -16,6 +16,9 @@ from actors.values.tensors import MAX_DIMS
 MAX_PARAMETERS: Final = 1024
 # Bytes or characters of a name: of an input, an output, a parameter, a datatype.
 MAX_NAME: Final = 4096
+REPOSITORY_BODY: Final = 1024 * 1024
+"""Bytes of a request that brings neither tensors nor files, such as a load with a configuration."""
+
 # Inputs or outputs that a request may name beyond those that its
 # model declares, so that the usual error names them.
 _SPARE: Final = 64

@@ -33,16 +33,17 @@ def with_forwarded(
 
 
 def forward_headers(
-    headers: Sequence[tuple[bytes, bytes]], pattern: re.Pattern[str]
+    headers: Sequence[tuple[bytes, bytes]], pattern: re.Pattern[str], *, credentials: bool = True
 ) -> dict[str, str] | None:
     """Return the headers that `pattern` matches anywhere in their names, as parameters; None where none does.
 
+    Without `credentials`, `Authorization` is left out: what this server judges by is no business of models.
     Raises InvalidArgument for a match with a name that Triton reserves.
     """
     forwarded: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1")
-        if pattern.search(name) is None:
+        if pattern.search(name) is None or (not credentials and name.lower() == "authorization"):
             continue
         if name in _RESERVED_HEADERS or name.startswith("triton_"):
             raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

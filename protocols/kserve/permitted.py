@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.values.callers import Action, Caller
-from actors.values.interfaces import IndexEntry
+from actors.values.errors import PermissionDenied
+from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, anywhere
 
 UPLOAD: Final = "file:"
 """What the name of a load's parameter begins with that brings a file (contract, http.md section 4)."""
@@ -28,7 +29,40 @@ def visible_statistics(
     return [each for each in statistics if caller.may(Action.STATISTICS, str(each["name"]))]
 
 
+def visible_report(caller: Caller | None, report: DeepReport) -> Mapping[str, object]:
+    """Return what `caller` may see of a deep probe. Its parts name models, and why they are not ready."""
+    if caller is None or caller.may_all(Action.METADATA):
+        return report.document
+    return {name: value for name, value in report.document.items() if name != "parts"}
+
+
+def check_sees_all(caller: Caller | None) -> None:
+    """Raise PermissionDenied unless `caller` may see every model, as the supervision tree shows them."""
+    if caller is not None and not caller.may_all(Action.STATISTICS):
+        raise PermissionDenied(
+            f"the tree shows all models, and '{caller.name}' may use '{Action.STATISTICS.value}' on some only"
+        )
+
+
+def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ()) -> PermitIn:
+    """Return what judges a load or an unload by the repository in which `model` is found."""
+    if caller is None:
+        return anywhere
+    uploads = _brings_files(parameters)
+
+    def permit(repository: str) -> None:
+        caller.require(Action.MODEL_REPOSITORY, model, repository)
+        if uploads:
+            caller.require(Action.UPLOAD, model, repository)
+
+    return permit
+
+
 def check_upload(caller: Caller | None, model: str, parameters: Iterable[str]) -> None:
     """Raise PermissionDenied if a load's `parameters` bring files, and `caller` may bring none."""
-    if caller is not None and any(name.startswith(UPLOAD) for name in parameters):
+    if caller is not None and _brings_files(parameters):
         caller.require(Action.UPLOAD, model)
+
+
+def _brings_files(parameters: Iterable[str]) -> bool:
+    return any(name.startswith(UPLOAD) for name in parameters)

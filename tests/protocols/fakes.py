@@ -11,7 +11,15 @@ import trio
 
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
-from actors.values.interfaces import DeepReport, IndexEntry, Models, Server, ServerIdentity
+from actors.values.interfaces import (
+    DeepReport,
+    IndexEntry,
+    Models,
+    PermitIn,
+    Server,
+    ServerIdentity,
+    anywhere,
+)
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
@@ -166,6 +174,7 @@ class FakeRepository:
             IndexEntry(name="resting"),
         ]
         self.explicit = False
+        self.found_in = ""  # the repository in which models are found
         self.loaded: list[tuple[str, Mapping[str, object]]] = []
         self.unloaded: list[tuple[str, bool]] = []
 
@@ -176,12 +185,16 @@ class FakeRepository:
         if not self.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+    async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         self._check()
+        permit(self.found_in)
         self.loaded.append((name, parameters))
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+    async def unload(
+        self, name: str, *, unload_dependents: bool = False, permit: PermitIn = anywhere
+    ) -> None:
         self._check()
+        permit(self.found_in)
         self.unloaded.append((name, unload_dependents))
 
 

@@ -9,9 +9,12 @@ from actors.values.errors import PermissionDenied, TooManyRequests, Unauthentica
 
 
 class KnownCaller(Caller):
-    """May do what `allowed` has: (action, model), with model "" for what concerns none."""
+    """May do what `allowed` has: (action, model), with model "" for what concerns none.
 
-    __slots__ = ("allowed", "bytes", "most", "running")
+    Nothing in a repository of `closed`. `asked` has what was asked about a repository.
+    """
+
+    __slots__ = ("allowed", "asked", "bytes", "closed", "most", "running")
 
     def __init__(
         self, name: str, allowed: Collection[tuple[Action, str]] = (), *, most: float = float("inf")
@@ -19,11 +22,17 @@ class KnownCaller(Caller):
         self.name = name
         self.allowed = allowed
         self.most = most
+        self.closed: Collection[str] = ()
+        self.asked: list[tuple[Action, str, str]] = []
         self.bytes: list[int] = []
         self.running = 0
 
-    def require(self, action: Action, model: str = "") -> None:
-        if not any(action is allowed and model in {"", on} for allowed, on in self.allowed):
+    def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:
+        if namespace is not None:
+            self.asked.append((action, model, namespace))
+        if namespace in self.closed or not any(
+            action is allowed and model in {"", on} for allowed, on in self.allowed
+        ):
             raise self._denial(action, model)
 
     def _denial(self, action: Action, model: str) -> PermissionDenied | Unauthenticated:
@@ -34,9 +43,12 @@ class KnownCaller(Caller):
         self.require(action, model)
         self.bytes.append(size)
 
-    def may(self, action: Action, model: str, namespace: str = "") -> bool:
+    def may(self, action: Action, model: str, namespace: str | None = None) -> bool:
         del namespace
         return (action, model) in self.allowed
+
+    def may_all(self, action: Action) -> bool:
+        return (action, "*") in self.allowed
 
     def received(self, size: int) -> None:
         self.bytes.append(size)

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from engine.identity.keys import digest_of, new_secret
 from tests.survival.repository import Repository
-from tests.survival.server import eventually, standing, until
+from tests.survival.server import ServerProcess, eventually, standing, until
 from tests.survival.wire import Connection
 
 pytestmark = pytest.mark.slow
@@ -240,6 +240,50 @@ def test_each_message_of_a_stream_is_asked_for(server):
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.ModelStreamInfer(iter([message("onnx_add_sub")]), timeout=60))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+BY_REPOSITORY = """
+[[rule]]
+for = ["*"]
+deny = ["*"]
+namespaces = ["*/closed"]
+
+[[rule]]
+for = ["user"]
+allow = ["inference", "model-repository"]
+namespaces = ["*/open"]
+
+[[rule]]
+for = ["operator"]
+allow = ["*"]
+"""
+
+
+def test_rules_by_repository_hold_for_models_that_are_not_loaded_too(tmp_path):
+    opened, closed = Repository(tmp_path / "open"), Repository(tmp_path / "closed")
+    opened.python_add_sub()
+    closed.onnx_add_sub()
+    auth = tmp_path / "auth.toml"
+    auth.write_text(KEYS + BY_REPOSITORY)
+    flags = ("--model-control-mode=explicit", f"--model-repository={closed.path}", f"--auth-file={auth}")
+    uploaded = {"file:1/model.py": b"import nothing"}
+    with standing(opened.path, *flags, "--model-namespacing=true", files=tmp_path / "server") as server:
+        for module, url in ((tritonclient.http, server.url), (tritonclient.grpc, server.grpc_url)):
+            with module.InferenceServerClient(url) as client:
+                for name, model, verdict in (
+                    ("user", "python_add_sub", "ok"),
+                    ("user", "onnx_add_sub", "PERMISSION_DENIED"),
+                    ("operator", "onnx_add_sub", "PERMISSION_DENIED"),
+                ):
+                    assert outcome(partial(client.load_model, model), bearer(name)) == verdict, (name, model)
+                infer = partial(client.infer, "python_add_sub", inputs_of(module))
+                assert outcome(infer, bearer("user")) == "ok"
+                assert outcome(partial(client.unload_model, "python_add_sub"), bearer("user")) == "ok"
+                upload = partial(client.load_model, "brought", config="{}", files=uploaded)
+                assert outcome(upload, bearer("operator")) == "PERMISSION_DENIED"
+    refused = ServerProcess.start(opened.path, tmp_path / "other", *flags)
+    assert trio.run(refused.wait_ended) == 1
+    assert "names namespaces, and without --model-namespacing=true" in refused.stdout
 
 
 async def test_what_is_used_up_is_told_with_a_time_and_health_checks_go_on(server):

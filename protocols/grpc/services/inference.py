@@ -27,7 +27,7 @@ from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.caps import check_name
-from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
+from protocols.kserve.permitted import check_upload, permit_in, visible_entries, visible_statistics
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -222,7 +222,8 @@ class InferenceService(UnofferedExtensions):
         if request.parameters:
             threads = stream.call.wire.threads
             parameters = await in_thread(load_parameters, request.parameters, limiter=threads)
-        await self._server.repository.load(_model_name(request), parameters)
+        name, permit = _model_name(request), permit_in(stream.call.caller, request.model_name, parameters)
+        await self._server.repository.load(name, parameters, permit=permit)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 
     async def RepositoryModelUnload(
@@ -232,7 +233,8 @@ class InferenceService(UnofferedExtensions):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
-        await self._server.repository.unload(_model_name(request), unload_dependents=dependents)
+        name, permit = _model_name(request), permit_in(stream.call.caller, request.model_name)
+        await self._server.repository.unload(name, unload_dependents=dependents, permit=permit)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
 
     # Inference

@@ -90,7 +90,9 @@ class MessageIntake:
             return None
         try:
             return forward_headers(
-                [(name, meant_by(name, value)) for name, value in head.fields], self._pattern
+                [(name, meant_by(name, value)) for name, value in head.fields],
+                self._pattern,
+                credentials=self._gate is None,
             )
         except InvalidArgument as error:
             return error

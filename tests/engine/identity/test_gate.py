@@ -1,5 +1,8 @@
 """The gate: who is at a connection, and what the rules in force let them do."""
 
+import gc
+import weakref
+
 import pytest
 
 from actors.values.callers import Action, Peer, presented
@@ -252,6 +255,37 @@ def test_a_rule_by_repository_asks_where_the_model_lies():
     assert not caller.may(Action.TRACE, "m")
     with pytest.raises(PermissionDenied):
         caller.require(Action.TRACE, "m")
+
+
+def test_a_load_is_judged_once_more_when_its_repository_is_known():
+    rule = '[[rule]]\nfor = ["alice"]\nallow = ["model-repository", "trace"]\nnamespaces = ["/a"]\n'
+    caller = Setting(RULES + rule).gate.identify(ALICE, Peer())
+    caller.require(Action.MODEL_REPOSITORY, "unloaded")
+    caller.require(Action.MODEL_REPOSITORY, "unloaded", "/a")
+    for repository in ("/b", ""):
+        with pytest.raises(PermissionDenied):
+            caller.require(Action.MODEL_REPOSITORY, "unloaded", repository)
+    assert not caller.may(Action.TRACE, "unloaded")
+    assert not caller.may_all(Action.TRACE)
+
+
+def test_a_refusal_keeps_nothing_of_the_request_it_refused(setting):
+    class Message:
+        """What would be kept: an inference of half a gigabyte."""
+
+    def refuse():
+        message = Message()
+        with pytest.raises(PermissionDenied):
+            caller.admit(Action.INFERENCE, "closed", size=9)
+        return weakref.ref(message)
+
+    caller = setting.gate.identify(ALICE, Peer())
+    gc.collect()
+    gc.disable()
+    try:
+        assert refuse()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_confined_model_is_an_identity_of_its_own():

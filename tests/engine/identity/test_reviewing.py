@@ -83,12 +83,20 @@ def test_what_is_open_to_anonymous_ends_at_a_rule_about_everything():
         )
     )
     assert found.anonymous == (
+        "health: no rule names 'health', and until one does it is open to all",
         "inference: rule 1 (line 5) denies models secret-* and rule 2 (line 9) allows every model",
         "metrics: rule 2 (line 9) allows every model",
     )
 
 
 # -- what looks like a mistake
+
+
+def test_rules_by_namespace_say_what_the_server_must_be_told():
+    (told, *_) = warned(
+        CI.replace("groups", "# ") + '[[rule]]\nfor = ["ci"]\nallow = ["*"]\nnamespaces = ["/x"]\n'
+    )
+    assert told == "rule 1 (line 5) names namespaces: a server with this file takes --model-namespacing=true"
 
 
 def warned(text):

@@ -41,6 +41,15 @@ def test_health_and_metrics_are_open_as_long_as_no_rule_names_them(action):
     assert decided(named, ALICE, action) == Decision(True, named[0])
 
 
+def test_a_rule_about_every_action_names_neither_health_nor_metrics():
+    rules = [rule(1, ["alice"], [Action.INFERENCE]), rule(2, ["*"], None, allows=False)]
+    for action in (Action.HEALTH, Action.METRICS):
+        assert decided(rules, STRANGER, action).allowed
+    assert not decided(rules, STRANGER, Action.METADATA, "m").allowed
+    named = [rule(1, ["prometheus"], [Action.METRICS]), *rules]
+    assert not decided(named, STRANGER, Action.METRICS).allowed
+
+
 def test_the_first_rule_that_matches_decides():
     rules = [
         rule(1, ["alice"], [Action.INFERENCE], allows=False, models=("secret-*",)),
@@ -91,6 +100,43 @@ def test_namespaces_are_those_of_repositories():
     assert not Rulebook([rule(1, ["*"], None)]).by_namespace
 
 
+@pytest.mark.parametrize(
+    ("namespace", "allowed"),
+    [
+        ("/models/a", True),
+        ("/models/b", False),
+        ("/models/c", True),
+        ("", False),  # no repository has it: denied by any namespace, and allowed by none
+        (None, True),  # asked about again, once it is known which repository has it
+    ],
+)
+def test_a_model_in_no_known_repository_is_denied_by_namespace(namespace, allowed):
+    rules = [
+        rule(1, ["alice"], [Action.MODEL_REPOSITORY], allows=False, namespaces=("*/b",)),
+        rule(2, ["alice"], [Action.MODEL_REPOSITORY], namespaces=("/models/a",)),
+        rule(3, ["alice"], None, namespaces=("/models/*",)),
+    ]
+    assert decided(rules, ALICE, Action.MODEL_REPOSITORY, "m", namespace).allowed is allowed
+
+
+@pytest.mark.parametrize(
+    ("rules", "allowed"),
+    [
+        ([], False),
+        ([rule(1, ["alice"], None)], True),
+        ([rule(1, ["alice"], None, models=("a*",))], False),
+        ([rule(1, ["alice"], None, namespaces=("a*",))], False),
+        ([rule(1, ["alice"], None, models=("a*",)), rule(2, ["*"], [Action.STATISTICS])], True),
+        ([rule(1, ["*"], None, allows=False, models=("a*",)), rule(2, ["alice"], None)], False),
+        ([rule(1, ["*"], [Action.TRACE], allows=False), rule(2, ["alice"], None)], True),
+    ],
+)
+def test_what_shows_every_model_takes_a_rule_about_every_model(rules, allowed):
+    permissions = Rulebook(rules).of(ALICE)
+    assert permissions.allows_all(Action.STATISTICS) is allowed
+    assert permissions.allows_all(Action.HEALTH)
+
+
 @given(
     globs=st.lists(st.text("ab*?[]", min_size=1, max_size=4), min_size=1, max_size=3),
     model=st.text("abA/", min_size=1, max_size=4),
@@ -124,5 +170,6 @@ def test_the_answer_is_that_of_the_first_rule_that_fits(given_rules, action, mod
         if subject != "bob" and (actions is None or action in actions) and fnmatch.fnmatchcase(model, models)
     ]
     named = any(actions is not None and action in actions for _, actions, _, _ in given_rules)
-    expected = fits[0][0] if fits else (action is Action.HEALTH and not named)
+    is_open = action is Action.HEALTH and not named
+    expected = is_open or (bool(fits) and fits[0][0])
     assert decided(rules, ALICE, action, model).allowed == expected

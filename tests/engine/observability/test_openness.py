@@ -3,7 +3,7 @@
 import pytest
 
 from engine.observability.openness import exposures, openness
-from engine.settings.settings import Settings
+from engine.settings.settings import Settings, SettingsError
 
 EXPLICIT = "--model-control-mode=explicit"
 LOCAL = ("--http-address=127.0.0.1", "--grpc-address=localhost")
@@ -16,6 +16,7 @@ def settings(*flags):
 DEFAULT = {
     "inference": "0.0.0.0:8000 and 0.0.0.0:8001",
     "management": "0.0.0.0:8000 and 0.0.0.0:8001",
+    "metrics": "0.0.0.0:8002",
     "credentials": "none",
     "uploads": "off",
     "sandbox": "off",
@@ -51,6 +52,17 @@ DEFAULT = {
             ["--http-use-ssl=true", "--http-server-cert=c", "--http-server-key=k"],
             {"tls": "HTTP"},
         ),
+        (
+            [
+                "--http-use-ssl=true",
+                "--http-server-cert=c",
+                "--http-server-key=k",
+                "--metrics-use-ssl=true",
+            ],
+            {"tls": "HTTP and metrics"},
+        ),
+        (["--allow-metrics=false"], {"metrics": "none"}),
+        (["--metrics-address=::1", "--metrics-port=9"], {"metrics": "[::1]:9"}),
         (["--http-restricted-api=model-repository:k=v"], {}),
         (
             ["--http-restricted-api=model-repository:k=v", "--grpc-restricted-protocol=model-repository:k=v"],
@@ -82,7 +94,7 @@ def test_of_another_servers_http_no_address_is_known():
     ],
 )
 def test_uploads_from_elsewhere_earn_a_warning(flags, places):
-    (warning,) = exposures(settings(EXPLICIT, *flags))
+    *_, warning = exposures(settings(EXPLICIT, *flags))
     assert f"any client that reaches {places} may load a model that it brings along" in warning
 
 
@@ -105,6 +117,34 @@ def test_uploads_from_elsewhere_earn_a_warning(flags, places):
 )
 def test_a_server_to_which_no_stranger_uploads_earns_none(flags):
     assert list(exposures(settings(*flags))) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--http-restricted-api=model-repository,health:k=v", "--grpc-restricted-protocol=health:k=v"],
+            "model-repository is restricted over one protocol only, and open over gRPC:"
+            " --grpc-restricted-protocol restricts it there too",
+        ),
+        (
+            ["--grpc-restricted-protocol=trace,statistics:k=v"],
+            "statistics and trace are restricted over one protocol only, and open over HTTP:"
+            " --http-restricted-api restricts them there too",
+        ),
+    ],
+)
+def test_an_api_that_is_restricted_over_one_protocol_earns_a_warning(flags, told):
+    assert list(exposures(settings(*flags))) == [told]
+    assert list(exposures(settings(*flags, "--auth-file=keys.toml"))) == []
+    assert list(exposures(settings(*flags, "--allow-grpc=false"))) == []
+    assert list(exposures(settings(*flags, "--allow-http=false"))) == []
+
+
+@pytest.mark.parametrize("flag", ["--auth-file", "--management-address"])
+def test_an_empty_variable_of_a_shell_leaves_nothing_open(flag):
+    with pytest.raises(SettingsError, match=f"{flag} is empty"):
+        settings(f"{flag}=")
 
 
 def test_uploads_count_in_explicit_mode_only():

@@ -27,12 +27,14 @@ class Models(Double):
         self.gate.set()
         self.ready = {"there": True, "moody": False}
 
-    async def load(self, name, parameters):
+    async def load(self, name, parameters, *, permit):
+        permit("/models")
         self.begun.set()
         await self.gate.wait()
         self.done.append(("load", name, parameters))
 
-    async def unload(self, name, *, unload_dependents=False):
+    async def unload(self, name, *, unload_dependents=False, permit):
+        permit("/models")
         self.done.append(("unload", name, unload_dependents))
 
     async def model_ready(self, name, version=""):
@@ -50,7 +52,7 @@ class World:
         self.being_loaded: set[str] = set()
         self.levels: dict[str, Sandbox] = {}
         self.subjects = Subjects()
-        self.forbidden: set[Action] = set()
+        self.forbidden: set[Action | tuple[Action, str]] = set()  # with the repository, if it depends on that
         ModelControl(
             self.models,
             self.models,
@@ -61,8 +63,8 @@ class World:
             permit=self.permit,
         ).answer(self.subjects)
 
-    def permit(self, spec, action, model):
-        if action in self.forbidden:
+    def permit(self, spec, action, model, namespace=None):
+        if action in self.forbidden or (action, namespace) in self.forbidden:
             raise PermissionDenied(f"{spec.name} may not {action.value} {model}")
 
     async def levels_of(self, name):
@@ -91,6 +93,18 @@ async def test_what_a_model_may_not_ask_for_is_not_done(world):
     with pytest.raises(PermissionDenied, match="caller may not upload m"):
         await world.ask("model.load", {"name": "m"}, **{"file:1/a": b"x"})
     world.forbidden = {Action.MODEL_REPOSITORY}
+    for subject in ("model.load", "model.unload"):
+        with pytest.raises(PermissionDenied, match="caller may not model-repository m"):
+            await world.ask(subject, {"name": "m"})
+    assert world.models.done == [("load", "m", {})]
+
+
+async def test_a_model_may_be_forbidden_what_lies_in_a_repository(world):
+    world.forbidden = {(Action.UPLOAD, "/models")}
+    assert await world.ask("model.load", {"name": "m"}) == {}
+    with pytest.raises(PermissionDenied, match="caller may not upload m"):
+        await world.ask("model.load", {"name": "m"}, **{"file:1/a": b"x"})
+    world.forbidden = {(Action.MODEL_REPOSITORY, "/models")}
     for subject in ("model.load", "model.unload"):
         with pytest.raises(PermissionDenied, match="caller may not model-repository m"):
             await world.ask(subject, {"name": "m"})

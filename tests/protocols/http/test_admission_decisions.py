@@ -14,8 +14,9 @@ from protocols.http.admission import (
     may_skip,
 )
 from protocols.http.answers import Answer, error_answer
-from protocols.http.bodies import REPOSITORY_BODY, BodyLimits
+from protocols.http.bodies import BodyLimits
 from protocols.http.routes import match
+from protocols.kserve.caps import REPOSITORY_BODY
 from tests.protocols.fakes import FakeServer
 
 

@@ -1,6 +1,7 @@
 """The gate in front of the v2 API over HTTP: who is asked what, and what is kept from a caller."""
 
 import json
+import re
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.http.test_http_app import INFER, Client, add_body
 from tests.support.callers import KnownCaller, ListedGate
 
-EVERYTHING = {(action, model) for action in Action for model in ("", "add")}
+EVERYTHING = {(action, model) for action in Action for model in ("", "add", "*")}
 KEY = {"authorization": "Bearer alice"}
 
 
@@ -152,7 +153,7 @@ async def test_files_are_a_permission_of_their_own(client, backend, alice):
     ],
 )
 async def test_each_endpoint_asks_for_its_action(client, alice, method, path, action):
-    alice.allowed = EVERYTHING - {(action, ""), (action, "add")}
+    alice.allowed = {each for each in EVERYTHING if each[0] is not action}
     status, _, body = await client.ask(method, path, b"{}", KEY)
     assert status == 403
     assert f"may not {action.value}" in json.loads(body)["error"]
@@ -189,3 +190,41 @@ async def test_the_gate_sees_one_peer_for_each_connection(backend, gate):
     await client.ask("GET", "/v2", b"", KEY)
     await client.ask("GET", "/v2", b"", KEY)
     assert gate.peers == [peer, peer]
+
+
+async def test_a_load_is_judged_by_where_the_model_was_found(client, backend, alice):
+    alice.allowed = {(action, model) for action in Action for model in ("", "m")}
+    alice.closed = {"/closed"}
+    backend.repository.explicit = True
+    for change, body in (("load", b'{"parameters": {"file:1/a": "eA=="}}'), ("unload", b"")):
+        for found_in, expected in (("/open", 200), ("/closed", 403)):
+            backend.repository.found_in = found_in
+            path = f"/v2/repository/models/m/{change}"
+            assert (await client.ask("POST", path, body, KEY))[0] == expected
+    assert {each for each in alice.asked if each[2] == "/open"} == {
+        (Action.MODEL_REPOSITORY, "m", "/open"),
+        (Action.UPLOAD, "m", "/open"),
+    }
+    assert len(backend.repository.loaded) == len(backend.repository.unloaded) == 1
+
+
+async def test_what_shows_all_models_takes_that_they_all_may_be_seen(client, backend, alice):
+    backend.health.parts = [{"part": "add 1"}]
+    tree, deep = "/v2/tritium/tree", "/v2/health/ready?deep=1"
+    alice.allowed = EVERYTHING - {(Action.STATISTICS, "*"), (Action.METADATA, "*")}
+    status, _, body = await client.ask("GET", tree, b"", KEY)
+    assert (status, "'alice' may use 'statistics' on some only" in body.decode()) == (403, True)
+    assert json.loads((await client.ask("GET", deep, b"", KEY))[2]) == {"ready": True, "live": True}
+    alice.allowed = EVERYTHING
+    assert (await client.ask("GET", tree, b"", KEY))[0] == 200
+    assert json.loads((await client.ask("GET", deep, b"", KEY))[2])["parts"] == [{"part": "add 1"}]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+async def test_models_are_not_told_the_credentials_that_the_gate_judges(backend, gate, gated):
+    options = V2Options(gate=gate if gated else None, header_forward_pattern=re.compile("."))
+    client = Client(V2App(backend.server, options=options), native=True)
+    assert (await client.ask("POST", INFER, add_body(), {**KEY, "x-user": "u"}))[0] == 200
+    (request,) = backend.model("add").submitted
+    assert request.parameters["x-user"] == "u"
+    assert ("authorization" in request.parameters) is not gated
