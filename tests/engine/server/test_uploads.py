@@ -174,7 +174,8 @@ def test_the_text_log_says_in_one_line_what_is_open(tmp_path):
         server.wait_ready()
         (line,) = [line for line in server.out.splitlines() if "open: " in line]
         places = f"{server.address()} and {server.address('GRPCInferenceService')}"
+        metrics = server.address("Metrics Service")
         assert line.endswith(
-            f"open: inference on {places}; management on {places};"
+            f"open: inference on {places}; management on {places}; metrics on {metrics};"
             ' credentials: none; uploads: off; sandbox: off; TLS: none"'
         )
