@@ -22,7 +22,7 @@ from engine.cli.credentials import NoCredentials, credentials
 from engine.observability.text import printable
 from engine.settings.forms import SettingsError
 from engine.settings.scanning import CLIENT_KEY
-from engine.settings.secrets import concealed, read_secret
+from engine.settings.secrets import concealed, looks_secret, read_secret
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,15 +117,22 @@ def client_for(options: argparse.Namespace, environ: Mapping[str, str]) -> Clien
         key, source = credentials(options.key_file, environ)
     except NoCredentials as error:
         raise ServerUnavailable(str(error)) from error
-    own = any(name.lower() == _AUTHORIZATION.lower() for name, _ in options.header)
+    for name, _ in options.header:
+        if name.lower() == _AUTHORIZATION.lower() or looks_secret(name):
+            sys.stderr.write(
+                f"warning: the value of {name} stands on the command line, where every user of this machine can"
+                " read it; use --header-file FILE\n"
+            )
+    headers = [*options.header, *options.header_files]
+    own = any(name.lower() == _AUTHORIZATION.lower() for name, _ in headers)
     if own and options.key_file:
         raise ServerUnavailable(
             "--key-file and an Authorization in --header both say who asks: leave one out"
         )
     if own:
-        return Client(options.url, options.header, source="--header")
+        return Client(options.url, headers, source="--header")
     shown = [(_AUTHORIZATION, f"Bearer {key}")] if key else []
-    return Client(options.url, [*options.header, *shown], source=source)
+    return Client(options.url, [*headers, *shown], source=source)
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:
@@ -159,7 +166,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--header-file",
         action="append",
-        dest="header",
+        default=[],
+        dest="header_files",
         type=_header_file,
         metavar="FILE",
         help="send the header 'NAME: VALUE' that FILE holds, which is on no command line then; repeatable",

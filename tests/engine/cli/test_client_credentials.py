@@ -73,6 +73,21 @@ def test_a_header_is_as_good_and_wins_over_the_variable(server, key_file, monkey
     assert "both say who asks: leave one out" in capsys.readouterr().err
 
 
+def test_a_secret_header_on_the_command_line_earns_a_warning_without_it(server, tmp_path, capsys):
+    path = tmp_path / "header"
+    path.write_text("admin-key: s3cret")
+    for words, warned in (
+        (["--header", "admin-key: s3cret"], True),
+        (["--header", "Authorization: Bearer s3cret"], True),
+        (["--header", "x-tenant: s3cret"], False),
+        (["--header-file", str(path)], False),
+    ):
+        assert tree(server, *words) == 0
+        told = capsys.readouterr().err
+        assert ("use --header-file FILE" in told) is warned
+        assert "s3cret" not in told
+
+
 @pytest.mark.parametrize("content", ["", "\n", "two words", "kéy"])
 def test_what_is_no_key_is_not_sent(server, tmp_path, capsys, content):
     path = tmp_path / "key"
