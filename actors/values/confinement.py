@@ -13,9 +13,9 @@ class Sandbox(Enum):
     """
 
     OFF = "off"
-    # No new privileges, no mounts and namespaces, no changes of the machine, no other processes' limits.
+    # No new privileges, no mounts, no changes of the machine, no other processes' limits.
     GUARD = "guard"
-    # Also no network, no kernel interfaces that models don't need.
+    # Also no network, no namespaces, no kernel interfaces that models don't need.
     BASIC = "basic"
     # Only system calls that models need, no capabilities, no leaving of the process group, no files but its
     # own.
@@ -38,6 +38,8 @@ class Confinement:
     write: tuple[str, ...] = ()  # and paths that it may write
     # The operator has asked for this sandbox, and the model for none that is stricter.
     imposed: bool = False
+    # Nobody has asked for this sandbox. Where the kernel can't apply it, nobody is warned either.
+    by_default: bool = False
 
     @property
     def watched(self) -> bool:

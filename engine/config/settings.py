@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from actors.values.confinement import Sandbox
+from actors.values.confinement import Confinement, Sandbox
 from actors.values.specs import Fairness, Residency, Retry
 from actors.values.traffic import TrafficPlan
 from engine.models.problems import Problem, Severity
@@ -20,7 +20,7 @@ from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 _LIMITING: Final = ("tritium.memory_limit_mb", "tritium.max_processes", "tritium.sandbox")
-NO_FLOOR: Final = SandboxSettings()
+NO_FLOOR: Final = SandboxSettings(asked=True, level=Sandbox.OFF)
 """The operator leaves confinement to the models' configurations."""
 
 CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
@@ -54,9 +54,16 @@ def read_settings(
     settings = settings_of(values)
     if "tritium.retry" not in values and not traits.pure:
         settings = replace(settings, retry=Retry.NEVER)
-    if floor.level is not Sandbox.OFF and settings.confinement.sandbox is floor.level:
-        settings = replace(settings, confinement=replace(settings.confinement, imposed=True))
-    return settings, tuple(problems)
+    return replace(settings, confinement=_told_of(settings.confinement, parameters, floor)), tuple(problems)
+
+
+def _told_of(confinement: Confinement, parameters: Mapping[str, str], floor: SandboxSettings) -> Confinement:
+    """Return the confinement with who has asked for its sandbox."""
+    if confinement.sandbox is Sandbox.OFF or confinement.sandbox is not floor.level:
+        return confinement
+    if floor.asked:
+        return replace(confinement, imposed=True)
+    return replace(confinement, by_default="tritium.sandbox" not in parameters)
 
 
 def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str, Any], list[Problem]]:
@@ -66,7 +73,9 @@ def _raised(values: Mapping[str, Any], floor: SandboxSettings) -> tuple[dict[str
     links, which the model's code could have made.
     """
     raised = dict(values)
-    if floor.level is Sandbox.OFF:
+    if floor.floor is Sandbox.OFF:
+        if values.get("tritium.isolation") != "thread":
+            raised.setdefault("tritium.sandbox", floor.level)
         return raised, []
     level = floor.level.value
     if values.get("tritium.isolation") == "thread":

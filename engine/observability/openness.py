@@ -38,7 +38,7 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
         else "none",
         "credentials": _credentials(settings),
         "uploads": settings.uploads.value if settings.control_mode == "explicit" else "off",
-        "sandbox": settings.sandbox.level.value,
+        "sandbox": _sandbox(settings),
         "tls": _listed([name for name, secured in _tls(settings, http) if secured]),
     }
 
@@ -112,6 +112,11 @@ def _credentials(settings: Settings) -> str:
     if protocols and all(_restricted(settings, protocol) for protocol in protocols):
         return "a header for loads"
     return "none"
+
+
+def _sandbox(settings: Settings) -> str:
+    """Return the floor, or what a model gets that does not say."""
+    return settings.sandbox.level.value + ("" if settings.sandbox.asked else " by default")
 
 
 def _tls(settings: Settings, http: bool) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.values.confinement import Sandbox
+from actors.values.events import Event, Log
 from engine.processes import users
+from engine.settings.sandbox import SandboxSettings
 from engine.worker.sandbox import landlock_version, unavailable
 from engine.worker.syscalls import MACHINES
 
@@ -40,8 +42,9 @@ def this_kernel() -> Kernel:
     )
 
 
-def lacking(level: Sandbox, kernel: Kernel) -> list[str]:
-    """Return what can't be applied of a floor of this level, as warnings for an operator."""
+def lacking(settings: SandboxSettings, kernel: Kernel) -> list[str]:
+    """Return what this kernel can't apply of the sandbox that models get, in sentences for an operator."""
+    level = settings.level
     if level is Sandbox.OFF:
         return []
     missing: list[str] = []
@@ -52,4 +55,11 @@ def lacking(level: Sandbox, kernel: Kernel) -> list[str]:
     missing += unavailable(level.value, kernel.landlock)
     if level is Sandbox.STRICT and kernel.no_users:
         missing.append(f"a user of its own for each worker: {kernel.no_users}")
-    return [f"--sandbox={level.value} lacks {each}" for each in missing]
+    what = settings.flag if settings.asked else f"the default sandbox, {level.value},"
+    return [f"{what} lacks {each}" for each in missing]
+
+
+def tell_what_lacks(settings: SandboxSettings, kernel: Kernel, log: Log) -> None:
+    """Log what this kernel can't apply: a warning where the operator has asked for it."""
+    for each in lacking(settings, kernel):
+        log(Event.SERVER_STARTING, level="warning" if settings.asked else "info", warning=each)

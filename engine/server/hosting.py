@@ -25,7 +25,7 @@ from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.openness import exposures, openness
-from engine.processes.kernel import lacking, this_kernel
+from engine.processes.kernel import tell_what_lacks, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
 from engine.repository.advice import advice_on_repositories
 from engine.server.running import RunningServer, ServerFailed
@@ -91,6 +91,7 @@ class HostedTree:
                 self.running = running
                 for warning in _warnings(settings):
                     EventLog()(Event.SERVER_STARTING, level="warning", warning=warning)
+                tell_what_lacks(settings.sandbox, this_kernel(), EventLog())
                 EventLog()(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
                 async with trio.open_nursery() as nursery:
@@ -160,12 +161,10 @@ class HostedTree:
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:
-    lacked = lacking(settings.sandbox.level, this_kernel())
     found = (
         *settings.warnings,
         *in_the_way(),
         *advice_on_repositories(settings),
-        *lacked,
         *exposures(settings, http=False),
     )
     if not settings.drain_delay:

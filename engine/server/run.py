@@ -19,7 +19,7 @@ from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.observability.openness import exposures, openness
-from engine.processes.kernel import lacking, this_kernel
+from engine.processes.kernel import tell_what_lacks, this_kernel
 from engine.processes.process import (
     allow_many_files,
     end_where_threads_are_stuck,
@@ -87,15 +87,14 @@ async def _serve(
 ) -> int:
     """Return the exit status."""
     log = EventLog()
-    lacked = lacking(settings.sandbox.level, this_kernel())
     for warning in (
         *settings.warnings,
         *in_the_way(),
         *advice_on_repositories(settings),
-        *lacked,
         *exposures(settings),
     ):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
+    tell_what_lacks(settings.sandbox, this_kernel(), log)
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_server(settings, machine=machine, reload=reload) as running:

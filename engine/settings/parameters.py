@@ -333,8 +333,9 @@ class TritiumSettings:
             "tritium.sandbox",
             choice(*Sandbox),
             "what is taken away from model code: [privileges, network, files"
-            " too](worker_life.md#the-sandbox), and no less than `--sandbox` says. This and the two above"
-            " need `tritium.isolation: process`",
+            " too](worker_life.md#the-sandbox), and no less than `--sandbox` says, if it is given. This and"
+            " the two above need `tritium.isolation: process`",
+            "`guard`, or `--sandbox`",
         ),
         read=Parameter(
             "tritium.sandbox_read",

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 # -- what each level refuses, and what the strict one allows
 
 _MOUNTS = (
-    "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
-    " mount_setattr open_by_handle_at"
+    "mount umount2 pivot_root open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
+    " mount_setattr open_by_handle_at setns"
 )
-_NAMESPACES = "unshare setns"
+# A browser makes namespaces and a root of its own for its pages. `guard` lets it: what it may do in there is
+# still refused by the rest.
+_NAMESPACES = "unshare chroot"
 _KERNEL = "kexec_load kexec_file_load init_module finit_module delete_module bpf iopl ioperm"
 _MACHINE = (
     "reboot swapon swapoff acct quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex"
     " sethostname setdomainname"
 )
-_GUARD = f"{_MOUNTS} {_NAMESPACES} {_KERNEL} {_MACHINE}".split()
+_GUARD = f"{_MOUNTS} {_KERNEL} {_MACHINE}".split()
 
 _OTHER_PROCESSES = (
     "ptrace process_vm_readv process_vm_writev pidfd_getfd process_madvise process_mrelease kcmp"
@@ -41,7 +43,7 @@ _OTHER_PROCESSES = (
 # A second way to make system calls, past every filter.
 _RINGS = "io_uring_setup io_uring_enter io_uring_register"
 _KEYS = "add_key request_key keyctl syslog"
-_BASIC = f"{_OTHER_PROCESSES} {_RINGS} {_KEYS}".split()
+_BASIC = f"{_NAMESPACES} {_OTHER_PROCESSES} {_RINGS} {_KEYS}".split()
 
 _FILES = (
     "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close"
@@ -229,7 +231,8 @@ def _inspections(
     """Yield the calls that depend on their arguments, each with the tests that it must pass."""
     clone = [_argument(0)]
     if level != "off":
-        clone += _when(_ANY_BIT, _NEW_NAMESPACES | _AS_A_SIBLING, errno.EPERM)
+        spaces = 0 if level == "guard" else _NEW_NAMESPACES
+        clone += _when(_ANY_BIT, spaces | _AS_A_SIBLING, errno.EPERM)
     if childless:
         clone += _unless(_ANY_BIT, _CLONE_THREAD, errno.EAGAIN)
     yield "clone", clone
@@ -237,7 +240,7 @@ def _inspections(
         return
     yield "ioctl", _none_of(1, (*_TERMINALS, *(_FILE_SIGNALS["ioctl"] if level != "guard" else ())))
     if level == "guard":
-        yield "prlimit64", [_argument(0), *_unless_own(own)]
+        yield "prlimit64", [*_no_pointer(2), _argument(0), *_unless_own(own)]
         return
     yield "fcntl", _none_of(1, _FILE_SIGNALS["fcntl"])
     if level == "basic":
@@ -292,6 +295,18 @@ def _within(first: int, last: int, verdict: int) -> list[Instruction]:
 def _argument(index: int) -> Instruction:
     """Load the lower half of an argument: all that the kernel reads of an `int`."""
     return Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 8 * index)
+
+
+def _no_pointer(index: int) -> list[Instruction]:
+    """Allow the call if this argument, an address, is none: it asks only."""
+    at = _FIRST_ARGUMENT_AT + 8 * index
+    return [
+        Instruction(_LOAD, 0, 0, at),
+        Instruction(_EQUAL, 0, 3, 0),
+        Instruction(_LOAD, 0, 0, at + 4),
+        Instruction(_EQUAL, 0, 1, 0),
+        Instruction(_RETURN, 0, 0, _ALLOW),
+    ]
 
 
 def _none_of(index: int, values: Iterable[int]) -> list[Instruction]:

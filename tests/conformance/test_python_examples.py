@@ -19,6 +19,7 @@ import tritonclient.http as http_client
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+from tests.support.confined import GUARD, confinements
 from tests.support.flavours import Addresses, process
 from tests.support.triton_inputs import inputs
 
@@ -525,3 +526,7 @@ def test_a_backend_written_in_python_serves_models_that_have_no_code(http, facto
     answer = http.infer(f"times_{factor}", inputs(http_client, IN=number(7)))
     assert answer.as_numpy("OUT").item() == 7 * factor
     assert http.get_model_config(f"times_{factor}")["backend"] == "scaling"
+
+
+def test_all_of_them_run_in_the_guard(server):
+    assert confinements(server.log) == {GUARD}

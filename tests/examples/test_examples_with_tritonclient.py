@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     from google.protobuf.json_format import ParseDict
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+    from tests.support.confined import GUARD, confinements
     from tests.support.flavours import process
     from tests.support.grpc_clients import Ask, Tensor, TritonClient
 
@@ -40,9 +41,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def addresses():
+def log(tmp_path_factory):
+    """The log of the server."""
+    return tmp_path_factory.mktemp("examples") / "log"
+
+
+@pytest.fixture(scope="module")
+def addresses(log):
     """`tritium serve` over the examples."""
-    with process("engine", "serve")(MODELS) as opened:
+    with process("engine", "serve", said=log)(MODELS) as opened:
         yield opened
 
 
@@ -258,3 +265,7 @@ def test_the_example_clients_print_real_predictions(server, program):
     done = subprocess.run([*command, server], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "7" in done.stdout if "digits" in program else done.stdout
+
+
+def test_every_example_runs_in_the_guard(addresses, log):
+    assert confinements(log) == {GUARD}

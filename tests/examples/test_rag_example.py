@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from examples.rag import minilm
+from tests.support.confined import GUARD, confinements
 from tests.support.encoders import Encoder
 from tests.support.flavours import process
 
@@ -70,7 +71,9 @@ def repository(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(repository):
     """`tritium serve` over it; its HTTP address."""
-    with process("engine", "serve")(repository) as addresses:
+    log = repository.parent / "log"
+    with process("engine", "serve", said=log)(repository) as addresses:
+        assert confinements(log) == {GUARD}
         yield addresses.http
 
 

@@ -158,7 +158,9 @@ class WorkerLife:
         post = self._post
         post.ctx.publish(unconfined=list(missing))
         if not post.instance.started_once:
-            post.log(Event.WORKER_UNCONFINED, level="warning", actor=post.ctx.path, missing=list(missing))
+            limits = post.state.spec.confinement
+            level = "info" if limits.by_default and not limits.watched else "warning"
+            post.log(Event.WORKER_UNCONFINED, level=level, actor=post.ctx.path, missing=list(missing))
 
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded. See `Joining.failed`."""

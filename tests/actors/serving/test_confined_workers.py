@@ -6,7 +6,7 @@ import trio
 from actors.serving.instances.instance import WorkerDied
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import Oom, TooManyProcesses
-from actors.values.confinement import Confinement
+from actors.values.confinement import Confinement, Sandbox
 from actors.values.specs import Retry
 from actors.wire import frames
 from actors.wire.frames import FrameError
@@ -79,14 +79,29 @@ async def test_a_worker_without_limits_is_not_looked_at(nursery, autojump_clock)
     await life.stop()
 
 
-async def test_what_could_not_be_applied_is_logged_and_shown(nursery, autojump_clock):
-    life = Life(nursery)
+class Heard(Life):
+    """A life of which the level of each line is kept."""
+
+    def _log(self, event, *, level="info", **keys):
+        super()._log(event, level=level, **keys, of=level)
+
+
+@pytest.mark.parametrize(
+    ("confinement", "level"),
+    [
+        (Confinement(sandbox=Sandbox.GUARD), "warning"),
+        (Confinement(sandbox=Sandbox.GUARD, by_default=True), "info"),
+        (Confinement(sandbox=Sandbox.GUARD, by_default=True, processes=1), "warning"),
+    ],
+)
+async def test_what_could_not_be_applied_is_logged_and_shown(nursery, autojump_clock, confinement, level):
+    life = Heard(nursery, worker=Taking(), confinement=confinement)
     await life.worker.receive()
     life.worker.far.send(frames.encode_json(frames.READY, {"unapplied": ["the filter: no such kernel"]}))
     await trio.testing.wait_all_tasks_blocked()
     assert life.ctx.info["unconfined"] == ["the filter: no such kernel"]
     told = [keys for event, keys in life.logged if event == "worker_unconfined"]
-    assert [keys["missing"] for keys in told] == [["the filter: no such kernel"]]
+    assert [(keys["missing"], keys["of"]) for keys in told] == [(["the filter: no such kernel"], level)]
     await life.stop()
 
 

@@ -18,7 +18,7 @@ OFF, GUARD, BASIC, STRICT = Sandbox
 
 def under(floor, config=None, **given):
     parameters = {f"tritium.{name}": text for name, text in given.items()}
-    floor = floor if isinstance(floor, SandboxSettings) else SandboxSettings(level=floor)
+    floor = floor if isinstance(floor, SandboxSettings) else SandboxSettings(asked=True, level=floor)
     return read_settings(parameters, PYTHON, None, config, floor=floor)
 
 
@@ -63,6 +63,25 @@ def test_a_model_on_a_thread_of_the_server_is_refused_under_a_floor():
     assert not under(OFF, isolation="thread")[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "confinement"),
+    [
+        ({}, Confinement(sandbox=GUARD, by_default=True)),
+        ({"sandbox": "off"}, Confinement()),
+        ({"sandbox": "guard"}, Confinement(sandbox=GUARD)),
+        ({"sandbox": "basic"}, Confinement(sandbox=BASIC)),
+        ({"sandbox": "strict", "sandbox_read": "/data"}, Confinement(sandbox=STRICT, read=("/data",))),
+        ({"memory_limit_mb": "1"}, Confinement(sandbox=GUARD, memory=1 << 20, by_default=True)),
+        ({"isolation": "thread"}, Confinement()),
+    ],
+    ids=str,
+)
+def test_where_the_operator_asks_for_nothing_a_model_has_what_it_says_and_else_the_guard(given, confinement):
+    settings, problems = under(SandboxSettings(), **given)
+    assert settings.confinement == confinement
+    assert not problems
+
+
 def test_an_ensemble_has_no_process_to_be_confined():
     ensemble = ModelConfig()
     ensemble.ensemble_scheduling.SetInParent()
@@ -99,6 +118,7 @@ def test_under_a_strict_floor_a_model_has_only_files_that_the_operator_gives(
     paths, key, read, write, asked, allowed
 ):
     floor = SandboxSettings(
+        asked=True,
         level=STRICT,
         read=(str(paths / read),) if read else (),
         write=(str(paths / write),) if write else (),
@@ -120,7 +140,9 @@ def test_a_model_that_is_strict_by_itself_names_its_own_files_under_a_laxer_floo
 
 
 def test_the_root_directory_may_be_given_whole():
-    settings, problems = under(SandboxSettings(level=STRICT, read=("/",)), sandbox_read="/usr/share")
+    settings, problems = under(
+        SandboxSettings(asked=True, level=STRICT, read=("/",)), sandbox_read="/usr/share"
+    )
     assert settings.confinement.read == ("/usr/share",)
     assert not problems
 
@@ -132,16 +154,25 @@ def settings_of(*flags):
     return Settings.from_argv(["--model-repository=/models", *flags])
 
 
-def test_the_floor_is_off_unless_it_is_given_and_is_named_at_start():
+def test_without_the_flag_there_is_no_floor_and_the_level_is_named_at_start():
     assert settings_of().sandbox == SandboxSettings()
-    assert dict(settings_of().options())["sandbox"] == "off"
-    assert dict(settings_of("--sandbox=guard").options())["sandbox"] == "guard"
+    assert settings_of().sandbox.floor is OFF
+    assert dict(settings_of().options())["sandbox"] == "guard"
+    assert dict(settings_of("--sandbox=off").options())["sandbox"] == "off"
+
+
+@pytest.mark.parametrize("level", Sandbox)
+def test_the_flag_is_a_floor_whichever_level_it_names(level):
+    settings = settings_of(f"--sandbox={level.value}").sandbox
+    assert (settings.asked, settings.level, settings.floor) == (True, level, level)
+    assert settings.for_uploads().floor is STRICT
+    assert settings_of().sandbox.for_uploads().floor is STRICT
 
 
 def test_the_flags_of_the_floor_are_read():
     flags = ("--sandbox=Strict", "--sandbox-read=/data:/srv", "--sandbox-write=/scratch")
     assert settings_of(*flags).sandbox == SandboxSettings(
-        level=STRICT, read=("/data", "/srv"), write=("/scratch",)
+        asked=True, level=STRICT, read=("/data", "/srv"), write=("/scratch",)
     )
 
 
@@ -167,7 +198,7 @@ def test_a_floor_that_makes_no_sense_is_refused(flags, told):
 @pytest.mark.parametrize(("level", "batch"), [(OFF, 0), (BASIC, 3)])
 def test_a_model_completes_its_configuration_under_the_floor(write_model, level, batch):
     directory = write_model("m", 'backend: "python"', {"1/model.py": COMPLETING})
-    loaded = load_model_config(directory, backends=discover(), floor=SandboxSettings(level=level))
+    loaded = load_model_config(directory, backends=discover(), floor=SandboxSettings(asked=True, level=level))
     assert loaded.ok, loaded.problems
     assert loaded.specs[0].max_batch_size == batch
     assert loaded.specs[0].confinement.sandbox is level

@@ -19,7 +19,7 @@ DEFAULT = {
     "metrics": "0.0.0.0:8002",
     "credentials": "none",
     "uploads": "off",
-    "sandbox": "off",
+    "sandbox": "guard by default",
     "tls": "none",
 }
 

@@ -6,14 +6,23 @@ from dataclasses import replace
 import pytest
 
 from actors.values.confinement import Sandbox
-from engine.processes.kernel import Kernel, lacking, this_kernel
+from actors.values.events import Event
+from engine.processes.kernel import Kernel, lacking, tell_what_lacks, this_kernel
+from engine.settings.sandbox import SandboxSettings
 
 WHOLE = Kernel(landlock=6, filters=True, machine="x86_64", no_users=None)
 
 
+BARE = replace(WHOLE, filters=False)
+
+
+def asked(level):
+    return SandboxSettings(asked=True, level=level)
+
+
 @pytest.mark.parametrize("level", Sandbox)
 def test_a_kernel_that_has_all_lacks_nothing(level):
-    assert lacking(level, WHOLE) == []
+    assert lacking(asked(level), WHOLE) == []
 
 
 @pytest.mark.parametrize(
@@ -32,11 +41,26 @@ def test_a_kernel_that_has_all_lacks_nothing(level):
     ],
 )
 def test_what_is_missing_is_said_of_the_level_that_needs_it(change, level, told):
-    warnings = lacking(level, replace(WHOLE, **change))
+    warnings = lacking(asked(level), replace(WHOLE, **change))
     assert len(warnings) == len(told)
     for warning, text in zip(warnings, told, strict=True):
         assert warning.startswith(f"--sandbox={level.value} lacks ")
         assert text in warning
+
+
+def test_an_operator_is_warned_only_of_what_was_asked_for():
+    told = []
+
+    def log(event, **keys):
+        told.append((event, keys["level"], keys["warning"]))
+
+    tell_what_lacks(SandboxSettings(), BARE, log)
+    tell_what_lacks(asked(Sandbox.GUARD), BARE, log)
+    lacks = "lacks the filter of system calls: this kernel has no seccomp"
+    assert told == [
+        (Event.SERVER_STARTING, "info", f"the default sandbox, guard, {lacks}"),
+        (Event.SERVER_STARTING, "warning", f"--sandbox=guard {lacks}"),
+    ]
 
 
 def test_this_kernel_is_asked():

@@ -154,7 +154,11 @@ def test_without_the_flag_files_run_as_in_triton(tmp_path):
         server.wait_ready()
         lines = [json.loads(line) for line in server.out.splitlines()]
         (opened,) = [line for line in lines if line["event"] == "server_opened"]
-        assert (opened["uploads"], opened["sandbox"], opened["credentials"]) == ("on", "off", "none")
+        assert (opened["uploads"], opened["sandbox"], opened["credentials"]) == (
+            "on",
+            "guard by default",
+            "none",
+        )
         (warning,) = [line["warning"] for line in lines if line["level"] == "warning"]
         assert "may load a model that it brings along" in warning
         code = READER.replace("{path}", str(tmp_path / "secret")).encode()
@@ -177,5 +181,5 @@ def test_the_text_log_says_in_one_line_what_is_open(tmp_path):
         metrics = server.address("Metrics Service")
         assert line.endswith(
             f"open: inference on {places}; management on {places}; metrics on {metrics};"
-            ' credentials: none; uploads: off; sandbox: off; TLS: none"'
+            ' credentials: none; uploads: off; sandbox: guard by default; TLS: none"'
         )
