@@ -19,6 +19,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
+FRAMEWORKS: Final = "tests/survival/test_survival_frameworks.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Part:
 PARTS: Final = {
     "storms": Part(
         help="storms, leaks and campaigns at full length (tests marked `long`)",
-        commands=((*PYTEST, "-m", "long"),),
+        commands=((*PYTEST, "-m", "long", f"--ignore={FRAMEWORKS}"),),
         environ={"TRITIUM_TESTS_FRESH": "1"},
     ),
     "examples": Part(
@@ -54,6 +55,10 @@ PARTS: Final = {
         commands=tuple(
             ("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)
         ),
+    ),
+    "frameworks": Part(
+        help="models on Ray and vLLM, in the environments that TRITIUM_TESTS_RAY and TRITIUM_TESTS_VLLM name",
+        commands=((*PYTEST, "-m", "long", FRAMEWORKS, "--numprocesses=0"),),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

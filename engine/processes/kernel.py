@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from actors.values.confinement import Sandbox
@@ -19,6 +22,12 @@ from engine.worker.sandbox import landlock_version, unavailable
 from engine.worker.syscalls import MACHINES
 
 _PR_GET_SECCOMP: Final = 21
+_ENTER: Final = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from engine.worker import sandbox
+sandbox.enter("guard")
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +39,38 @@ class Kernel:
     machine: str
     # Why workers get no user ids of their own; None: they do, "": the server is not root.
     no_users: str | None
+    # A filter over this process, such as a service manager's, ends whoever asks for a sandbox.
+    kills: bool = False
 
 
 def this_kernel() -> Kernel:
-    """Return what this process finds."""
+    """Return what this process finds. It may start another, and wait for it."""
+    filtered = ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0)
+    kills = filtered > 0 and _kills()
     return Kernel(
-        landlock=landlock_version(),
-        filters=ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0,
+        landlock=-1 if kills else landlock_version(),
+        filters=filtered >= 0,
         machine=os.uname().machine,
         no_users=users.unable(),
+        kills=kills,
     )
+
+
+def _kills() -> bool:
+    """Whether a process that enters a sandbox is killed for it."""
+    tried = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parents[2])],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    return tried.returncode < 0
+
+
+def applicable(settings: SandboxSettings, kernel: Kernel) -> SandboxSettings:
+    """Return what models get: nothing by default where a worker would die of asking for it."""
+    return replace(settings, level=Sandbox.OFF) if kernel.kills and not settings.asked else settings
 
 
 def lacking(settings: SandboxSettings, kernel: Kernel) -> list[str]:
@@ -48,11 +79,17 @@ def lacking(settings: SandboxSettings, kernel: Kernel) -> list[str]:
     if level is Sandbox.OFF:
         return []
     missing: list[str] = []
-    if not kernel.filters:
+    if kernel.kills:
+        missing.append(
+            "everything: a filter of system calls over the server ends a process that asks for a sandbox."
+            " Allow seccomp and Landlock there; a unit of systemd does by SystemCallFilter=@sandbox"
+        )
+    elif not kernel.filters:
         missing.append("the filter of system calls: this kernel has no seccomp")
     elif kernel.machine not in MACHINES:
         missing.append(f"the filter of system calls: it is known for {' and '.join(MACHINES)} only")
-    missing += unavailable(level.value, kernel.landlock)
+    if not kernel.kills:
+        missing += unavailable(level.value, kernel.landlock)
     if level is Sandbox.STRICT and kernel.no_users:
         missing.append(f"a user of its own for each worker: {kernel.no_users}")
     what = settings.flag if settings.asked else f"the default sandbox, {level.value},"

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import parent_process
 from typing import IO, Any
 
@@ -25,7 +26,7 @@ from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.openness import exposures, openness
-from engine.processes.kernel import tell_what_lacks, this_kernel
+from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
 from engine.repository.advice import advice_on_repositories
 from engine.server.running import RunningServer, ServerFailed
@@ -86,12 +87,14 @@ class HostedTree:
 
         Raises StartupFailed if it does not start.
         """
+        kernel = this_kernel()
+        found = replace(settings, sandbox=applicable(settings.sandbox, kernel))
         try:
-            async with open_server(settings, http=False, environ=self._environ) as running:
+            async with open_server(found, http=False, environ=self._environ) as running:
                 self.running = running
                 for warning in _warnings(settings):
                     EventLog()(Event.SERVER_STARTING, level="warning", warning=warning)
-                tell_what_lacks(settings.sandbox, this_kernel(), EventLog())
+                tell_what_lacks(settings.sandbox, kernel, EventLog())
                 EventLog()(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
                 async with trio.open_nursery() as nursery:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 
 import trio
@@ -19,7 +20,7 @@ from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.observability.openness import exposures, openness
-from engine.processes.kernel import tell_what_lacks, this_kernel
+from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import (
     allow_many_files,
     end_where_threads_are_stuck,
@@ -94,7 +95,9 @@ async def _serve(
         *exposures(settings),
     ):
         log(Event.SERVER_STARTING, level="warning", warning=warning)
-    tell_what_lacks(settings.sandbox, this_kernel(), log)
+    kernel = this_kernel()
+    tell_what_lacks(settings.sandbox, kernel, log)
+    settings = replace(settings, sandbox=applicable(settings.sandbox, kernel))
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_server(settings, machine=machine, reload=reload) as running:

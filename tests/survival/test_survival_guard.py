@@ -7,6 +7,7 @@ servers of root and of another user.
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import tritonclient.http
 
 from tests.support.everyday import DEEDS
 from tests.support.interpreters import OTHERS, shared_interpreter
-from tests.survival.server import ROOT
+from tests.survival.server import ROOT, ServerProcess
 from tests.survival.test_survival_escapes import ROOTS, server_of
 
 CONFIGURATION = """
@@ -103,7 +104,11 @@ def test_what_a_model_does_in_the_guard_is_what_it_does_without(everyday):
 
 
 def test_what_the_guard_refuses(everyday):
-    deeds: dict[str, list[str]] = {"mounts": [], "limits a child": [], "gains rights by a program": [str(everyday.base / "id")]}
+    deeds: dict[str, list[str]] = {
+        "mounts": [],
+        "limits a child": [],
+        "gains rights by a program": [str(everyday.base / "id")],
+    }
     told = everyday.ask("guarded", **deeds)
     assert told["mounts"] == told["limits a child"] == "PermissionError: [Errno 1] Operation not permitted"
     assert told["gains rights by a program"] == str(everyday.user)
@@ -124,3 +129,46 @@ def test_processes_of_pytorch_add_up_and_share_memory(everyday):
     ):
         told = everyday.ask("guarded", **{name: arguments})
         assert told == {name: "done", "": GUARDED}
+
+
+def under_a_filter(verdict):
+    """Return a class whose servers run under a filter that refuses a sandbox, or ends who asks for it."""
+
+    class Filtered(ServerProcess):
+        @staticmethod
+        def launch(command, environ, stdout, stderr):
+            outer = [sys.executable, str(ROOT / "tests/support/outer_filter.py"), verdict]
+            return ServerProcess.launch([*outer, *command], environ, stdout, stderr)
+
+    return Filtered
+
+
+@pytest.mark.parametrize(
+    ("verdict", "flags", "opened"),
+    [
+        ("refuse", [], "guard by default"),
+        ("refuse", ["--sandbox=guard"], "guard"),
+        ("kill", [], "off by default"),
+    ],
+)
+def test_where_a_sandbox_can_not_be_entered_models_are_served_without(tmp_path, verdict, flags, opened):
+    folder = tmp_path / "models" / "guarded" / "1"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "tests/support/everyday.py", folder / "model.py")
+    (folder.parent / "config.pbtxt").write_text(CONFIGURATION)
+    server = under_a_filter(verdict).start(tmp_path / "models", tmp_path / "log", "--spare-workers=0", *flags)
+    try:
+        trio.run(server.wait_ready)
+        told = Everyday(server, ROOTS, tmp_path).ask("guarded", **{"talks over sockets": []})
+        assert told["talks over sockets"] == "done"
+        assert [line["sandbox"] for line in server.logged("server_opened")] == [opened]
+        level = "warning" if flags else "info"
+        lacks = [line for line in server.logged("server_starting") if " lacks " in line.get("warning", "")]
+        assert {line["level"] for line in lacks} == {level}
+        unconfined = server.logged("worker_unconfined")
+        assert [line["level"] for line in unconfined] == ([level] if verdict == "refuse" else [])
+        assert all("the filter of system calls" in str(line["missing"]) for line in unconfined)
+        assert not server.logged("worker_exited")
+    finally:
+        print(server.last_words())
+        server.kill_all()

@@ -7,7 +7,7 @@ import pytest
 
 from actors.values.confinement import Sandbox
 from actors.values.events import Event
-from engine.processes.kernel import Kernel, lacking, tell_what_lacks, this_kernel
+from engine.processes.kernel import Kernel, applicable, lacking, tell_what_lacks, this_kernel
 from engine.settings.sandbox import SandboxSettings
 
 WHOLE = Kernel(landlock=6, filters=True, machine="x86_64", no_users=None)
@@ -38,6 +38,8 @@ def test_a_kernel_that_has_all_lacks_nothing(level):
         ({"no_users": "the server runs as root without CAP_KILL"}, Sandbox.BASIC, []),
         ({"no_users": ""}, Sandbox.STRICT, []),
         ({"filters": False, "landlock": -1, "no_users": "x"}, Sandbox.OFF, []),
+        ({"kills": True, "landlock": -1}, Sandbox.BASIC, ["everything: a filter of system calls"]),
+        ({"kills": True, "landlock": -1}, Sandbox.OFF, []),
     ],
 )
 def test_what_is_missing_is_said_of_the_level_that_needs_it(change, level, told):
@@ -61,6 +63,20 @@ def test_an_operator_is_warned_only_of_what_was_asked_for():
         (Event.SERVER_STARTING, "info", f"the default sandbox, guard, {lacks}"),
         (Event.SERVER_STARTING, "warning", f"--sandbox=guard {lacks}"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kills", "settings", "level"),
+    [
+        (False, SandboxSettings(), Sandbox.GUARD),
+        (True, SandboxSettings(), Sandbox.OFF),
+        (True, asked(Sandbox.GUARD), Sandbox.GUARD),
+    ],
+)
+def test_where_a_worker_would_die_of_the_sandbox_there_is_none_unless_it_was_asked_for(
+    kills, settings, level
+):
+    assert applicable(settings, replace(WHOLE, kills=kills)) == replace(settings, level=level)
 
 
 def test_this_kernel_is_asked():
