@@ -15,15 +15,15 @@ import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.worker.syscalls import numbers
+from engine.worker.syscalls import numbers, numbers_of_32_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 # -- what each level refuses, and what the strict one allows
 
 _MOUNTS = (
-    "mount umount2 pivot_root open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
+    "mount umount umount2 pivot_root open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
     " mount_setattr open_by_handle_at setns"
 )
 # A browser makes namespaces and a root of its own for its pages. `guard` lets it: what it may do in there is
@@ -31,8 +31,8 @@ _MOUNTS = (
 _NAMESPACES = "unshare chroot"
 _KERNEL = "kexec_load kexec_file_load init_module finit_module delete_module bpf iopl ioperm"
 _MACHINE = (
-    "reboot swapon swapoff acct quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex"
-    " sethostname setdomainname"
+    "reboot swapon swapoff acct quotactl quotactl_fd stime settimeofday clock_settime clock_settime64"
+    " clock_adjtime clock_adjtime64 adjtimex sethostname setdomainname"
 )
 _GUARD = f"{_MOUNTS} {_KERNEL} {_MACHINE}".split()
 
@@ -138,6 +138,7 @@ _ASK_PERSONALITY = 0xFFFFFFFF
 # -- the program: BPF as in linux/filter.h: code, jump if true, jump if false, constant
 
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_OF_32_BITS = 0x40000003  # on x86-64
 _X32 = 0x40000000
 _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD = 0x20  # a word of `struct seccomp_data` at the constant
@@ -180,24 +181,22 @@ def program(
     """
     machine = machine or os.uname().machine
     number_of = numbers(machine)
-    made = [
-        Instruction(_LOAD, 0, 0, _ARCHITECTURE_AT),
-        Instruction(_EQUAL, 1, 0, _ARCHITECTURE[machine]),
-        Instruction(_RETURN, 0, 0, _KILL),  # the numbers of another architecture mean something else
-        Instruction(_LOAD, 0, 0, _NUMBER_AT),
-        *_when(_AT_LEAST, _X32, errno.ENOSYS),
-    ]
     refused = dict(_refusals(level, childless=childless))
     inspected = dict(
         _inspections(level, os.getpid() if own is None else own, childless=childless, own_user=own_user)
     )
-    for name, refusal in refused.items():
-        if name in number_of:
-            made += _when(_EQUAL, number_of[name], refusal)
-    for name, tests in inspected.items():
-        if name in number_of:
-            body = [*tests, Instruction(_RETURN, 0, 0, _ALLOW)]
-            made += [Instruction(_EQUAL, 0, len(body), number_of[name]), *body]
+    made = [Instruction(_LOAD, 0, 0, _ARCHITECTURE_AT)]
+    if level == "guard" and machine == "x86_64":
+        body = [Instruction(_LOAD, 0, 0, _NUMBER_AT), *_some(refused, inspected, numbers_of_32_bits())]
+        body.append(Instruction(_RETURN, 0, 0, _ALLOW))
+        made += [Instruction(_EQUAL, 0, len(body), _OF_32_BITS), *body]
+    made += [
+        Instruction(_EQUAL, 1, 0, _ARCHITECTURE[machine]),
+        Instruction(_RETURN, 0, 0, _KILL),  # the numbers of another architecture mean something else
+        Instruction(_LOAD, 0, 0, _NUMBER_AT),
+        *_when(_AT_LEAST, _X32, errno.ENOSYS),
+        *_some(refused, inspected, number_of),
+    ]
     if level != "strict":
         made.append(Instruction(_RETURN, 0, 0, _ALLOW))
     else:
@@ -209,6 +208,20 @@ def program(
         made.append(Instruction(_RETURN, 0, 0, _REFUSE | errno.ENOSYS))
     assert len(made) < LONGEST_PROGRAM
     return b"".join(_INSTRUCTION.pack(*each) for each in made)
+
+
+def _some(
+    refused: Mapping[str, int], inspected: Mapping[str, list[Instruction]], number_of: Mapping[str, int]
+) -> Iterable[Instruction]:
+    """Yield what decides on the calls that are refused or inspected."""
+    for name, refusal in refused.items():
+        if name in number_of:
+            yield from _when(_EQUAL, number_of[name], refusal)
+    for name, tests in inspected.items():
+        if name in number_of:
+            body = [*tests, Instruction(_RETURN, 0, 0, _ALLOW)]
+            yield Instruction(_EQUAL, 0, len(body), number_of[name])
+            yield from body
 
 
 def _refusals(level: str, *, childless: bool) -> Iterable[tuple[str, int]]:

@@ -85,6 +85,28 @@ file_getattr 468 468, file_setattr 469 469
 """Name, number on x86-64, number on arm64; `-` for a call that the machine does not have."""
 
 
+_OF_32_BITS = """
+fork 2, mount 21, umount 22, stime 25, acct 51, umount2 52, ioctl 54, chroot 61, sethostname 74,
+settimeofday 79, swapon 87, reboot 88, ioperm 101, iopl 110, swapoff 115, clone 120, setdomainname 121,
+adjtimex 124, init_module 128, delete_module 129, quotactl 131, vfork 190, pivot_root 217, clock_settime 264,
+kexec_load 283, unshare 310, prlimit64 340, open_by_handle_at 342, clock_adjtime 343, setns 346,
+finit_module 350, bpf 357, clock_settime64 404, clock_adjtime64 405, open_tree 428, move_mount 429,
+fsopen 430, fsconfig 431, fsmount 432, fspick 433, clone3 435, mount_setattr 442, quotactl_fd 443,
+open_tree_attr 467
+"""
+"""Name and number, for a program of 32 bits on x86-64, of the calls that a sandbox which lets it run refuses.
+
+Source: `arch/x86/entry/syscalls/syscall_32.tbl`. `test_worker_sandbox.py` holds it against the
+other table, so that no call is forgotten.
+"""
+
+
+def numbers_of_32_bits() -> dict[str, int]:
+    """Return the numbers of system calls of 32 bits on x86-64, by name."""
+    rows = (entry.split() for entry in _OF_32_BITS.split(","))
+    return {row[0]: int(row[1]) for row in rows}
+
+
 def numbers(machine: str) -> dict[str, int]:
     """Return the numbers of a machine's system calls by name.
 

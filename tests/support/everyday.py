@@ -217,6 +217,20 @@ def ran_generated_code():
     assert found == 42
 
 
+def ran_code_of_32_bits():
+    """Make a system call as programs of 32 bits do."""
+    if ARM:
+        return "done"
+    child = os.fork()
+    if child == 0:
+        pages = mmap.mmap(-1, mmap.PAGESIZE, prot=7)
+        pages.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")
+        asked = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+        os._exit(asked() != os.getpid())
+    status = os.waitpid(child, 0)[1]
+    return f"ended with {status}" if status else "done"
+
+
 def called_back():
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
     numbers = (ctypes.c_int * 3)(3, 1, 2)
@@ -442,6 +456,7 @@ DEEDS = {
     "reads limits": read_limits,
     "schedules its processes": scheduled,
     "runs generated code": ran_generated_code,
+    "runs code of 32 bits": ran_code_of_32_bits,
     "is called back from C": called_back,
     "asks for huge pages": advised,
     "dumps traces": dumped_traces,

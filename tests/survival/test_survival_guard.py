@@ -31,7 +31,14 @@ OFF = 'parameters { key: "tritium.sandbox" value { string_value: "off" } }'
 FREE, GUARDED = "0 0", "1 2"  # NoNewPrivs and Seccomp in /proc/self/status
 
 # What kernels and machines may refuse to everyone, and what only root may do.
-ABSENT = {"counts its own events", "keeps a key", "opens a ring", "makes namespaces", "asks for huge pages"}
+ABSENT = {
+    "counts its own events",
+    "keeps a key",
+    "opens a ring",
+    "makes namespaces",
+    "asks for huge pages",
+    "runs code of 32 bits",
+}
 OF_ROOT = {"changes its root"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from actors.values.confinement import Confinement, Sandbox
 from engine.worker import filtering
 from engine.worker.limits import VARIABLE
+from engine.worker.syscalls import numbers, numbers_of_32_bits
 from tests.support.greedy_backends import OPEN_A_SOCKET, START_ONE, UNSHARE
 
 ROOT = Path(__file__).parents[3]
@@ -262,6 +265,69 @@ def test_every_jump_of_a_filter_stays_within_it(machine, level):
         if code in {0x15, 0x35, 0x45}:
             assert at + 1 + max(if_true, if_false) < len(made)
     assert made[-1][0] == 0x06
+
+
+OF_32_BITS = """
+import mmap
+def of_32_bits(number, *arguments):
+    # push rbx; mov eax, esi; mov ebx, edx; int 0x80; pop rbx; ret
+    code = b"\\x53\\x89\\xf0\\x89\\xd3\\x89\\xf9\\xcd\\x80\\x5b\\xc3"
+    pages = mmap.mmap(-1, mmap.PAGESIZE, prot=7)
+    pages.write(code)
+    call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ulong] * 3)(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+    result = call(arguments[1], number, arguments[0])
+    if result < 0:
+        raise OSError(-result, "")
+    return result
+
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86-64 runs such programs")
+@pytest.mark.parametrize(
+    ("call", "free", "guarded"),
+    [
+        ("20, 0, 0", 0, 0),  # getpid
+        ("75, 4, 1", errno.EFAULT, errno.EFAULT),  # setrlimit
+        ("21, 0, 0", errno.EFAULT, errno.EPERM),  # mount
+        ("88, 0, 0", errno.EINVAL, errno.EPERM),  # reboot
+        ("120, 0x8000, 0", None, errno.EPERM),  # clone: a sibling
+        ("435, 0, 0", errno.EINVAL, errno.ENOSYS),  # clone3
+    ],
+)
+def test_calls_of_32_bits_are_refused_like_the_others(call, free, guarded):
+    def ask_of_32_bits(level, call=call):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{ENTER}{OF_32_BITS}enter()\nprint(tried('of_32_bits({call})'))"],
+            env={**os.environ, VARIABLE: json.dumps({"sandbox": level})},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return int(done.stdout) if done.returncode == 0 else done.returncode
+
+    if ask_of_32_bits("off", "20, 0, 0") == -signal.SIGSEGV:
+        pytest.skip("this kernel runs no programs of 32 bits")
+    if free is not None and os.geteuid() == 0:
+        assert ask_of_32_bits("off") == free
+    assert ask_of_32_bits("guard") == guarded
+    assert ask_of_32_bits("basic") == -signal.SIGSYS
+
+
+def test_no_call_of_32_bits_is_forgotten():
+    known, of_32_bits = numbers("x86_64"), numbers_of_32_bits()
+    refused = {*filtering._GUARD, "clone", "clone3", "ioctl", "prlimit64"}
+    assert refused - of_32_bits.keys() == {"kexec_file_load"}
+    assert {name: number for name, number in of_32_bits.items() if number > 423} == {
+        name: known[name] for name in of_32_bits if known.get(name, 0) > 423
+    }
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_32.h")
+    if header.exists():
+        told = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
+        assert {
+            name: int(told[name]) for name in of_32_bits.keys() & told.keys()
+        }.items() <= of_32_bits.items()
 
 
 # -- in workers ----------------------------------------------------------------------------------------------
