@@ -36,7 +36,7 @@ unapplied: list[str] = []
 """What was asked for and could not be applied, each with its reason, for an operator to read."""
 
 _PR_SET_CHILD_SUBREAPER = 36
-_UNCOUNTED = ("off", "guard")
+_LEAVING_ORPHANS = ("off", "guard")
 """Sandboxes of models that may have no idea of one.
 
 Orphans that the worker took over would stay until it ends, because no such model waits for them.
@@ -54,7 +54,7 @@ def enter(environ: MutableMapping[str, str], root: str) -> None:
     unapplied.extend(wanted.get("unapplied", ()))
     if wanted.get("ceiling"):
         unapplied.extend(_bound_memory(wanted["ceiling"]))
-    if wanted.get("watched") or wanted.get("sandbox", "off") not in _UNCOUNTED:
+    if wanted.get("watched") or wanted.get("sandbox", "off") not in _LEAVING_ORPHANS:
         _stay_the_parent()
     if wanted.get("watched") and not os.path.exists("/proc/thread-self/children"):
         unapplied.append(

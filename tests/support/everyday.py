@@ -339,11 +339,12 @@ def opened_a_ring():
 
 
 def made_namespaces():
-    """Have users and processes of its own, as a browser has for its pages."""
+    """Have users, processes, a network and a root of its own, as a browser has for its pages."""
     child = os.fork()
     if child == 0:
         try:
-            call("unshare", 0x10000000 | 0x20000000)
+            call("unshare", 0x10000000 | 0x20000000 | 0x40000000)
+            os.chroot("/proc/self/fdinfo")
             os._exit(0)
         except OSError as error:
             os._exit(error.errno or 1)
