@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import trio
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent's and geventhttpclient's, while they are imported
@@ -21,9 +22,11 @@ with warnings.catch_warnings():
     from google.protobuf.json_format import ParseDict
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-    from tests.support.confined import GUARD, confinements
+    from tests.support.confined import GUARD, confined, confinements
     from tests.support.flavours import process
     from tests.support.grpc_clients import Ask, Tensor, TritonClient
+    from tests.support.interpreters import OTHERS, shared_interpreter
+    from tests.survival.test_survival_escapes import server_of
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "models"
@@ -269,3 +272,19 @@ def test_the_example_clients_print_real_predictions(server, program):
 
 def test_every_example_runs_in_the_guard(addresses, log):
     assert confinements(log) == {GUARD}
+
+
+def test_another_user_serves_every_example_in_the_guard(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a server of another user")
+    server = server_of(OTHERS, shared_interpreter()).start(MODELS, tmp_path / "log", "--spare-workers=0")
+    try:
+        trio.run(server.wait_ready)
+        with triton.InferenceServerClient(server.url, network_timeout=120) as client:
+            for name in NAMES:
+                inputs, expected = a_case(name)
+                check(client.infer(name, asked(inputs, binary=True)), expected)
+        assert {confined(line["pid"]) for line in server.logged("worker_started")} == {GUARD}
+    finally:
+        print(server.last_words())
+        server.kill_all()

@@ -34,7 +34,7 @@ async def test_an_instance_that_is_killed_goes_on_in_the_spare(tritium_server, r
 
 async def test_a_confined_models_spare_is_confined_as_its_workers_are(tritium_server, repository):
     repository.python_add_sub(config=instances(1) + parameter("tritium.sandbox", "strict"))
-    repository.python_add_sub("free")
+    repository.python_add_sub("free", config=instances(1) + parameter("tritium.sandbox", "off"))
     async with tritium_server("--spare-workers=2") as server:
         await server.until_metric(2, "tritium_spare_workers")
         (worker,) = await server.workers("python_add_sub")
