@@ -17,6 +17,7 @@ def squares(values):
     return values * values
 
 
+@ray.remote
 class Total:
     """An actor: it keeps what it was given."""
 
@@ -42,7 +43,7 @@ class TritonPythonModel:
             _node_ip_address="127.0.0.1",
             _temp_dir=self.folder.name,
         )
-        self.total = ray.remote(Total).remote()
+        self.total = Total.remote()  # type: ignore[attr-defined]
 
     def execute(self, requests):
         """Answer one request at a time, with inputs that go through Ray's shared memory."""
