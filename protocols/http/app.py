@@ -18,6 +18,7 @@ that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints fi
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -77,7 +78,8 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
         return _NOT_FOUND
     if target.restriction is not None:
         key, value = target.restriction
-        if dict(headers).get(key) != value:
+        shown = dict(headers).get(key)
+        if shown is None or not hmac.compare_digest(shown, value):
             return target.refusal
     if method not in target.methods:
         return target.wrong_method(target.route.endpoint, method)

@@ -430,6 +430,16 @@ def test_a_restricted_rpc_names_the_metadata_that_it_expects(path):
     )
 
 
+@pytest.mark.parametrize(
+    ("shown", "opens"),
+    [("gehéim", True), ("geheim", False), ("", False), (None, False), ("gehéim".encode(), False)],
+)
+def test_a_restricted_rpc_opens_for_its_value_alone(shown, opens):
+    closed = restriction(INFER, {Action.INFERENCE: ("k", "gehéim")})
+    assert closed is not None
+    assert closed.opened_by(shown) is opens
+
+
 def test_reflection_is_never_restricted():
     everything = dict.fromkeys(Action, ("k", "v"))
     assert restriction("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", everything) is None
