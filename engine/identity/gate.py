@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +26,10 @@ MOST_VERDICTS: Final = 4096
 """Decisions of one caller, and tokens of all, that are kept."""
 
 MOST_USAGES: Final = 100_000
-"""Identities whose use is counted. Beyond them those are forgotten that use nothing now."""
+"""Identities whose use is counted. Beyond them those are forgotten that use nothing now.
+
+One name with other groups is another identity: other limits may hold for it.
+"""
 
 Namespaces = Callable[[str], str]
 """From a model's name to the repository in which it lies; empty where that is not known."""
@@ -109,7 +112,7 @@ class Gate(HeadGate):
         self._book = book
         self._wall_clock = wall_clock
         self._namespaces = namespaces
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[Identity, Usage] = {}
 
     @property
     def book(self) -> Book:
@@ -171,10 +174,12 @@ class Gate(HeadGate):
             )
         return key.identity, key.expires
 
-    @property
-    def usages(self) -> Mapping[str, Usage]:
-        """What identities have used, by name."""
-        return self._usages
+    def admitted(self) -> Mapping[str, int]:
+        """Return how many requests identities have made, by name."""
+        found: Counter[str] = Counter()
+        for identity, usage in self._usages.items():
+            found[identity.name] += usage.admitted
+        return found
 
     def named(self, name: str) -> Caller:
         """Return the caller that stands for a confined model, `model:NAME`."""
@@ -186,11 +191,11 @@ class Gate(HeadGate):
 
     def usage_of(self, identity: Identity, limits: Limits) -> Usage:
         """Return what `identity` has used, whatever the auth file was then."""
-        usage = self._usages.get(identity.name)
+        usage = self._usages.get(identity)
         if usage is None:
             if len(self._usages) >= MOST_USAGES:
-                self._usages = {name: each for name, each in self._usages.items() if not each.idle}
-            usage = self._usages[identity.name] = Usage(limits)
+                self._usages = {known: each for known, each in self._usages.items() if not each.idle}
+            usage = self._usages[identity] = Usage(limits)
         usage.bound_by(limits)
         return usage
 

@@ -121,11 +121,11 @@ _OTHERS: Final = "other"
 
 def _requests(gate: Gate) -> Iterator[Slice]:
     """Yield a series for each identity, those that asked most; the rest are one."""
-    usages = sorted(gate.usages.items(), key=lambda item: -item[1].admitted)
-    for name, usage in usages[:_MOST_NAMES]:
-        yield Slice(usage.admitted, {"identity": name})
-    if len(usages) > _MOST_NAMES:
-        yield Slice(sum(usage.admitted for _, usage in usages[_MOST_NAMES:]), {"identity": _OTHERS})
+    admitted = sorted(gate.admitted().items(), key=lambda item: -item[1])
+    for name, count in admitted[:_MOST_NAMES]:
+        yield Slice(count, {"identity": name})
+    if len(admitted) > _MOST_NAMES:
+        yield Slice(sum(count for _, count in admitted[_MOST_NAMES:]), {"identity": _OTHERS})
 
 
 def _refusals(gate: Gate) -> Iterator[Slice]:

@@ -217,6 +217,39 @@ def test_limits_hold_for_an_identity_over_all_its_connections(setting):
     one.received(10)
 
 
+def test_keys_of_one_name_have_an_account_for_each_set_of_groups():
+    both = """
+[[key]]
+id = "k1"
+digest = "{alice}"
+name = "ci"
+groups = ["slow"]
+[[key]]
+id = "k2"
+digest = "{bob}"
+name = "ci"
+groups = ["fast"]
+[[rule]]
+for = ["ci"]
+allow = ["*"]
+[[limit]]
+for = ["group:slow"]
+requests_per_second = 1
+[[limit]]
+for = ["group:fast"]
+requests_per_second = 2
+"""
+    setting = Setting(both)
+    slow, fast = (setting.gate.identify(key, Peer()) for key in (ALICE, b"Bearer k2.b"))
+    slow.admit(Action.INFERENCE, "m")
+    for _ in range(2):
+        fast.admit(Action.INFERENCE, "m")
+    for caller, rate in ((slow, 1), (fast, 2)):
+        with pytest.raises(TooManyRequests, match=f"'ci' may make {rate} requests a second"):
+            caller.admit(Action.INFERENCE, "m")
+    assert setting.gate.admitted() == {"ci": 3}
+
+
 def test_another_file_counts_at_once_on_open_connections(setting):
     peer = Peer()
     old = setting.gate.identify(ALICE, peer)
@@ -241,7 +274,7 @@ def test_what_was_used_outlives_the_file(setting):
         again.begin()
     caller.end()
     again.begin()
-    assert setting.gate.usages["bob"].admitted == 1
+    assert setting.gate.admitted()["bob"] == 1
 
 
 def test_a_rule_by_repository_asks_where_the_model_lies():
