@@ -47,25 +47,43 @@ RESTRICTABLE: Final = tuple(Action)[:9]
 """The categories of Triton's API that a header can open."""
 
 
-class Peer:
-    """The client of one connection, as far as the connection tells.
+def written(host: str, port: int) -> str:
+    """Return an address as gRPC writes it, such as `ipv6:[::1]:1234`."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
-    `address` is numeric and has no port; it is empty for a Unix socket. `names` are those of a verified
-    client certificate. `note` is the gate's own: what it found out about this connection's last request.
+
+class Peer:
+    """Who made a request, as far as its connection and, behind a trusted proxy, that proxy tell.
+
+    `address` is numeric and has no port; it is empty for a Unix socket. `text` is the address as gRPC writes
+    it, for logs; there `port` is 0 where it is not known. `names` are those of a verified client certificate.
+    `note` is the gate's own: what it found out about this client's last request on this connection.
     """
 
-    __slots__ = ("address", "names", "note")
+    __slots__ = ("address", "names", "note", "port", "text")
 
-    def __init__(self, address: str = "", names: tuple[str, ...] = ()) -> None:
-        self.address = address
+    def __init__(self, address: str = "", names: tuple[str, ...] = (), *, port: int = 0) -> None:
         self.names = names
         self.note: object = None
+        self.address = self.text = ""
+        self.port = 0
+        if address:
+            self.stand_at(address, port)
+
+    def stand_at(self, address: str, port: int) -> None:
+        """Have another address from now on: that which a proxy told of the whole connection."""
+        self.address, self.port, self.text = address, port, written(address, port)
 
     @classmethod
-    def at(cls, peer: str) -> Peer:
+    def at(cls, text: str) -> Peer:
         """Return the client at an address as gRPC writes it, such as `ipv6:[::1]:1234` or `unix:`."""
-        family, _, rest = peer.partition(":")
-        return cls("" if family == "unix" else rest.rpartition(":")[0].strip("[]"))
+        peer = cls()
+        family, _, rest = text.partition(":")
+        if family != "unix" and rest:
+            host, _, port = rest.rpartition(":")
+            peer.address, peer.port = host.strip("[]"), int(port)
+        peer.text = text
+        return peer
 
 
 class Caller(ABC):

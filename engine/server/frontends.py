@@ -75,11 +75,16 @@ def origin_policy(settings: PageSettings) -> OriginPolicy:
     return OriginPolicy(trusted_hosts=settings.trusted_hosts, origins=settings.cors_allowed_origins)
 
 
-def http_limits(settings: ConnectionSettings) -> ListenerLimits:
-    """Return how many connections an HTTP listener has, and how patient each is."""
+def http_limits(settings: ConnectionSettings, service: str = "http") -> ListenerLimits:
+    """Return how many connections the HTTP listener of a service has, and how patient each is.
+
+    `service` is one of those that `--proxy-protocol` names.
+    """
     return ListenerLimits(
         max_connections=settings.most,
         per_address=settings.address_limit,
+        proxies=settings.proxies,
+        introduced=service in settings.proxy_protocol,
         connection=ConnectionLimits(idle_timeout=settings.idle_timeout),
     )
 
@@ -89,6 +94,7 @@ def grpc_listener(
     server: Server,
     *,
     connections: ConnectionSettings | None = None,
+    service: str = "grpc",
     tls: Callable[[], ssl.SSLContext] | None,
     gate: HeadGate | None = None,
     on_finished: RequestHook | None,
@@ -99,13 +105,16 @@ def grpc_listener(
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
-    `elsewhere`: see `GrpcOptions`. `uniform` returns random numbers in [0, 1), see `GrpcListener`.
+    `service` is the one that `--proxy-protocol` names. `elsewhere`: see `GrpcOptions`. `uniform` returns
+    random numbers in [0, 1), see `GrpcListener`.
     """
     keepalive = settings.keepalive
     connections = connections or ConnectionSettings()
     options = GrpcOptions(
         max_connections=connections.most,
         per_address=connections.address_limit,
+        proxies=connections.proxies,
+        introduced=service in connections.proxy_protocol,
         idle_timeout=connections.idle_timeout,
         connection_bytes=settings.connection_bytes,
         compression=settings.compression,

@@ -34,6 +34,8 @@ from engine.server.sockets import AddressInUse
 from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
 from protocols.http.admission import Admission
+from protocols.http.fields import put_client
+from protocols.transport.proxies import TrustedProxies
 
 Message = dict[str, Any]
 
@@ -50,6 +52,12 @@ NOT_OUR_TLS = (
 )
 
 
+_NO_PROXY_HEADERS = (
+    "--proxy-protocol=http has no effect on HTTP under another server, which reads what comes first on its"
+    " connections"
+)
+
+
 class StartupFailed(Exception):
     """The tree does not stand. The message is for the operator."""
 
@@ -63,6 +71,7 @@ class HostedTree:
         self._lock: IO[bytes] | None = None
         self._sink: LogSink | None = None
         self.running: RunningServer | None = None
+        self._proxies: TrustedProxies | None = None
         # Why the tree ended without being asked to.
         self.failure = ""
 
@@ -92,6 +101,7 @@ class HostedTree:
         try:
             async with open_server(found, http=False, environ=self._environ) as running:
                 self.running = running
+                self._proxies = settings.connections.proxies
                 for warning in _warnings(settings):
                     EventLog()(Event.SERVER_STARTING, level="warning", warning=warning)
                 tell_what_lacks(settings.sandbox, kernel, EventLog())
@@ -133,7 +143,13 @@ class HostedTree:
     async def handle(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         """Answer one HTTP request. On the tree's own thread."""
         assert self.running is not None
+        self.put_client(scope)
         await self.running.app(scope, receive, send)
+
+    def put_client(self, scope: Message) -> None:
+        """Note whose request it is that a trusted proxy brings. Doing so twice changes nothing."""
+        if self._proxies is not None:
+            put_client(scope, self._proxies)
 
     async def _watch_loading(self, running: RunningServer) -> None:
         await running.wait_loaded()
@@ -170,6 +186,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
         *advice_on_repositories(settings),
         *exposures(settings, http=False),
     )
+    if "http" in settings.connections.proxy_protocol:
+        found = (*found, _NO_PROXY_HEADERS)
     if not settings.drain_delay:
         return found
     http = (
@@ -284,6 +302,7 @@ class OwnLoop:
 
         def ask() -> None:
             assert self.tree.running is not None
+            self.tree.put_client(scope)
             tell(self.tree.running.app.admit_scope(scope))
 
         self.soon(ask)

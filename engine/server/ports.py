@@ -94,16 +94,15 @@ def compose_frontends(
     app = v2_app(
         settings, server, gate=gate, on_finished=_hook(settings, "http"), elsewhere=elsewhere, room=room
     )
-    limits = http_limits(settings.connections)
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
 
     refused = refusing(log)
 
-    def http(app: V2App) -> HttpListener:
+    def http(app: V2App, service: str = "http") -> HttpListener:
         listener = HttpListener(
             app,
-            limits=limits,
+            limits=http_limits(settings.connections, service),
             admit=app.admit,
             is_welcome=is_health,
             tls=_contexts(tls.http),
@@ -122,14 +121,16 @@ def compose_frontends(
                 on_finished=_hook(settings, "http"),
                 outlives_draining=True,
                 room=room,
-            )
+            ),
+            "management",
         )
 
-    def grpc(tls: ListenerTls | None, elsewhere: Elsewhere | None) -> GrpcListener:
+    def grpc(tls: ListenerTls | None, elsewhere: Elsewhere | None, service: str = "grpc") -> GrpcListener:
         listener = grpc_listener(
             settings.grpc,
             server,
             connections=settings.connections,
+            service=service,
             tls=_contexts(tls),
             gate=gate,
             on_finished=_hook(settings, "grpc"),
@@ -144,6 +145,7 @@ def compose_frontends(
 
     def metrics() -> HttpListener:
         app = MetricsApp(exposing(on_grpc, listeners), gate, pages=origin_policy(settings.pages))
+        limits = http_limits(settings.connections, "metrics")
         return HttpListener(
             app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused, room=room
         )
@@ -163,7 +165,10 @@ def compose_frontends(
             "management-http", "HTTPManagementService", sockets.management_http, management
         ),
         management_grpc=opened(
-            "management-grpc", "GRPCManagementService", sockets.management_grpc, lambda: grpc(tls.grpc, None)
+            "management-grpc",
+            "GRPCManagementService",
+            sockets.management_grpc,
+            lambda: grpc(tls.grpc, None, "management"),
         ),
     )
 

@@ -33,6 +33,7 @@ from engine.settings.option import Given, Group, section
 from engine.settings.re2 import compiled
 from engine.settings.secrets import HIDDEN, concealed
 from engine.settings.tls import TlsFiles, TlsFlags, security_of
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import AddressLimit, Network
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -57,11 +58,12 @@ _UNIX_PATH_MAX: Final = 107  # bytes of `sun_path`, less its end (unix(7))
 # -- connections of HTTP and gRPC alike
 
 
+SERVICES: Final = ("http", "grpc", "metrics", "management")
+"""The ports that `--proxy-protocol` names."""
+
+
 def _networks(given: Given, name: str) -> tuple[Network, ...]:
-    networks = tuple(_network(word) for group in given.all(name) for word in group.split(","))
-    if networks and not int(given.word("max-connections-per-address")):
-        given.warn_of(name, "only --max-connections-per-address counts by address")
-    return networks
+    return tuple(_network(word) for group in given.all(name) for word in group.split(","))
 
 
 def _network(word: str) -> Network:
@@ -74,9 +76,31 @@ def _network(word: str) -> Network:
         ) from None
 
 
+def _services(word: str, name: str) -> frozenset[str]:
+    services = frozenset(each.strip() for each in word.split(",")) if word else frozenset()
+    for service in sorted(services.difference(SERVICES)):
+        raise SettingsError(
+            f"--{name} takes ports of this server. Got {service}",
+            hint=f"ports are {', '.join(SERVICES)}: --{name}=http,grpc",
+        )
+    return services
+
+
+def _introduced(services: frozenset[str], given: Given) -> frozenset[str]:
+    if services and not given.all("trusted-proxies"):
+        raise SettingsError(
+            "--proxy-protocol needs --trusted-proxies: no others may say whose connection it is",
+            hint="--trusted-proxies=10.0.0.0/8 --proxy-protocol=http,grpc",
+        )
+    return services
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """How many connections each port has, and how long one may be idle (seconds, `math.inf` for ever)."""
+    """How many connections each port has, and what one address may ask for.
+
+    Times are seconds, `math.inf` for ever; limits of an address are `math.inf` for any number.
+    """
 
     most: int = Group.SERVER.option("--max-connections=8192", integer("N", least=1)).means(
         "Tritium's own: how many connections each port has at once. Beyond them, those that are idle or slow make"
@@ -94,8 +118,15 @@ class ConnectionSettings:
     trusted: tuple[Network, ...] = Group.SERVER.collected(
         "--trusted-proxies", "NETWORK[,NETWORK...]", _networks
     ).means(
-        "Tritium's own: addresses and networks, such as 10.0.0.0/8, that --max-connections-per-address does not count."
+        "Tritium's own: addresses and networks of proxies, such as 10.0.0.0/8. They are believed when they"
+        " name a client in Forwarded or X-Forwarded-For, and --max-connections-per-address does not count them."
         " Repeatable."
+    )
+    proxy_protocol: frozenset[str] = Group.SERVER.option(
+        "--proxy-protocol", Form("PORT[,PORT...]", _services, _services), _introduced
+    ).means(
+        "Tritium's own: ports where connections of --trusted-proxies begin with a header of the PROXY"
+        " protocol, version 1 or 2: http, grpc, metrics, management."
     )
 
     receive_memory: str = Group.SERVER.option("--receive-memory=20%", MEMORY).means(
@@ -107,7 +138,12 @@ class ConnectionSettings:
     @property
     def address_limit(self) -> AddressLimit | None:
         """What one address may have; None for any number."""
-        return AddressLimit(self.per_address, self.trusted) if self.per_address else None
+        return AddressLimit(self.per_address, TrustedProxies(self.trusted)) if self.per_address else None
+
+    @property
+    def proxies(self) -> TrustedProxies | None:
+        """Those who are believed when they name a client; None where there are none."""
+        return TrustedProxies(self.trusted) if self.trusted else None
 
 
 # -- what HTTP and gRPC have in common

@@ -146,7 +146,6 @@ class CallReader(ABC):
 class Wire(Protocol):
     """The parts of its connection that a call uses."""
 
-    peer: str
     client: Peer
     threads: trio.CapacityLimiter
 
@@ -168,7 +167,8 @@ class Wire(Protocol):
 class Call(ReplyPort):
     """One RPC, in one of the states of `protocols.grpc.call_states`.
 
-    `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own use.
+    `client` made it. `deadline` is absolute on trio's clock, inf for none; `context` is for the method's own
+    use.
     """
 
     __slots__ = (
@@ -176,6 +176,7 @@ class Call(ReplyPort):
         "_parts",
         "caller",
         "claim",
+        "client",
         "context",
         "credited",
         "deadline",
@@ -194,6 +195,7 @@ class Call(ReplyPort):
 
     def __init__(self, wire: Wire, stream: Stream, head: CallHead[Method]) -> None:
         self.wire = wire
+        self.client = wire.client
         self.stream = stream
         self.head = head
         self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
@@ -301,7 +303,7 @@ class ServerStream(Generic[Request, Reply]):
     @property
     def peer(self) -> str:
         """The client's address, as gRPC writes it: `ipv4:127.0.0.1:1234`, `unix:`."""
-        return self.call.wire.peer
+        return self.call.client.text
 
     @property
     def pending(self) -> int:

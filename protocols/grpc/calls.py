@@ -32,6 +32,7 @@ from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import ErrorCode
 from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
+from protocols.transport.clients import Clients
 from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import Transport
@@ -83,8 +84,9 @@ class Calls(Handler[CallHead[Method]]):
         self, transport: Transport, environment: Environment, keepalive: Keepalive, pings: PingHandler
     ) -> None:
         options = environment.options
-        self.peer = transport.peer
-        self.client = Peer.at(transport.peer)
+        self.client = Peer.at(transport.peer)  # of the connection
+        proxies = options.proxies
+        self._clients = None if proxies is None else Clients(self.client, proxies)
         self.threads = environment.threads
         self.now = 0.0  # when the bytes came that are read
         self.served = False  # a call came
@@ -133,6 +135,8 @@ class Calls(Handler[CallHead[Method]]):
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:
         """Open a call."""
         stream.call = call = Call(self, stream, head)
+        if self._clients is not None:
+            call.client = self._clients.of(head.fields)
         self.served = True
         self._calls[call] = None
         method = head.method
@@ -154,7 +158,7 @@ class Calls(Handler[CallHead[Method]]):
     def _let_in(self, gate: HeadGate, call: Call, method: Method) -> bool:
         """Find out whose call it is; False where it is refused."""
         try:
-            call.caller = gate.identify(call.head.authorization, self.client)
+            call.caller = gate.identify(call.head.authorization, call.client)
             call.caller.require(method.action)
         except TritiumError as error:
             call.put(error, final=True)

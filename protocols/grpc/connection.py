@@ -350,6 +350,11 @@ class GrpcConnection(PingHandler):
 
     # Told by the listener
 
+    def introduced(self, host: str, port: int) -> None:
+        """Note the address of the client, which a proxy told in front of the first byte."""
+        self._calls.client.stand_at(host, port)
+        self.peer = self._calls.client.text
+
     def give_way(self) -> None:
         """Come to an end, so that another connection has room.
 

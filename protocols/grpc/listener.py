@@ -85,7 +85,8 @@ class GrpcListener(Listener[GrpcConnection]):
         room: ReceivingRoom | None = None,
     ) -> None:
         self._options = options = options or GrpcOptions()
-        super().__init__(options.max_connections, options.per_address)
+        introducers = options.proxies if options.introduced else None
+        super().__init__(options.max_connections, options.per_address, introducers)
         self._tls = tls
         self._treatment = self._guest(_is_health)
         self._uniform = uniform

@@ -27,6 +27,7 @@ from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
 from protocols.kserve.apart import Elsewhere
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -46,7 +47,8 @@ class GrpcOptions:
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
     becomes parameters of an inference. `elsewhere`: management is refused here, and is served there.
     `on_finished` is told every inference, its outcome and the client's address, before its memory is given
-    back.
+    back. `proxies` are believed when they say whose call it is; if `introduced`, their connections begin
+    with a header of the PROXY protocol.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
@@ -57,6 +59,8 @@ class GrpcOptions:
     connection_bytes: int = 64 * 1024 * 1024
     max_connections: int = 8192
     per_address: AddressLimit | None = None
+    proxies: TrustedProxies | None = None
+    introduced: bool = False
     max_receive_message: int = MAX_MESSAGE
     max_send_message: int = MAX_MESSAGE
     compression: CompressionLevel = "none"

@@ -6,7 +6,7 @@ for it (DESIGN section 1). ASGI extensions let a server of ours save the rest:
 - `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of
   buffers) and `release` (called once the buffers are no longer read, or None). So the answer is one write
   without a copy.
-- `tritium.peer`: the `Peer` of the connection.
+- `tritium.peer`: the `Peer` whose request it is.
 - `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a
   function that is called when the client leaves. Without it a watcher waits in `receive()` while an inference
   runs.

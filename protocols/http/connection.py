@@ -8,7 +8,7 @@ sent ahead are answered in order, and the socket is not read while any of them i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,14 +16,23 @@ import trio
 
 from actors.seams import faults
 from actors.values.callers import Peer
-from protocols.http.admission import DISCARD_PAUSE, DISCARD_TIME, MOST_DISCARDED, Admit
+from protocols.http.admission import (
+    DISCARD_PAUSE,
+    DISCARD_TIME,
+    MOST_DISCARDED,
+    Admission,
+    Admit,
+    AdmitHead,
+)
 from protocols.http.answers import EXITING, Answer, error_answer
 from protocols.http.conversation import Application, Conversation
-from protocols.http.fields import JSON, SOON
+from protocols.http.fields import JSON, SOON, Header
 from protocols.http.parser import Request, RequestParser
 from protocols.http.patience import ConnectionLimits, Patience, Phase
 from protocols.transport.budget import FREE
+from protocols.transport.clients import Clients
 from protocols.transport.listening import CROWDED, Guest
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.receiving import NO_ROOM, TOO_SLOW, Claim, ReceivingRoom
 from protocols.transport.room import LAST_CALL, PATIENCE
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -38,6 +47,17 @@ _NO_ROOM: Final = error_answer(503, NO_ROOM, [JSON, SOON])
 _OUTRUN: Final = error_answer(503, TOO_SLOW, [JSON, SOON])
 _FIRST_STEP: Final = 256 * 1024  # bytes that a chunked body asks for at first
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def _for_connection(admit: Admit | None, peer: Peer, clients: Clients | None) -> AdmitHead | None:
+    """Return what is asked about the heads of one connection."""
+    if admit is None or clients is None:
+        return None if admit is None else partial(admit, peer)
+
+    def admit_head(method: str, path: bytes, headers: Sequence[Header], length: int) -> Admission:
+        return admit(clients.of(headers), method, path, headers, length)
+
+    return admit_head
 
 
 class Connection:
@@ -69,17 +89,22 @@ class Connection:
         admit: Admit | None = None,
         on_unsecured: Callable[[str, str], None] = lambda peer, reason: None,
         room: ReceivingRoom | None = None,
+        proxies: TrustedProxies | None = None,
     ) -> None:
-        """`on_unsecured` is told the client's address, and why, if no TLS came about."""
+        """`on_unsecured` is told the client's address, and why, if no TLS came about.
+
+        If the client is one of `proxies`, each request may be that of another client.
+        """
         self.served = False  # a request came on it
         self._transport = transport
         self._scratch = scratch
         self._limits = limits
         self._on_unsecured = on_unsecured
         self._peer = peer = Peer.at(transport.peer)
-        self._parser = RequestParser(limits.request, None if admit is None else partial(admit, peer))
+        clients = None if proxies is None else Clients(peer, proxies)
+        self._parser = RequestParser(limits.request, _for_connection(admit, peer, clients))
         self._patience = Patience(limits, now=trio.current_time())
-        self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready)
+        self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready, clients)
         self._guest: Guest[bytes] | None = None
         self._expired = False
         self._too_slow = _TOO_SLOW  # the answer to a request that has expired
@@ -110,6 +135,11 @@ class Connection:
         return at if self.served or self.phase is not Phase.IDLE else at + PATIENCE
 
     # Told by the listener
+
+    def introduced(self, host: str, port: int) -> None:
+        """Note the address of the client, which a proxy told in front of the first byte."""
+        self._peer.stand_at(host, port)
+        self._conversation.client = (host, port)
 
     def peer_left(self) -> None:
         """The client closed, or half-closed, its side."""
@@ -224,7 +254,7 @@ class Connection:
         except ConnectionLost as lost:
             if not patience.ending:
                 late = f"no TLS handshake within {self._limits.head_timeout:g} s"
-                self._on_unsecured(transport.peer, late if self._expired else str(lost))
+                self._on_unsecured(self._peer.text, late if self._expired else str(lost))
             raise
         self._peer.names = transport.client_names
         if patience.draining:

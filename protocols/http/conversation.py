@@ -21,6 +21,7 @@ from protocols.http.parser import Request
 from protocols.http.patience import Patience
 from protocols.kserve.metadata import error
 from protocols.transport.buffers import copying
+from protocols.transport.clients import Clients
 from protocols.transport.sockets import ConnectionLost, Transport
 
 Message = MutableMapping[str, Any]
@@ -56,14 +57,14 @@ class Conversation:
     """Answers the requests of one connection, one after the other.
 
     `ahead` are the requests that are answered next. `keep_alive` says whether the connection goes on behind
-    the answer.
+    the answer. `client` is the other end of the connection; `clients`, if given, says whose each request is.
     """
 
     __slots__ = (
         "_ahead",
         "_answered",
         "_app",
-        "_client",
+        "_clients",
         "_extensions",
         "_gone",
         "_patience",
@@ -74,6 +75,7 @@ class Conversation:
         "_streaming",
         "_transport",
         "buffered",
+        "client",
         "disconnected",
         "keep_alive",
         "on_disconnect",
@@ -86,6 +88,7 @@ class Conversation:
         app: Application,
         patience: Patience,
         ahead: Collection[Request],
+        clients: Clients | None = None,
     ) -> None:
         self.keep_alive = True
         self.disconnected = False
@@ -95,7 +98,8 @@ class Conversation:
         self._app = app
         self._patience = patience
         self._ahead = ahead
-        self._client, self._server = transport.endpoints()
+        self.client, self._server = transport.endpoints()
+        self._clients = clients
         self._scheme = "https" if transport.secured else "http"
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self, "tritium.peer": peer}
         self._request = Request()
@@ -127,13 +131,18 @@ class Conversation:
             "query_string": request.query,
             "root_path": "",
             "headers": request.headers,
-            "client": self._client,
+            "client": self.client,
             "server": self._server,
             "extensions": self._extensions,
             "tritium.raw_headers": request.raw_headers,
             "tritium.caller": request.caller,
             "tritium.of_page": request.of_page,
         }
+        if self._clients is not None:
+            peer = self._clients.of(request.headers)
+            if peer is not self._extensions["tritium.peer"]:
+                scope["client"] = (peer.address, peer.port)
+                scope["extensions"] = {**self._extensions, "tritium.peer": peer}
         try:
             await self._app(scope, self._receive_body(request), self._send)
         except Exception:

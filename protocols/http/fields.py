@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from actors.values.callers import Peer
+from actors.values.callers import Peer, written
 from actors.values.errors import TritiumError, Unauthenticated
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
 from protocols.status import retry_seconds
+from protocols.transport.proxies import TrustedProxies, forwarding
 
 Header = tuple[bytes, bytes]
 
@@ -61,12 +62,20 @@ def peer_of(scope: MutableMapping[str, Any]) -> str:
     client = scope.get("client")
     if not client:
         return ""
-    host, port = client[0], client[1]
-    return f"ipv6:[{host}]:{port}" if ":" in str(host) else f"ipv4:{host}:{port}"
+    return written(str(client[0]), client[1])
+
+
+def put_client(scope: MutableMapping[str, Any], proxies: TrustedProxies) -> None:
+    """Put into a foreign server's `scope` whose request it is, if a trusted proxy brings it and says so."""
+    client = scope.get("client")
+    if client and proxies.trusts(str(client[0])):
+        node = proxies.client(*forwarding(scope["headers"]))
+        if node is not None:
+            scope["client"] = (str(node.address), node.port)
 
 
 def connecting(scope: MutableMapping[str, Any]) -> Peer:
-    """Return the connection's own `Peer`, or another where the server does not tell connections apart."""
+    """Return the `Peer` that the connection knows, or another where the server tells none apart."""
     peer: Peer | None = scope.get("extensions", {}).get("tritium.peer")
     if peer is not None:
         return peer

@@ -25,6 +25,7 @@ from protocols.http.conversation import Application
 from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
 from protocols.transport.listening import Listener, in_turns
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.room import AddressLimit
 from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
@@ -46,10 +47,16 @@ _TOO_MANY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """How many connections at once, in all and from one address, and how patient each is."""
+    """How many connections at once, in all and from one address, and how patient each is.
+
+    `proxies` are believed when they say whose request it is; if `introduced`, their connections begin with a
+    header of the PROXY protocol.
+    """
 
     max_connections: int = 8192
     per_address: AddressLimit | None = None
+    proxies: TrustedProxies | None = None
+    introduced: bool = False
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -81,14 +88,15 @@ class HttpListener(Listener[Connection]):
 
         `is_welcome` picks the paths that are answered even where all connections are busy: those of health
         checks. `tls` is asked for each connection; without it, they are in the clear. `on_refused` is told
-        the address of a client, and why, if its TLS handshake fails. All listeners of a server have one
-        `room` for bodies on their way in.
+        the address of a client, and why, if its TLS handshake fails or its proxy does not introduce it. All
+        listeners of a server have one `room` for bodies on their way in.
         """
         self._app = app
         self._admission = admit
         self._room = room or ReceivingRoom()
         self._limits = limits or ListenerLimits()
-        super().__init__(self._limits.max_connections, self._limits.per_address)
+        introducers = self._limits.proxies if self._limits.introduced else None
+        super().__init__(self._limits.max_connections, self._limits.per_address, introducers)
         self._treatment = self._guest(is_welcome)
         self._by_descriptor: dict[int, Connection] = {}
         self._descriptors: dict[Connection, int] = {}
@@ -132,6 +140,7 @@ class HttpListener(Listener[Connection]):
             self._admission,
             self._on_refused,
             self._room,
+            self._limits.proxies,
         )
         if self._withdrawn:
             connection.withdraw()
@@ -155,6 +164,9 @@ class HttpListener(Listener[Connection]):
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
         connection.close()
+
+    def _refused(self, peer: str, reason: str) -> None:
+        self._on_refused(peer, reason)
 
     def _squeeze_in(self, connection: Connection) -> None:
         connection.squeeze_in(self._treatment)

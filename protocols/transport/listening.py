@@ -21,7 +21,10 @@ import trio
 
 from actors.values.families import Block, Families, MetricKind, Slice, SplitFamily, once
 from protocols.transport.accepting import Door, OnceAMinute, OnExhausted
+from protocols.transport.introductions import NotIntroduced, introduction
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
+from protocols.transport.sockets import ConnectionLost, address_of
 
 _IN_A_TURN: Final = 256  # connections that are swept in one turn of the loop
 
@@ -52,6 +55,9 @@ class AcceptedConnection(Occupant, Protocol):
 
     async def serve(self) -> None:
         """Run until the connection is over."""
+
+    def introduced(self, host: str, port: int) -> None:
+        """Take this as the client's address: its proxy told it. Before `serve`, if at all."""
 
     def withdraw(self) -> None:
         """Have the client make its next connection elsewhere.
@@ -85,6 +91,7 @@ class ConnectionCounts:
     gave_way: int
     crowded_out: int  # turned away because all others were busy
     over_address_limit: int  # turned away because their address had too many
+    not_introduced: int  # ended because their proxy did not introduce its client
 
 
 C = TypeVar("C", bound=AcceptedConnection)
@@ -102,19 +109,27 @@ async def in_turns(connections: Collection[C]) -> AsyncIterator[C]:
 class Listener(ABC, Generic[C]):
     """Accepts connections for as long as there is room, and drains. Subclasses say what a connection is."""
 
-    def __init__(self, max_connections: int, per_address: AddressLimit | None = None) -> None:
+    def __init__(
+        self,
+        max_connections: int,
+        per_address: AddressLimit | None = None,
+        introducers: TrustedProxies | None = None,
+    ) -> None:
         """Beyond `max_connections`, idle connections make room for others (`protocols.transport.room`).
 
-        Where none is idle, a few more are let in. Further clients wait in the kernel's backlog.
+        Where none is idle, a few more are let in. Further clients wait in the kernel's backlog. Connections
+        of `introducers` begin with a header of the PROXY protocol; others never do.
         """
         self._connections: dict[C, None] = {}  # in the order in which they came
         self._most = max_connections
         self._going: GoingLine[C] = GoingLine()
         self._leaving: set[C] = set()  # those that were told to give way
         self._per_address = per_address
+        self._introducers = introducers
+        self._strangers: dict[C, socket.socket] = {}  # whose client is still to be introduced
         self._origins: dict[C, str] = {}
         self._of_origin: dict[str, dict[C, None]] = {}
-        self._gave_way = self._crowded_out = self._over_address_limit = 0
+        self._gave_way = self._crowded_out = self._over_address_limit = self._not_introduced = 0
         self._door = Door(max_connections + reserve(max_connections))
         self._names = itertools.count(1)
         self._accepted = 0
@@ -184,6 +199,7 @@ class Listener(ABC, Generic[C]):
             gave_way=self._gave_way,
             crowded_out=self._crowded_out,
             over_address_limit=self._over_address_limit,
+            not_introduced=self._not_introduced,
         )
 
     @property
@@ -235,15 +251,6 @@ class Listener(ABC, Generic[C]):
         connection.give_way()
         return True
 
-    def _origin(self, accepted: socket.socket) -> str | None:
-        """Return the origin under which a socket's address is counted; None where it is not limited."""
-        if self._per_address is None or accepted.family == socket.AF_UNIX:
-            return None
-        try:
-            return self._per_address.origin(accepted.getpeername()[0])
-        except OSError:  # it has left
-            return None
-
     def _has_place(self, origin: str | None, now: float) -> bool:
         """Whether a client may have one more connection.
 
@@ -256,7 +263,8 @@ class Listener(ABC, Generic[C]):
 
     def _admit(self, spawn: Spawn, accepted: socket.socket) -> None:
         now = trio.current_time()
-        origin = self._origin(accepted)
+        limit = self._per_address
+        origin = None if limit is None else limit.origin(_host_of(accepted))
         if not self._has_place(origin, now):
             self._over_address_limit += 1
             self._turn_away(accepted)
@@ -271,9 +279,9 @@ class Listener(ABC, Generic[C]):
             raise
         self._connections[connection] = None
         self._accepted += 1
-        if origin is not None:
-            self._origins[connection] = origin
-            self._of_origin.setdefault(origin, {})[connection] = None
+        if self._introducers is not None and self._introducers.trusts(_host_of(accepted)):
+            self._strangers[connection] = accepted
+        self._count_at(origin, connection)
         if self.crowded and not self._make_room(now):
             self._squeeze_in(connection)
         if self._drain.is_set():
@@ -284,15 +292,45 @@ class Listener(ABC, Generic[C]):
             self._forget(connection)
             raise
 
+    def _count_at(self, origin: str | None, connection: C) -> None:
+        if origin is not None:
+            self._origins[connection] = origin
+            self._of_origin.setdefault(origin, {})[connection] = None
+
     async def _run(self, connection: C) -> None:
         try:
-            await self._serve(connection)
+            stranger = self._strangers.get(connection)
+            if stranger is None or await self._introduce(connection, stranger):
+                await self._serve(connection)
         finally:
             self._forget(connection)
+
+    async def _introduce(self, connection: C, accepted: socket.socket) -> bool:
+        """Let the proxy say whose connection it is; False where that ends it."""
+        proxy = address_of(accepted)
+        try:
+            source = await introduction(accepted, lambda: self._drain.is_set() or connection in self._leaving)
+        except ConnectionLost:
+            return False
+        except NotIntroduced as failure:
+            self._not_introduced += 1
+            self._refused(proxy, str(failure))
+            return False
+        if source is None:
+            return True
+        connection.introduced(*source)
+        origin = None if self._per_address is None else self._per_address.origin(source[0])
+        if not self._has_place(origin, trio.current_time()):
+            self._over_address_limit += 1
+            self._turn_away(accepted)
+            return False
+        self._count_at(origin, connection)
+        return True
 
     def _forget(self, connection: C) -> None:
         del self._connections[connection]
         self._leaving.discard(connection)
+        self._strangers.pop(connection, None)
         origin = self._origins.pop(connection, None)
         if origin is not None:
             of_origin = self._of_origin[origin]
@@ -318,6 +356,9 @@ class Listener(ABC, Generic[C]):
         The caller closes the socket next.
         """
 
+    def _refused(self, peer: str, reason: str) -> None:  # not every listener has a log
+        """Tell that the client at `peer` is sent away, and why."""
+
     def _squeeze_in(self, connection: C) -> None:
         """Note that `connection` was let in although there is no room: all others are busy."""
 
@@ -326,6 +367,16 @@ class Listener(ABC, Generic[C]):
 
     def _release(self, connection: C) -> None:
         connection.close()
+
+
+def _host_of(accepted: socket.socket) -> str:
+    """Return the client's numeric address; empty for a Unix socket, and for a client that has left."""
+    if accepted.family == socket.AF_UNIX:
+        return ""
+    try:
+        return str(accepted.getpeername()[0])
+    except OSError:
+        return ""
 
 
 ByProtocol = Mapping[str, Sequence[ConnectionCounts]]
@@ -367,8 +418,13 @@ FAMILIES: Final[Families[ByProtocol]] = (
     _split(
         "tritium_connections_turned_away_total",
         "counter",
-        "Connections that were turned away: all others were busy, or their address had too many",
-        {"busy": lambda counts: counts.crowded_out, "address": lambda counts: counts.over_address_limit},
+        "Connections that were turned away: all others were busy, their address had too many, or a trusted"
+        " proxy did not begin with a header of the PROXY protocol",
+        {
+            "busy": lambda counts: counts.crowded_out,
+            "address": lambda counts: counts.over_address_limit,
+            "proxy_header": lambda counts: counts.not_introduced,
+        },
     ),
 )
 

@@ -16,7 +16,7 @@ import heapq
 import ipaddress
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -129,17 +129,17 @@ def _quiet_since(noted: tuple[C, float]) -> float:
 class AddressLimit:
     """How many connections an address may have at once.
 
-    An IPv6 client has 64 bits of addresses, which count as one. An address in one of the `trusted` networks
-    may have any number of connections: it is a balancer's, which brings the connections of all clients.
+    An IPv6 client has 64 bits of addresses, which count as one. A `trusted` address may have any number of
+    connections: it is a balancer's, which brings the connections of all clients.
     """
 
     most: int
-    trusted: Sequence[Network] = ()
+    trusted: Container[Address] = ()
 
     def origin(self, host: str) -> str | None:
         """Return what connections of the client at `host` have in common; None where they are not counted."""
         address = address_of(host)
-        if address is None or any(address in network for network in self.trusted):
+        if address is None or address in self.trusted:
             return None
         return origin_of(address)
 

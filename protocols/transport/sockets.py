@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import trio
 
+from actors.values.callers import written
 from actors.values.tensors import Buffer
 from protocols.transport import handshakes
 from protocols.transport.buffers import Cut, behind
@@ -386,8 +387,7 @@ def address_of(sock: socket.socket) -> str:
         return ""
     if sock.family == socket.AF_UNIX:
         return "unix:"
-    host, port = address[:2]
-    return f"ipv6:[{host}]:{port}" if sock.family == socket.AF_INET6 else f"ipv4:{host}:{port}"
+    return written(*address[:2])
 
 
 def reset_on_close(sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import trio
 
+from actors.values.callers import Peer
 from actors.values.errors import TritiumError
 from actors.values.requests import InferResponse
 from protocols.grpc.call import Call, ServerStream
@@ -17,7 +18,7 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 class KeptWire:
     """Keeps a unary call's answer, a streaming call's messages, and the work that a call wants run."""
 
-    peer = "ipv4:127.0.0.1:1"
+    client = Peer("127.0.0.1", port=1)
 
     def __init__(self):
         self.threads = trio.CapacityLimiter(1)

@@ -67,7 +67,7 @@ class MessageIntake:
     def admit(self, call: Call, target: Target, size: int) -> None:
         """Let a message of `size` bytes pass, by the rules in force now. Raises as `Caller.admit`."""
         if self._gate is not None:
-            call.caller = self._gate.identify(call.head.authorization, call.wire.client)
+            call.caller = self._gate.identify(call.head.authorization, call.client)
             call.caller.admit(Action.INFERENCE, target.model_name, size=size)
 
     def find(self, target: Target) -> tuple[ServedModel, int]:
@@ -141,7 +141,7 @@ def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
         value = metadata.get(name, "")
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
-    marks.put_on(request, header, lambda: call.wire.client.address, call.caller)
+    marks.put_on(request, header, lambda: call.client.address, call.caller)
 
 
 _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remembers
@@ -215,4 +215,4 @@ class ModelInferMethod(UnaryMethod):
         if accepted is not None and accepted[1].caller is not None:
             accepted[1].caller.end()
         if self._on_finished is not None and accepted is not None:
-            self._on_finished(accepted[1], outcome, call.wire.peer)
+            self._on_finished(accepted[1], outcome, call.client.text)

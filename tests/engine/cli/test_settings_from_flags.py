@@ -199,6 +199,25 @@ def test_connections_are_bounded_as_asked():
     assert limit.origin("192.0.2.8") == "192.0.2.8"
 
 
+def test_proxies_are_trusted_and_introduce_clients_as_asked():
+    plain = read().connections
+    assert (plain.proxies, plain.proxy_protocol) == (None, frozenset())
+    asked = read("--trusted-proxies=10.0.0.0/8", "--proxy-protocol=http, grpc").connections
+    assert asked.proxies is not None
+    assert asked.proxies.trusts("10.9.9.9")
+    assert not asked.proxies.trusts("11.0.0.1")
+    assert asked.proxy_protocol == {"http", "grpc"}
+    assert read("--proxy-protocol=").connections.proxy_protocol == frozenset()
+
+
+def test_a_proxy_that_is_not_trusted_introduces_no_clients():
+    refused = refusal("--proxy-protocol=http")
+    assert "needs --trusted-proxies" in refused.message
+    refused = refusal("--proxy-protocol=http,https", "--trusted-proxies=10.0.0.0/8")
+    assert "Got https" in refused.message
+    assert "http, grpc, metrics, management" in refused.hint
+
+
 def test_what_is_no_network_is_refused():
     refused = refusal("--max-connections-per-address=1", "--trusted-proxies=10.0.0.0/8,here")
     assert "Got here" in refused.message
@@ -465,7 +484,6 @@ def test_asking_for_what_happens_anyway_is_fine(flag):
         (["--pinned-memory-pool-byte-size=268435456"], ""),
         (["--repository-poll-secs=5", "--model-control-mode=explicit"], ""),
         (["--grpc-unix-socket=/s", "--allow-grpc=false"], "--allow-grpc=false "),
-        (["--trusted-proxies=10.0.0.0/8"], "only --max-connections-per-address counts"),
     ],
 )
 def test_a_flag_without_effect_is_accepted_and_named_in_a_warning(flags, reason):

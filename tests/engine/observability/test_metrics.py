@@ -517,7 +517,9 @@ def test_tenants_and_promises_have_series_where_a_model_has_them():
 
 def test_connections_of_one_protocol_are_counted_together():
     def counts(at):
-        return ConnectionCounts(open=at, most=8, gave_way=2, crowded_out=3, over_address_limit=4)
+        return ConnectionCounts(
+            open=at, most=8, gave_way=2, crowded_out=3, over_address_limit=4, not_introduced=5
+        )
 
     text = told(connection_blocks({"http": [counts(1)], "grpc": [counts(5), counts(6)]}))
     assert set(text.splitlines()) >= {
@@ -527,6 +529,7 @@ def test_connections_of_one_protocol_are_counted_together():
         'tritium_connections_gave_way_total{protocol="http"} 2',
         'tritium_connections_turned_away_total{protocol="http",reason="busy"} 3',
         'tritium_connections_turned_away_total{protocol="grpc",reason="address"} 8',
+        'tritium_connections_turned_away_total{protocol="grpc",reason="proxy_header"} 10',
     }
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert len(families["tritium_connections_turned_away"].samples) == 4
+    assert len(families["tritium_connections_turned_away"].samples) == 6

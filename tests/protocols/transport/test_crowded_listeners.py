@@ -16,6 +16,7 @@ from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.patience import ConnectionLimits, Phase
 from protocols.http.routes import is_health
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import AddressLimit, reserve
 from tests.fuzz import h2wire as wire
 from tests.protocols.fakes import FakeServer
@@ -212,7 +213,7 @@ async def test_an_address_has_so_many_connections_and_its_idle_ones_make_room(se
 
 
 async def test_a_trusted_proxy_has_any_number(serve):
-    trusted = AddressLimit(2, (ipaddress.ip_network("127.0.0.0/8"),))
+    trusted = AddressLimit(2, TrustedProxies([ipaddress.ip_network("127.0.0.0/8")]))
     async with serve(100, per_address=trusted) as served, AsyncExitStack() as stack:
         for _ in range(6):
             client = await stack.enter_async_context(served.connect())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import PATIENCE, AddressLimit, GoingLine, first_to_go, order, reserve
 
 
@@ -129,7 +130,7 @@ def test_the_reserve(most, more):
     ],
 )
 def test_what_counts_as_one_address(host, origin):
-    trusted = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "2001:db8:9::/48")))
+    trusted = TrustedProxies(map(ipaddress.ip_network, ("10.0.0.0/8", "2001:db8:9::/48")))
     assert AddressLimit(3, trusted).origin(host) == origin
 
 
