@@ -82,10 +82,14 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Limits of the identities that one of `subjects` means."""
+    """Limits of the identities that one of `subjects` means.
+
+    If `by_address`, they hold for an identity at each address by itself, else for all addresses together.
+    """
 
     subjects: frozenset[str]
     limits: Limits
+    by_address: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +232,12 @@ def _limit(table: _Table) -> Limit:
             "requests_per_second",
             "a limit limits something: requests_per_second, bytes_per_second or concurrent",
         )
-    return table.done(Limit(subjects=frozenset(table.texts("for")), limits=limits))
+    per = table.text("per", "identity")
+    if per not in {"identity", "address"}:
+        raise table.wrong("per", f'\'{per[:40]}\' is not known; a limit is per "identity" or per "address"')
+    return table.done(
+        Limit(subjects=frozenset(table.texts("for")), limits=limits, by_address=per == "address")
+    )
 
 
 def _check_subjects(tables: _Tables, found: AuthFile) -> None:

@@ -70,6 +70,7 @@ class Explanation:
     decision: Decision
     passed: Sequence[tuple[Rule, str]]
     limits: Limits
+    limits_by_address: Limits
     notes: Sequence[str]
 
     @property
@@ -105,6 +106,7 @@ class Explanation:
                 {"number": each.number, "line": each.line, "why": why} for each, why in self.passed
             ],
             "limits": limits_in_words(self.limits),
+            "limits_at_each_address": limits_in_words(self.limits_by_address),
             "notes": list(self.notes),
         }
 
@@ -120,6 +122,8 @@ class Explanation:
             lines += [f"    {line}" for line in table_text(text, rule.line).splitlines()]
         lines += [f"  passed over {each}: {why}" for each, why in self.passed]
         lines.append(f"  limits: {limits_in_words(self.limits)}")
+        if not self.limits_by_address.none:
+            lines.append(f"  limits at each address: {limits_in_words(self.limits_by_address)}")
         return [*lines, *(f"  note: {each}" for each in self.notes)]
 
 
@@ -128,6 +132,7 @@ def explain(
 ) -> Explanation:
     """Return what the rules say, and why."""
     book = Rulebook(file.rules)
+    limits = [each for each in file.limits if each.subjects & identity.subjects]
     decision = book.of(identity).decide(action, model, namespace)
     return Explanation(
         identity=identity,
@@ -136,7 +141,8 @@ def explain(
         namespace=namespace,
         decision=decision,
         passed=_passed(book, identity, decision, action, model),
-        limits=strictest([each.limits for each in file.limits if each.subjects & identity.subjects]),
+        limits=strictest([each.limits for each in limits if not each.by_address]),
+        limits_by_address=strictest([each.limits for each in limits if each.by_address]),
         notes=tuple(_notes(file, book, identity, model, namespace)),
     )
 

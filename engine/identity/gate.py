@@ -16,9 +16,11 @@ from typing import Final
 
 from actors.values.callers import ANONYMOUS, Action, Caller, HeadGate, Peer
 from actors.values.errors import PermissionDenied, TritiumError, Unauthenticated
+from engine.identity.addresses import AddressedCaller, Addresses
 from engine.identity.document import AuthFile
 from engine.identity.keys import NO_DIGEST, bearer, matches
 from engine.identity.limits import Limits, Usage, strictest
+from engine.identity.refusals import Refusals
 from engine.identity.rules import BySubject, Decision, Identity, Rulebook
 from engine.identity.tokens import Proven, Tokens
 
@@ -49,12 +51,19 @@ class Book:
         self.rules = Rulebook(file.rules)
         self.tokens = tokens
         self._limits = BySubject(file.limits)
+        self.by_address = any(limit.by_address for limit in file.limits)
         self._callers: dict[Identity, KnownCaller] = {}
         self._proven: OrderedDict[bytes, Proven] = OrderedDict()
 
     def limits_of(self, identity: Identity) -> Limits:
-        """Return what `identity` may use."""
-        return strictest([each.limits for each in self._limits.about(identity)])
+        """Return what `identity` may use, wherever it is."""
+        return strictest([each.limits for each in self._limits.about(identity) if not each.by_address])
+
+    def limits_by_address(self, identity: Identity) -> Limits:
+        """Return what `identity` may use at one address."""
+        if not self.by_address:
+            return Limits()
+        return strictest([each.limits for each in self._limits.about(identity) if each.by_address])
 
     def caller(self, identity: Identity, gate: Gate) -> KnownCaller:
         """Return the one caller of this book that is `identity`."""
@@ -84,7 +93,7 @@ class _Note:
     book: Book
     authorization: bytes
     names: tuple[str, ...]
-    caller: KnownCaller
+    caller: Caller
     until: float  # of the epoch; inf for ever
 
 
@@ -92,10 +101,11 @@ class Gate(HeadGate):
     """Names callers by the auth file in force.
 
     `now` is a steady clock in seconds, `wall_clock` that of the epoch. `on_refusal` is told of each request
-    that is refused: the caller's name, empty for bad credentials, and the error.
+    that is refused: the caller's name, empty for bad credentials, and the error. `addresses` is what clients
+    at each address have used.
     """
 
-    __slots__ = ("_book", "_namespaces", "_usages", "_wall_clock", "now", "on_refusal", "refusals")
+    __slots__ = ("_book", "_namespaces", "_usages", "_wall_clock", "addresses", "now", "refused")
 
     def __init__(
         self,
@@ -105,14 +115,20 @@ class Gate(HeadGate):
         wall_clock: Callable[[], float],
         namespaces: Namespaces = lambda _: "",
         on_refusal: Callable[[str, TritiumError], None] = lambda _name, _error: None,
+        addresses: Addresses | None = None,
     ) -> None:
         self.now = now
-        self.on_refusal = on_refusal
-        self.refusals: dict[tuple[str, str], int] = {}  # by identity and code
+        self.refused = Refusals(on_refusal)
+        self.addresses = Addresses(Limits(), now) if addresses is None else addresses
         self._book = book
         self._wall_clock = wall_clock
         self._namespaces = namespaces
         self._usages: dict[Identity, Usage] = {}
+
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """How many requests were refused, by identity and code."""
+        return self.refused.counts
 
     @property
     def book(self) -> Book:
@@ -142,9 +158,16 @@ class Gate(HeadGate):
         except Unauthenticated as error:
             self.refused("", error)
             raise
-        caller = self._book.caller(identity, self)
+        caller = self._at_its_address(self._book.caller(identity, self), identity, peer)
         peer.note = _Note(self._book, authorization, peer.names, caller, until)
         return caller
+
+    def _at_its_address(self, caller: KnownCaller, identity: Identity, peer: Peer) -> Caller:
+        """Return `caller` as one that is held to the limits of its address, if there are any."""
+        if not peer.address or not (self._book.by_address or self.addresses.limited):
+            return caller
+        accounts = self.addresses.accounts(peer.address, identity, caller.limits_by_address)
+        return AddressedCaller(caller, self.addresses, accounts, self.refused) if accounts else caller
 
     def _established(self, authorization: bytes, peer: Peer) -> tuple[Identity, float]:
         """Return who shows this, and until when that is so. Raises Unauthenticated."""
@@ -199,25 +222,18 @@ class Gate(HeadGate):
         usage.bound_by(limits)
         return usage
 
-    def refused(self, name: str, error: TritiumError) -> None:
-        """Count and tell a refusal."""
-        key = (name, error.code.name.lower())
-        if key not in self.refusals and len(self.refusals) >= MOST_VERDICTS:
-            key = ("other", key[1])
-        self.refusals[key] = self.refusals.get(key, 0) + 1
-        self.on_refusal(name, error)
-
 
 class KnownCaller(Caller):
     """An identity under one book. What the rules say about each action and model is kept."""
 
-    __slots__ = ("_gate", "_permissions", "_usage", "_verdicts")
+    __slots__ = ("_gate", "_permissions", "_usage", "_verdicts", "limits_by_address")
 
     def __init__(self, identity: Identity, book: Book, gate: Gate) -> None:
         self.name = identity.name
         self._gate = gate
         self._permissions = book.rules.of(identity)
         self._usage = gate.usage_of(identity, book.limits_of(identity))
+        self.limits_by_address = book.limits_by_address(identity)
         self._verdicts: dict[tuple[Action, str, str | None], Decision] = {}
 
     def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:

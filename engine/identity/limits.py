@@ -65,12 +65,19 @@ class Bucket:
         return 0.0 if self.tokens >= _ONE else max(SHORTEST_WAIT, (1 - self.tokens) / self.rate)
 
     def take(self, count: float) -> None:
-        """Take `count` tokens, after `wait` was 0."""
+        """Take `count` tokens, after `wait` was 0. A negative `count` gives some back."""
         self.tokens -= count
+
+    def is_full(self, now: float) -> bool:
+        """Whether it has as many tokens as a new one."""
+        return self.tokens + max(0.0, now - self._since) * self.rate >= self.most
 
 
 class Usage:
-    """What one identity has used lately. Outlives the rules, which may give it other `limits`."""
+    """What one identity, or one address, has used lately.
+
+    Outlives the rules, which may give it other `limits`.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.running = 0
@@ -83,6 +90,7 @@ class Usage:
     def bound_by(self, limits: Limits) -> None:
         """Be limited by `limits` from now on. Buckets whose rates change begin anew, full."""
         if limits == self.limits:
+            self.limits = limits  # so that the next look finds the same one
             return
         self._requests = _bucket(limits.requests, limits.burst)
         self._bytes = _bucket(limits.bytes, limits.burst)
@@ -92,6 +100,12 @@ class Usage:
     def idle(self) -> bool:
         """Whether nothing would be lost with it but what its buckets know."""
         return not self.running
+
+    def at_rest(self, now: float) -> bool:
+        """Whether a new one would be no different, but for what was `admitted`."""
+        return not self.running and all(
+            bucket is None or bucket.is_full(now) for bucket in (self._requests, self._bytes)
+        )
 
     def take(self, size: int, now: Callable[[], float], name: str) -> None:
         """Take one request of `size` bytes. Raises TooManyRequests, and then takes nothing."""
@@ -111,6 +125,14 @@ class Usage:
         if volume is not None:
             volume.take(size)
         self.admitted += 1
+
+    def give_back(self, size: int) -> None:
+        """Undo `take`: the request was refused for another reason."""
+        if self._requests is not None:
+            self._requests.take(-1)
+        if self._bytes is not None:
+            self._bytes.take(-size)
+        self.admitted -= 1
 
     def owe(self, size: int) -> None:
         """Take `size` bytes that have come already."""

@@ -67,7 +67,8 @@ def review(file: AuthFile, now: float) -> Review:
         identities=tuple(_identities(file, keys, now)),
         rules=tuple(f"{rule} {rule_in_words(rule)}" for rule in file.rules),
         limits=tuple(
-            f"{subjects_in_words(each.subjects)}, each: {limits_in_words(each.limits)}"
+            f"{subjects_in_words(each.subjects)}, each{' at each address' if each.by_address else ''}: "
+            f"{limits_in_words(each.limits)}"
             for each in file.limits
         ),
         anonymous=tuple(_anonymous(file)),

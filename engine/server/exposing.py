@@ -14,13 +14,12 @@ from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
-from engine.identity.gate import Gate
 from engine.observability import system
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
 from engine.observability.system import LoopLag
 from engine.processes import spares
-from engine.server.identity import identity_blocks
+from engine.server.identity import Counting, identity_blocks
 from engine.server.models import ModelParts
 from engine.server.tls import ListenerTls, tls_blocks
 from engine.settings.reporting import MetricsSettings
@@ -35,7 +34,7 @@ def exposition(
     readiness: Readiness,
     lag: LoopLag,
     wall_ms: Callable[[], int],
-    gate: Gate | None,
+    gate: Counting | None,
     tls: Sequence[ListenerTls],
     receiving: Callable[[], RoomCounts],
     grpc: Sequence[GrpcListener],

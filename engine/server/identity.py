@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Final, Protocol
 
 import trio
 
@@ -13,24 +13,34 @@ from actors.serving.routing.roster import Roster
 from actors.values.callers import Action
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
-from actors.values.families import Block, Families, Slice, SplitFamily, once
+from actors.values.families import Block, Families, Family, Slice, SplitFamily, once
 from actors.values.specs import ModelSpec
+from engine.identity.addresses import Addresses
 from engine.identity.document import AuthFileError
 from engine.identity.gate import Book, Gate
+from engine.identity.limits import Limits
 from engine.identity.loading import load_book
 from engine.identity.rules import MODEL
 from engine.server.machine import Machine
 from engine.server.reloading import Followed, NotReloaded, stamp_of
 from engine.server.running import ServerFailed
+from engine.settings.listening import ConnectionSettings
 
 
 def opened_gate(
-    path: str, machine: Machine, roster: Callable[[], Roster], log: Log, *, namespacing: bool
+    path: str,
+    machine: Machine,
+    roster: Callable[[], Roster],
+    log: Log,
+    *,
+    namespacing: bool,
+    addresses: Addresses,
 ) -> FollowedAuthFile | None:
     """Return the gate of the auth file at `path`, as what is read again when it changes; None without a path.
 
     `roster` returns what knows in which repository a model lies. It is asked once the server runs.
-    `namespacing` says whether repositories are told apart. Raises ServerFailed.
+    `namespacing` says whether repositories are told apart, `addresses` what clients at each address may use.
+    Raises ServerFailed.
     """
     if not path:
         return None
@@ -38,10 +48,6 @@ def opened_gate(
     def namespace_of(model: str) -> str:
         keys = roster().keys(model)
         return keys[0].namespace if len(keys) == 1 else ""
-
-    def refused(name: str, error: TritiumError) -> None:
-        # Seen at the first verbose level: a flood of refusals must not fill the log.
-        log(Event.ACCESS_REFUSED, level="debug", identity=name, code=error.code.name, reason=error.message)
 
     stamp = stamp_of([path])
     try:
@@ -56,11 +62,32 @@ def opened_gate(
         now=trio.current_time,
         wall_clock=lambda: machine.wall_clock() / 1000,
         namespaces=namespace_of,
-        on_refusal=refused,
+        on_refusal=telling(log),
+        addresses=addresses,
     )
     followed = FollowedAuthFile(path, gate, namespacing=namespacing)
     followed.files, followed.stamp = files, stamp
     return followed
+
+
+def telling(log: Log) -> Callable[[str, TritiumError], None]:
+    """Return what logs that a request was refused."""
+
+    def refused(name: str, error: TritiumError) -> None:
+        # Seen at the first verbose level: a flood of refusals must not fill the log.
+        log(Event.ACCESS_REFUSED, level="debug", identity=name, code=error.code.name, reason=error.message)
+
+    return refused
+
+
+def address_limits(settings: ConnectionSettings) -> Addresses:
+    """Return what clients at each address may use, as the flags say it."""
+    limits = Limits(
+        requests=settings.requests_per_address,
+        bytes=settings.bytes_per_address,
+        concurrent=settings.concurrent_per_address,
+    )
+    return Addresses(limits, trio.current_time)
 
 
 def permit_of(gate: Gate) -> Permit:
@@ -115,11 +142,26 @@ def _load(path: str, namespacing: bool) -> tuple[Book, list[str]]:
     return book, files
 
 
+class Counting(Protocol):
+    """The part of a gate that metrics tell of."""
+
+    @property
+    def addresses(self) -> Sized:
+        """The addresses whose use is counted."""
+
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """How many requests were refused, by identity and code."""
+
+    def admitted(self) -> Mapping[str, int]:
+        """Return how many requests were let in, by identity."""
+
+
 _MOST_NAMES: Final = 1000
 _OTHERS: Final = "other"
 
 
-def _requests(gate: Gate) -> Iterator[Slice]:
+def _requests(gate: Counting) -> Iterator[Slice]:
     """Yield a series for each identity, those that asked most; the rest are one."""
     admitted = sorted(gate.admitted().items(), key=lambda item: -item[1])
     for name, count in admitted[:_MOST_NAMES]:
@@ -128,12 +170,12 @@ def _requests(gate: Gate) -> Iterator[Slice]:
         yield Slice(sum(count for _, count in admitted[_MOST_NAMES:]), {"identity": _OTHERS})
 
 
-def _refusals(gate: Gate) -> Iterator[Slice]:
+def _refusals(gate: Counting) -> Iterator[Slice]:
     for (name, code), count in gate.refusals.items():
         yield Slice(count, {"identity": name, "code": code})
 
 
-_FAMILIES: Final[Families[Gate]] = (
+_FAMILIES: Final[Families[Counting]] = (
     SplitFamily(
         "tritium_identity_requests_total",
         "counter",
@@ -146,9 +188,15 @@ _FAMILIES: Final[Families[Gate]] = (
         "Requests that were refused, by identity (empty: no good credentials) and code",
         _refusals,
     ),
+    Family(
+        "tritium_identity_addresses",
+        "gauge",
+        "Addresses whose use is counted, where requests are limited by address",
+        lambda gate: len(gate.addresses),
+    ),
 )
 
 
-def identity_blocks(gate: Gate) -> Iterator[Block]:
+def identity_blocks(gate: Counting) -> Iterator[Block]:
     """Yield what is told of identities."""
     return once(_FAMILIES, gate)

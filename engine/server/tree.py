@@ -30,6 +30,8 @@ from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server, ServerIdentity
+from engine.identity.addresses import AddressGate
+from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
 from engine.observability.system import LoopLag, measure_loop_lag
 from engine.processes.process import trim_memory
@@ -37,7 +39,7 @@ from engine.repository.advice import single_model
 from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
 from engine.server.exposing import exposition
-from engine.server.identity import opened_gate, permit_of
+from engine.server.identity import address_limits, opened_gate, permit_of, telling
 from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
@@ -147,15 +149,19 @@ def _compose(
     Raises ServerFailed if the auth file makes no sense.
     """
     log, lag = EventLog(), LoopLag()
+    addresses = address_limits(settings.connections)
     rules = opened_gate(
         settings.auth_file,
         machine,
         lambda: models.router.roster,
         log,
         namespacing=settings.namespacing,
+        addresses=addresses,
     )
-    gate = None if rules is None else rules.gate
-    permit = None if gate is None else permit_of(gate)
+    gate: Gate | AddressGate | None = AddressGate(addresses, telling(log)) if addresses.limited else None
+    permit = None
+    if rules is not None:
+        gate, permit = rules.gate, permit_of(rules.gate)
     models = compose_models(
         settings,
         machine,

@@ -95,6 +95,10 @@ def _introduced(services: frozenset[str], given: Given) -> frozenset[str]:
     return services
 
 
+def _optional_size(word: str, name: str) -> float:
+    return math.inf if word == "0" else to_size(word, name, or_such_as="0 for any number")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """How many connections each port has, and what one address may ask for.
@@ -128,6 +132,18 @@ class ConnectionSettings:
         "Tritium's own: ports where connections of --trusted-proxies begin with a header of the PROXY"
         " protocol, version 1 or 2: http, grpc, metrics, management."
     )
+    requests_per_address: float = Group.SERVER.option(
+        "--max-requests-per-second-per-address=0", number("N").into(lambda rate: rate or math.inf)
+    ).means(
+        "Tritium's own: how many requests and messages a second one address may make, over all ports, health"
+        " checks left out; beyond them it gets 429 or RESOURCE_EXHAUSTED; 0: any number."
+    )
+    bytes_per_address: float = Group.SERVER.option(
+        "--max-bytes-per-second-per-address=0", Form("SIZE", _optional_size, _optional_size)
+    ).means("Tritium's own: how many bytes a second these may bring, such as 10MiB; 0: any number.")
+    concurrent_per_address: float = Group.SERVER.option(
+        "--max-concurrent-per-address=0", integer("N").into(lambda most: float(most) or math.inf)
+    ).means("Tritium's own: how many inferences one address may have under way; 0: any number.")
 
     receive_memory: str = Group.SERVER.option("--receive-memory=20%", MEMORY).means(
         "Tritium's own: the memory that requests of more than 64 KiB may hold together, over HTTP and gRPC, until they"

@@ -218,6 +218,21 @@ def test_a_proxy_that_is_not_trusted_introduces_no_clients():
     assert "http, grpc, metrics, management" in refused.hint
 
 
+def test_an_address_may_ask_for_as_much_as_asked():
+    plain = read().connections
+    assert {plain.requests_per_address, plain.bytes_per_address, plain.concurrent_per_address} == {math.inf}
+    asked = read(
+        "--max-requests-per-second-per-address=0.5",
+        "--max-bytes-per-second-per-address=10MiB",
+        "--max-concurrent-per-address=4",
+    ).connections
+    assert (asked.requests_per_address, asked.bytes_per_address) == (0.5, 10 * 1024 * 1024)
+    assert asked.concurrent_per_address == 4
+    none = read("--max-bytes-per-second-per-address=0", "--max-concurrent-per-address=0").connections
+    assert {none.bytes_per_address, none.concurrent_per_address} == {math.inf}
+    assert "0 for any number" in refusal("--max-bytes-per-second-per-address=much").hint
+
+
 def test_what_is_no_network_is_refused():
     refused = refusal("--max-connections-per-address=1", "--trusted-proxies=10.0.0.0/8,here")
     assert "Got here" in refused.message

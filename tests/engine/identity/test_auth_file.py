@@ -65,7 +65,7 @@ def test_certificates_rules_and_limits():
         '[[rule]]\nfor = ["alice", "anonymous"]\nallow = ["inference", "metadata"]\nmodels = ["a*"]\n'
         '[[rule]]\nfor = ["*"]\ndeny = ["*"]\nnamespaces = ["/x"]\n'
         '[[limit]]\nfor = ["alice"]\nrequests_per_second = 5\nbytes_per_second = "1MiB"\nconcurrent = 2\n'
-        '[[limit]]\nfor = ["authenticated"]\nbytes_per_second = 10\nburst_seconds = 3\n'
+        '[[limit]]\nfor = ["authenticated"]\nper = "address"\nbytes_per_second = 10\nburst_seconds = 3\n'
     )
     assert file.certificates["CN=alice,O=Example"].identity == Identity(name="alice")
     first, second = file.rules
@@ -75,6 +75,7 @@ def test_certificates_rules_and_limits():
         Limits(requests=5, bytes=1024 * 1024, concurrent=2),
         Limits(bytes=10, burst=3),
     ]
+    assert [each.by_address for each in file.limits] == [False, True]
 
 
 def test_groups_of_tokens_are_known_at_the_token_only():
@@ -134,6 +135,7 @@ def test_groups_of_tokens_are_known_at_the_token_only():
         ('[[rule]]\nfor = ["zzz"]\nallow = ["*"]\n', "is 'zzz' (subjects are identities, "),
         ('[[limit]]\nfor = ["*"]\n', "a limit limits something"),
         ('[[limit]]\nfor = ["zz"]\nconcurrent = 1\n', "auth.toml, line 1: [[limit]] number 1, 'for': "),
+        ('[[limit]]\nfor = ["*"]\nconcurrent = 1\nper = "ip"\n', "'per': 'ip' is not known; a limit is per"),
         ('[[limit]]\nfor = ["*"]\nconcurrent = 0\n', "'concurrent': takes a number, at least 1"),
         ('[[limit]]\nfor = ["*"]\nbytes_per_second = "1 fish"\n', 'or a size such as "10MiB"'),
     ],

@@ -77,6 +77,17 @@ def test_the_rule_that_decides_is_told_with_its_text():
     ]
 
 
+def test_limits_at_each_address_are_told_apart():
+    both = read_auth_file(
+        TEXT + '[[limit]]\nfor = ["ci"]\nper = "address"\nrequests_per_second = 5\n', "auth.toml"
+    )
+    lines = explain(both, CI, Action.INFERENCE, "resnet50", "/models").as_lines(TEXT)
+    assert lines[-2:] == [
+        "  limits: 10 requests a second and 4 inferences at a time, in bursts of up to 1 s",
+        "  limits at each address: 5 requests a second, in bursts of up to 1 s",
+    ]
+
+
 def test_the_default_is_told_with_what_was_passed_over():
     found = explain(FILE, CI, Action.INFERENCE, "resnet50", "/other")
     assert not found.decision.allowed
@@ -115,6 +126,7 @@ def test_programs_get_the_same():
         },
         "passed_over": [],
         "limits": "4 inferences at a time",
+        "limits_at_each_address": "no limit",
         "notes": [],
     }
     assert explain(FILE, CI, Action.HEALTH).as_json(TEXT)["rule"] is None

@@ -57,6 +57,7 @@ def test_identities_rules_and_limits_are_told():
         + '[[certificate]]\nsubject = "CN=edge"\nname = "edge"\n'
         + '[[rule]]\nfor = ["edge", "ci"]\nallow = ["inference"]\n'
         + '[[limit]]\nfor = ["group:builders"]\nconcurrent = 2\n'
+        + '[[limit]]\nfor = ["anonymous"]\nper = "address"\nconcurrent = 1\n'
     )
     assert found.identities == (
         "1 key (1 good) of 1 identity: ci",
@@ -68,7 +69,10 @@ def test_identities_rules_and_limits_are_told():
         "group:builders has 1 identity",
     )
     assert found.rules == ("rule 1 (line 20) allows inference on every model to ci and edge",)
-    assert found.limits == ("group:builders, each: 2 inferences at a time",)
+    assert found.limits == (
+        "group:builders, each: 2 inferences at a time",
+        "clients without credentials, each at each address: 1 inferences at a time",
+    )
     assert found.warnings == ()
     assert found.as_json()["rules"] == list(found.rules)
     assert set(found.as_json()) == {"identities", "rules", "limits", "anonymous", "warnings"}

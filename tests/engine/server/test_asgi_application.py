@@ -69,7 +69,7 @@ class Lifespan:
         self._stop.set()
 
 
-async def get(app, path, *, receive=None):
+async def get(app, path, *, receive=None, **scope):
     sent = []
     messages = [{"type": "http.request", "body": b"", "more_body": False}]
 
@@ -83,7 +83,8 @@ async def get(app, path, *, receive=None):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
+    about = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
+    scope = about | scope
     await app(scope, receive or empty_body, send)
     if not sent:
         return None
@@ -162,6 +163,40 @@ def test_grpc_has_a_port_of_its_own(environ, loop):
             assert await in_thread(grpc_says_live, address)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address.split(":")).close()
+
+    run_on(loop, test)
+
+
+@both_loops
+def test_each_client_behind_a_trusted_proxy_has_a_share_of_its_own(environ, loop):
+    limits = {
+        "TRITIUM_TRUSTED_PROXIES": "10.0.0.0/8",
+        "TRITIUM_PROXY_PROTOCOL": "http",
+        "TRITIUM_MAX_REQUESTS_PER_SECOND_PER_ADDRESS": "0.0001",
+    }
+
+    async def test(server):
+        app = Application(environ | limits)
+
+        async def status(peer, told):
+            headers = [(b"x-forwarded-for", told)] if told else []
+            code, _ = await get(app, "/v2", client=(peer, 4711), headers=headers)
+            return code
+
+        async with server(app):
+            asked = [
+                ("10.0.0.1", b"203.0.113.1"),
+                ("10.0.0.2", b"203.0.113.1"),
+                ("203.0.113.1", b""),
+                ("10.0.0.2", b"203.0.113.2"),
+                ("10.0.0.1", b""),
+                ("198.51.100.1", b"203.0.113.3"),
+                ("198.51.100.1", b"203.0.113.4"),
+            ]
+            found = [await status(*each) for each in asked]
+            assert found == [200, 429, 429, 200, 200, 200, 429]
+            code, _ = await get(app, "/v2", client=None)  # on a Unix socket
+            assert code == 200
 
     run_on(loop, test)
 
