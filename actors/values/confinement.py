@@ -38,7 +38,7 @@ class Confinement:
     write: tuple[str, ...] = ()  # and paths that it may write
     # The operator has asked for this sandbox, and the model for none that is stricter.
     imposed: bool = False
-    # Nobody has asked for this sandbox. Where the kernel can't apply it, nobody is warned either.
+    # No operator asked for this sandbox. Where the kernel can't apply it, there is no warning either.
     by_default: bool = False
 
     @property

@@ -120,8 +120,8 @@ def client_for(options: argparse.Namespace, environ: Mapping[str, str]) -> Clien
     for name, _ in options.header:
         if name.lower() == _AUTHORIZATION.lower() or looks_secret(name):
             sys.stderr.write(
-                f"warning: the value of {name} stands on the command line, where every user of this machine can"
-                " read it; use --header-file FILE\n"
+                f"warning: the value of {name} stands on the command line, where every user of this machine"
+                " can read it; use --header-file FILE\n"
             )
     headers = [*options.header, *options.header_files]
     own = any(name.lower() == _AUTHORIZATION.lower() for name, _ in headers)

@@ -134,10 +134,10 @@ class Permissions:
     def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:
         """Return whether `action` is allowed on `model`, and by which rule.
 
-        `model` is empty for what concerns none in particular: then a rule counts if it is for any model. So
-        does one for any namespace if `namespace` is None: what lies where will be found and asked about later.
-        An empty one is that of a model in no known repository: rules deny it by any namespace, and allow it
-        by none.
+        `model` is empty for what concerns none in particular: then a rule counts if it is for any model. If
+        `namespace` is None, so does one for any namespace: the model's is found, and asked about, later. An
+        empty one is that of a model in no known repository: rules deny it by any namespace, and allow it by
+        none.
         """
         if action in self._open:
             return Decision(allowed=True)

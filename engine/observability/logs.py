@@ -326,8 +326,8 @@ _SENTENCES: Final[Mapping[str, str]] = {
     Event.MODEL_LOADING.value: "loading: {model}:{version}",
     Event.MODEL_READY.value: "successfully loaded '{model}'",
     Event.SERVER_OPENED.value: (
-        "open: inference on {inference}; management on {management}; metrics on {metrics}; credentials: {credentials};"
-        " uploads: {uploads}; sandbox: {sandbox}; TLS: {tls}"
+        "open: inference on {inference}; management on {management}; metrics on {metrics};"
+        " credentials: {credentials}; uploads: {uploads}; sandbox: {sandbox}; TLS: {tls}"
     ),
     Event.LISTENER_OPENED.value: "Started {service} at {address}",
     Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",

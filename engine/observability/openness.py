@@ -75,10 +75,10 @@ def _half_restricted(settings: Settings) -> Iterator[str]:
         (grpc - http, "HTTP", "--http-restricted-api"),
     ):
         if closed:
-            names = sorted(closed)
+            verb, these = ("is", "it") if len(closed) == 1 else ("are", "them")
             yield (
-                f"{_listed(names)} {'is' if len(names) == 1 else 'are'} restricted over one protocol only, and"
-                f" open over {opened}: {flag} restricts {'it' if len(names) == 1 else 'them'} there too"
+                f"{_listed(sorted(closed))} {verb} restricted over one protocol only, and open over {opened}:"
+                f" {flag} restricts {these} there too"
             )
 
 

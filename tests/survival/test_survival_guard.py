@@ -1,7 +1,7 @@
-"""What models do under `guard`, the default sandbox: what they do without one, save for what the level is for.
+"""What models do under `guard`, the default sandbox: all that they do without one but what the level is for.
 
-`tests/support/everyday.py` has the deeds. Each is done by a model without a sandbox and by one with the default, on
-servers of root and of another user.
+`tests/support/everyday.py` has the deeds. Each is done by a model without a sandbox and by one with the
+default, on servers of root and of another user.
 """
 
 import json

@@ -274,7 +274,8 @@ def of_32_bits(number, *arguments):
     code = b"\\x53\\x89\\xf0\\x89\\xd3\\x89\\xf9\\xcd\\x80\\x5b\\xc3"
     pages = mmap.mmap(-1, mmap.PAGESIZE, prot=7)
     pages.write(code)
-    call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ulong] * 3)(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ulong] * 3)
+    call = function(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
     result = call(arguments[1], number, arguments[0])
     if result < 0:
         raise OSError(-result, "")
