@@ -15,6 +15,7 @@ from typing import Any, Final
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.specs import Runtime
 from engine.processes import users
+from engine.processes.imports import imports_of
 from engine.processes.mark import MARK
 from engine.processes.runtime import interpreter
 from engine.worker.limits import VARIABLE
@@ -82,18 +83,27 @@ def _of_runtime(runtime: Runtime) -> list[str]:
     return [*sorted(places), *(path for each in searched for path in each.split(":") if path.startswith("/"))]
 
 
-def own_user(limits: Confinement, files: Sequence[Path], runtime: Runtime) -> tuple[bool, list[str]]:
+def own_user(
+    limits: Confinement, files: Sequence[Path], runtime: Runtime, environ: Mapping[str, str]
+) -> tuple[bool, list[str]]:
     """Return whether a process of these limits gets a user id of its own, and what is to be said if not.
 
-    Reads directories; call it on a thread. Raises OSError if the operator has asked for a strict sandbox, and
-    the model's files are not for another user to read.
+    `environ` is what it is started with. Reads directories; call it on a thread. Raises OSError if the
+    operator has asked for a strict sandbox, and what it must read is not for another user to read: the
+    model's files, its Python, and what that imports.
     """
     if limits.sandbox is not Sandbox.STRICT:
         return False, []
     why_not = users.unable()
     if why_not is not None:
         return False, [f"a user of its own: {why_not}"] if why_not else []
-    if said := users.barred([*files, *limits.read, _STAGE], [interpreter(runtime)]):
+    imports = imports_of(runtime, environ)
+    said = users.barred(
+        [*files, *limits.read, *imports.packages],
+        [interpreter(runtime)],
+        searched=[*imports.folders, *imports.libraries],
+    )
+    if said:
         if limits.imposed:
             raise OSError(f"a strict sandbox that the server imposes has a user of its own, and {said}")
         return False, [f"a user of its own: {said}"]

@@ -132,7 +132,8 @@ class WorkerLauncher:
         environment = self.environment(spec, instance)
         if spec.confinement.sandbox is Sandbox.STRICT:
             # It looks at files.
-            decided = functools.partial(own_user, spec.confinement, _files(spec), spec.runtime)
+            environ = dict(environment.variables)
+            decided = functools.partial(own_user, spec.confinement, _files(spec), spec.runtime, environ)
             granted, missing = await self._spawner.run(decided)
             environment = self.environment(spec, instance, own_user=granted, unapplied=missing)
         worker = cast("ProcessWorker | None", self.spares.take(environment))

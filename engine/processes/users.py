@@ -116,13 +116,22 @@ def share(directory: Path) -> None:
         directory.chmod(0o750)
 
 
-def barred(paths: Iterable[str | Path], programs: Iterable[str | Path] = ()) -> str:
+def barred(
+    paths: Iterable[str | Path],
+    programs: Iterable[str | Path] = (),
+    *,
+    searched: Iterable[str | Path] = (),
+) -> str:
     """Return what keeps workers with own ids from files or `programs`, and the remedy; "" if nothing does.
 
-    It looks at the whole of a directory; call it on a thread.
+    It looks at the whole of a directory; of those that are `searched` for modules, at the directory and what
+    has a module's name. Call it on a thread.
     """
     for path in dict.fromkeys(map(str, paths)):
         if said := _first_barrier(path, (*_way_to(path, 4), *_below(path))):
+            return said
+    for path in dict.fromkeys(map(str, searched)):
+        if said := _first_barrier(path, (*_way_to(path, 4), *_importable(path))):
             return said
     for program in map(str, programs):
         if said := _first_barrier(program, (*_way_to(program, 5), *_way_to(os.path.realpath(program), 5))):
@@ -157,6 +166,18 @@ def _below(path: str) -> Iterator[File]:
                 return
             left -= 1
             yield from _look(os.path.join(directory, name), 4)
+
+
+def _importable(folder: str) -> Iterator[File]:
+    """Yield what a module, a package or a shared library may be, of a folder that is searched for them."""
+    # A zip, or nothing, is no folder.
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            stem, _, ending = entry.name.partition(".")
+            if not stem.isidentifier() or stem == "__pycache__":
+                continue
+            if ending == "py" or ".so" in entry.name or (ending in ("", "libs") and entry.is_dir()):
+                yield from _look(entry.path, 4)
 
 
 def _look(path: str, needed: int) -> Iterator[File]:

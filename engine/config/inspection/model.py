@@ -39,6 +39,7 @@ from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ, own_user
 from engine.processes.inheritance import inherited, scrubbed
+from engine.processes.runtime import variables
 from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -140,17 +141,18 @@ class Inspection:
         # As the model's workers have it.
         environ = inherited(os.environ) if self.environ is None else self.environ
         strict = settings.confinement.sandbox is Sandbox.STRICT
+        environ = scrubbed(environ) if strict else environ
         timeout, problems = self._timeout(config)
         files = (self.model_directory, self.version.path, path.parent)
         try:
-            granted, _ = own_user(settings.confinement, files, self.runtime)
+            granted, _ = own_user(settings.confinement, files, self.runtime, variables(environ, self.runtime))
         except OSError as error:
             return [*problems, Problem(message=f"{origin} can't be run: {error}", path=path)]
         answer = child.ask(
             traits.target,
             model,
             timeout=timeout,
-            environ=scrubbed(environ) if strict else environ,
+            environ=environ,
             runtime=self.runtime,
             confined=confining_environ(settings.confinement, files, runtime=self.runtime, own_user=granted),
             own_user=granted,

@@ -139,25 +139,25 @@ def test_a_directory_that_is_shared_can_be_read_by_workers_and_not_by_others(mod
 
 @pytest.mark.parametrize("level", [Sandbox.OFF, Sandbox.GUARD, Sandbox.BASIC])
 def test_only_a_strict_sandbox_has_a_user_of_its_own(level, model):
-    assert own_user(Confinement(sandbox=level), [model], Runtime()) == (False, [])
+    assert own_user(Confinement(sandbox=level), [model], Runtime(), {}) == (False, [])
 
 
 @as_root
 def test_a_worker_whose_files_are_private_keeps_the_servers_user_unless_the_operator_asked(model):
     model.chmod(0o700)
     runtime = Runtime(interpreter="/bin/true")
-    granted, (told,) = own_user(Confinement(sandbox=Sandbox.STRICT), [model], runtime)
+    granted, (told,) = own_user(Confinement(sandbox=Sandbox.STRICT), [model], runtime, {})
     assert not granted
     assert told.startswith(f"a user of its own: '{model}'")
     imposed = Confinement(sandbox=Sandbox.STRICT, imposed=True)
     with pytest.raises(OSError, match="a strict sandbox that the server imposes"):
-        own_user(imposed, [model], runtime)
+        own_user(imposed, [model], runtime, {})
 
 
 @as_root
 def test_a_worker_that_can_read_its_files_has_a_user_of_its_own(model):
     runtime = Runtime(interpreter="/bin/true")
-    granted, told = own_user(Confinement(sandbox=Sandbox.STRICT), [model], runtime)
+    granted, told = own_user(Confinement(sandbox=Sandbox.STRICT), [model], runtime, {})
     # These sources may be for root alone.
     assert granted or re.match(r"a user of its own: '.*' \(mode 0.00, owner 0\)", told[0])
 
