@@ -9,13 +9,13 @@ import trio
 from actors.serving.policy.retries import Exit
 from actors.values.specs import InstanceSpec
 from engine.cli.serve import help_text
-from engine.processes.launch import ThreadWorker
 from engine.processes.placement import (
     place,
     policy_name,
     resolve,
     undefined_policies,
 )
+from engine.processes.workers import ThreadWorker
 from engine.settings.forms import SettingsError
 from engine.settings.instances import HostPolicy, parse_cores
 from engine.settings.settings import Settings
