@@ -17,6 +17,8 @@ from typing import Final
 from actors.values.confinement import Sandbox
 from actors.values.events import Event, Log
 from engine.processes import users
+from engine.processes.group_plan import NO_GROUP, why_none
+from engine.processes.groups import find
 from engine.settings.sandbox import SandboxSettings
 from engine.worker.sandbox import landlock_version, unavailable
 from engine.worker.syscalls import MACHINES
@@ -41,6 +43,7 @@ class Kernel:
     no_users: str | None
     # A filter over this process, such as a service manager's, ends each process that asks for a sandbox.
     kills: bool = False
+    no_groups: str = ""  # why workers get no control groups; "": they do
 
 
 def this_kernel() -> Kernel:
@@ -53,6 +56,7 @@ def this_kernel() -> Kernel:
         machine=os.uname().machine,
         no_users=users.unable(),
         kills=kills,
+        no_groups=why_none(find()),
     )
 
 
@@ -92,6 +96,8 @@ def lacking(settings: SandboxSettings, kernel: Kernel) -> list[str]:
         missing += unavailable(level.value, kernel.landlock)
     if level is Sandbox.STRICT and kernel.no_users:
         missing.append(f"a user of its own for each worker: {kernel.no_users}")
+    if level is Sandbox.STRICT and kernel.no_groups:
+        missing.append(f"{NO_GROUP}: {kernel.no_groups}")
     what = settings.flag if settings.asked else f"the default sandbox, {level.value},"
     return [f"{what} lacks {each}" for each in missing]
 

@@ -7,6 +7,7 @@ pooled thread would die when the pool lets that thread go.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import queue
@@ -29,11 +30,14 @@ from engine.processes import users
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import command, confining_environ, identity, own_user
 from engine.processes.family import Family
+from engine.processes.group_plan import NO_GROUP, GroupLimits, limits_of
+from engine.processes.groups import Gate, Groups
 from engine.processes.inheritance import ALWAYS, scrubbed
 from engine.processes.mark import MARK
 from engine.processes.runtime import interpreter, variables
 from engine.processes.spares import Environment, Spares
 from engine.processes.workers import OomKills, ProcessWorker, ThreadWorker, bound_to
+from engine.worker.limits import GATE
 
 T = TypeVar("T")
 
@@ -66,6 +70,10 @@ class Spawner:
     def _work(self) -> None:
         while True:
             self._jobs.get()()
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Run `function` on the spawner's thread, before what is asked of it later. It must not raise."""
+        self._jobs.put(function)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Return what `function` returns or raises on the spawner's thread. Not cancellable once begun."""
@@ -107,6 +115,8 @@ class WorkerLauncher:
         self._minimal = scrubbed(environ)
         self._spawner = Spawner()
         self._oom_kills = OomKills()
+        self._groups = Groups()
+        self._spawner.soon(self._groups.sweep)
         self._burials = trio.CapacityLimiter(BURIALS_AT_ONCE)
 
     def backend_path(self, spec: ModelSpec) -> str:
@@ -125,10 +135,9 @@ class WorkerLauncher:
         environment = self.environment(spec, instance)
         if spec.confinement.sandbox is Sandbox.STRICT:
             # It looks at files.
-            environ = dict(environment.variables)
-            decided = functools.partial(own_user, spec.confinement, _files(spec), spec.runtime, environ)
-            granted, missing = await self._spawner.run(decided)
-            environment = self.environment(spec, instance, own_user=granted, unapplied=missing)
+            decided = functools.partial(self._of_strict, spec, dict(environment.variables))
+            granted, group, missing = await self._spawner.run(decided)
+            environment = self.environment(spec, instance, own_user=granted, group=group, unapplied=missing)
         worker = cast("ProcessWorker | None", self.spares.take(environment))
         spare = worker is not None
         if worker is None:
@@ -137,17 +146,26 @@ class WorkerLauncher:
         worker.on_reaped = functools.partial(self.spares.ended, environment)
         return worker
 
+    def _of_strict(
+        self, spec: ModelSpec, environ: Mapping[str, str]
+    ) -> tuple[bool, GroupLimits | None, list[str]]:
+        granted, missing = own_user(spec.confinement, _files(spec), spec.runtime, environ)
+        if why := self._groups.why_none():
+            return granted, None, [*missing, f"{NO_GROUP}: {why}"]
+        return granted, limits_of(spec.confinement), missing
+
     def environment(
         self,
         spec: ModelSpec,
         instance: InstanceSpec,
         *,
         own_user: bool = False,
+        group: GroupLimits | None = None,
         unapplied: Sequence[str] = (),
     ) -> Environment:
         """Return what a worker process of this instance is started with.
 
-        See `engine.processes.confining` for the last two.
+        See `engine.processes.confining` for `own_user` and `unapplied`.
         """
         strict = spec.confinement.sandbox is Sandbox.STRICT
         inherited = self._minimal if strict else self._inherited
@@ -168,6 +186,7 @@ class WorkerLauncher:
             backend=self.backend_path(spec),
             digest=spec.runtime.digest,
             own_user=own_user,
+            group=group,
         )
 
     @staticmethod
@@ -185,13 +204,40 @@ class WorkerLauncher:
         try:
             with theirs:
                 return await self._spawner.run(
-                    functools.partial(
-                        _spawn, ours, theirs, environment, arguments, self._oom_kills, self._burials
-                    )
+                    functools.partial(self._spawn, ours, theirs, environment, arguments)
                 )
         except BaseException:
             ours.close()
             raise
+
+    def _spawn(
+        self,
+        ours: socket.socket,
+        theirs: socket.socket,
+        environment: Environment,
+        arguments: Sequence[str],
+    ) -> ProcessWorker:
+        """Spawner's thread: start the process, its output going to one pipe."""
+        mark = secrets.token_hex(16)
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as always:
+            output, written = os.pipe2(os.O_CLOEXEC)
+            failed.callback(os.close, output)
+            always.callback(os.close, written)
+            user = None
+            if environment.own_user:
+                user = users.take()
+                failed.callback(users.give_back, user)
+            gate = Gate(self._groups, environment.group) if environment.group is not None else None
+            if gate is not None:
+                failed.callback(gate.give_up)
+                always.callback(gate.close)
+            with bound_to(environment.cores):
+                process = _popen(theirs, written, environment, mark, arguments, user, gate)
+            group = gate.open_for(process.pid) if gate is not None else None
+            family = Family(process.pid, mark, user)
+            worker = ProcessWorker(process, ours, output, self._oom_kills, family, self._burials, user, group)
+            failed.pop_all()
+            return worker
 
     async def _start_spare(self, environment: Environment) -> ProcessWorker:
         return await self._start(environment, environment.backend)
@@ -206,34 +252,6 @@ def _files(spec: ModelSpec) -> tuple[Path, ...]:
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
     threads = threads_for(spec, instance)
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
-
-
-def _spawn(
-    ours: socket.socket,
-    theirs: socket.socket,
-    environment: Environment,
-    arguments: Sequence[str],
-    oom_kills: OomKills,
-    burials: trio.CapacityLimiter,
-) -> ProcessWorker:
-    """Spawner's thread: start the process, its output going to one pipe."""
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    mark = secrets.token_hex(16)
-    user: int | None = None
-    try:
-        if environment.own_user:
-            user = users.take()
-        with bound_to(environment.cores):
-            process = _popen(theirs, write_end, environment, mark, arguments, user)
-        family = Family(process.pid, mark, user)
-        return ProcessWorker(process, ours, read_end, oom_kills, family, burials, user)
-    except BaseException:
-        os.close(read_end)
-        if user is not None:
-            users.give_back(user)
-        raise
-    finally:
-        os.close(write_end)
 
 
 def _check_cores(cores: Sequence[int]) -> None:
@@ -253,16 +271,21 @@ def _popen(
     mark: str,
     arguments: Sequence[str],
     user: int | None,
+    gate: Gate | None,
 ) -> subprocess.Popen[bytes]:
     own = (str(theirs.fileno()), str(os.getpid()), *arguments)
     told = {**dict(environment.variables), MARK: mark}
+    passed = [theirs.fileno()]
+    if gate is not None:
+        told[GATE] = str(gate.descriptor)
+        passed.append(gate.descriptor)
     line, environ = command(WORKER, own, told, environment.interpreter)
     return subprocess.Popen(
         line,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        pass_fds=(theirs.fileno(),),
+        pass_fds=passed,
         env=environ,
         start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
         **identity(user),

@@ -24,6 +24,7 @@ from actors.serving.instances.launching import Launched
 from actors.supervision.context import ChildContext
 from actors.values.events import Event, Log
 from actors.values.families import Families, Family, SplitFamily, by
+from engine.processes.group_plan import GroupLimits
 from engine.processes.spare_plan import End, SparePlan, Start, Wait
 
 # From SIGTERM to SIGKILL. A spare runs no model's code.
@@ -45,6 +46,7 @@ class Environment:
     backend: str = ""  # `module:Class`, imported in a spare before it has a model
     digest: str = ""  # of what the interpreter's environment was made from
     own_user: bool = False  # it is started with a user id that no other process has
+    group: GroupLimits | None = None  # it is in a control group of its own
 
 
 class Spare(Launched, Protocol):

@@ -19,6 +19,8 @@ from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from engine.processes import users
 from engine.processes.family import Family
+from engine.processes.group_plan import oom_kills
+from engine.processes.groups import Group
 from engine.worker.serve import Serving, Stopped
 
 _CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
@@ -54,8 +56,12 @@ class ProcessWorker:
         family: Family,
         burials: trio.CapacityLimiter,
         user: int | None = None,
+        group: Group | None = None,
     ) -> None:
         self._user = user
+        self._group = group
+        self._kills_in_group = 0
+        self._reached = 0  # bytes: the limit of memory at which the kernel has killed it
         self._burials = burials
         self._process = process
         self._oom_kills = oom_kills
@@ -111,7 +117,7 @@ class ProcessWorker:
         """Wait for the exit, end what it leaves behind, reap, and tell how it ended."""
         if self._process.returncode is None:
             await trio.lowlevel.wait_readable(self._pidfd)
-            await in_thread(self._family.end, limiter=self._burials)
+            await in_thread(self._bury, limiter=self._burials)
         if self._process.returncode is None:
             self._process.wait()
             trio.lowlevel.notify_closing(self._pidfd)
@@ -123,9 +129,16 @@ class ProcessWorker:
         code = self._process.returncode
         if code >= 0:
             return Exit(code)
-        if -code == signal.SIGKILL and self._oom_kills.one_more():
-            return Oom()
+        if -code == signal.SIGKILL and (self._kills_in_group or self._oom_kills.one_more()):
+            return Oom(self._reached, self._reached)
         return Signal(-code)
+
+    def _bury(self) -> None:
+        self._family.end()
+        if self._group is not None:
+            self._kills_in_group, self._reached = self._group.oom_kills(), self._group.reached()
+            self._oom_kills.told(self._kills_in_group)
+            self._group.end()
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -164,11 +177,14 @@ class OomKills:
         self._told += 1
         return True
 
+    def told(self, kills: int) -> None:
+        """So many are known from a group within ours, which the count of ours has in it."""
+        self._told = min(self._told + kills, self._count())
+
     def _count(self) -> int:
         try:
-            fields = dict(line.split() for line in _CGROUP_EVENTS.read_text().splitlines())
-            return int(fields.get("oom_kill", 0))
-        except (OSError, ValueError):
+            return oom_kills(_CGROUP_EVENTS.read_text())
+        except OSError:
             # Without such a control group, an OOM kill looks like any other SIGKILL.
             return 0
 

@@ -32,6 +32,12 @@ Its keys are `ceiling` of private memory in bytes, `watched`, `childless`, `sand
 UNAPPLIED = "TRITIUM_WORKER_UNAPPLIED"
 """What an earlier program of this process could not apply (`engine.worker.stage`): a JSON array of texts."""
 
+GATE = "TRITIUM_WORKER_GATE"
+"""A descriptor on which the server writes what else could not be applied, as a JSON array, and closes it.
+
+It does so once this process is in a control group of its own. Nothing of the model's may start before.
+"""
+
 unapplied: list[str] = []
 """What was asked for and could not be applied, each with its reason, for an operator to read."""
 
@@ -46,6 +52,7 @@ Orphans that the worker took over would stay until it ends, because no such mode
 def enter(environ: MutableMapping[str, str], root: str) -> None:
     """Impose what `environ` asks for, and take it out of there. `root` is where our own modules lie."""
     volunteer_for_the_oom_killer()
+    unapplied.extend(_wait_at_the_gate(environ.pop(GATE, "")))
     unapplied.extend(json.loads(environ.pop(UNAPPLIED, "[]")))
     text = environ.pop(VARIABLE, "")
     if not text:
@@ -61,6 +68,15 @@ def enter(environ: MutableMapping[str, str], root: str) -> None:
             "limits of what the worker starts: this kernel does not list children (PROC_CHILDREN)"
         )
     unapplied.extend(_confine(wanted, root))
+
+
+def _wait_at_the_gate(descriptor: str) -> list[str]:
+    if not descriptor:
+        return []
+    with open(int(descriptor), encoding="utf-8") as file:
+        text = file.read()
+    # A server that dies before it has written says nothing.
+    return list(json.loads(text)) if text else []
 
 
 def _confine(wanted: Mapping[str, Any], root: str) -> list[str]:

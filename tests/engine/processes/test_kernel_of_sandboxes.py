@@ -10,7 +10,7 @@ from actors.values.events import Event
 from engine.processes.kernel import Kernel, applicable, lacking, tell_what_lacks, this_kernel
 from engine.settings.sandbox import SandboxSettings
 
-WHOLE = Kernel(landlock=6, filters=True, machine="x86_64", no_users=None)
+WHOLE = Kernel(landlock=6, filters=True, machine="x86_64", no_users=None, no_groups="")
 
 
 BARE = replace(WHOLE, filters=False)
@@ -37,6 +37,8 @@ def test_a_kernel_that_has_all_lacks_nothing(level):
         ({"no_users": "the server runs as root without CAP_KILL"}, Sandbox.STRICT, ["without CAP_KILL"]),
         ({"no_users": "the server runs as root without CAP_KILL"}, Sandbox.BASIC, []),
         ({"no_users": ""}, Sandbox.STRICT, []),
+        ({"no_groups": "there is none"}, Sandbox.STRICT, ["a control group for each worker, with"]),
+        ({"no_groups": "there is none"}, Sandbox.BASIC, []),
         ({"filters": False, "landlock": -1, "no_users": "x"}, Sandbox.OFF, []),
         ({"kills": True, "landlock": -1}, Sandbox.BASIC, ["everything: a filter of system calls"]),
         ({"kills": True, "landlock": -1}, Sandbox.OFF, []),
