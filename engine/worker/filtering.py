@@ -93,7 +93,11 @@ _STRICTLY_ALLOWED = (
 # process id. Thread pools pin their own threads by thread id, which no filter can tell from a process id.
 _LIMITS = ("prlimit64",)
 _SCHEDULES = ("sched_setscheduler", "sched_setparam", "sched_setattr", "migrate_pages", "move_pages")
-_PINNING = ("sched_setaffinity",)
+# Thread pools pin their own threads by thread id, which no filter can tell from a process id. GNU OpenMP ends
+# the process if that fails, whatever the error. So all but 0 and the own process id are told that it is done,
+# and nothing is done.
+_PINNING = "sched_setaffinity"
+_DONE = 0
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}  # PRIO_PROCESS, IOPRIO_WHO_PROCESS: not all of a user's
 
 # What is done to a file by its path or by a descriptor opened for reading, so that Landlock has no say in it.
@@ -261,8 +265,10 @@ def _inspections(
     else:
         yield from _strict_inspections()
     if level == "basic" or not own_user:
-        for name in (*_LIMITS, *_SCHEDULES, *(_PINNING if level == "strict" else ())):
+        for name in (*_LIMITS, *_SCHEDULES):
             yield name, [_argument(0), *_unless_own(own)]
+        if level == "strict":
+            yield _PINNING, [_argument(0), *_unless_own(own, _DONE)]
         for name, process in _ONE_PROCESS.items():
             whose = [_argument(0), *_unless(_EQUAL, process, errno.EPERM), _argument(1), *_unless_own(own)]
             yield name, whose
@@ -283,7 +289,7 @@ def _strict_inspections() -> Iterable[tuple[str, list[Instruction]]]:
 
 
 def _scheduling() -> tuple[str, ...]:
-    return (*_LIMITS, *_SCHEDULES, *_PINNING, *_ONE_PROCESS)
+    return (*_LIMITS, *_SCHEDULES, _PINNING, *_ONE_PROCESS)
 
 
 def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
@@ -329,11 +335,11 @@ def _none_of(index: int, values: Iterable[int]) -> list[Instruction]:
     return tests
 
 
-def _unless_own(own: int) -> list[Instruction]:
+def _unless_own(own: int, error: int = errno.EPERM) -> list[Instruction]:
     return [
         Instruction(_EQUAL, 2, 0, 0),
         Instruction(_EQUAL, 1, 0, own),
-        Instruction(_RETURN, 0, 0, _REFUSE | errno.EPERM),
+        Instruction(_RETURN, 0, 0, _REFUSE | error),
     ]
 
 
