@@ -103,12 +103,14 @@ def _step(text: str) -> None:
 def _carry_out(order: dict[str, str]) -> dict[str, Any]:
     from engine.environments.interpreter import examine
     from engine.environments.layout import lock_path, read_marker, write_marker
+    from engine.processes import users
 
     source = Path(order["source"])
     if order["kind"] == "directory":
         return asdict(examine(source, source))
     target = Path(order["target"])
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    users.let_through(target.parent)
     with lock_path(target).open("w") as lock:
         _acquire(lock.fileno())
         facts = read_marker(target)

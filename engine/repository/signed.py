@@ -110,7 +110,7 @@ class SignedModels:
                 raise self._no_room(error) from error
             try:
                 for_each_file(checked, partial(self._copy, folder, checked, staging), cancelled)
-                path = self._published(staging)
+                path = self._trees.publish(staging, secrets.token_hex(16))
             finally:
                 staging.discard()
         own = {path: digest for path, digest in checked.listed.items() if not speaks_about_the_model(path)}
@@ -125,17 +125,9 @@ class SignedModels:
             if not self._prepared:
                 make_private(self._root, _FOLDERS)
                 for folder in (self._root, *(self._root / name for name in _FOLDERS)):
-                    users.share(folder)
+                    users.let_through(folder)
                 self._trees.sweep()
                 self._prepared = True
-
-    def _published(self, staging: Staging) -> Path:
-        """Put a copy in its place, where a worker with a user id of its own can read it."""
-        for folder, _, _ in os.walk(staging.root):
-            os.chmod(folder, 0o755)
-        path = self._trees.publish(staging, secrets.token_hex(16))
-        path.parent.chmod(0o755)
-        return path
 
     def _copy(
         self, folder: Root, checked: Checked, staging: Staging, path: str, alive: Callable[[], None]

@@ -7,7 +7,8 @@
     staging/, models/           directories under construction and in use (`trees`)
 
 Nothing is changed where it lies. Files are written aside and renamed, so that a reader sees all of one or
-nothing. A model that writes to its own files writes to the cache. An object that was altered in that way no
+nothing. Below `models`, directories can be read by whoever may come there: by workers with user ids of their
+own, where the server gives such ids. A model that writes to its own files writes to the cache. An object that was altered in that way no
 longer fits its record. It is read again, and thrown away if it is not what its name says. An object is in use
 while a second name links to it. The others are dropped, longest unused first, when the whole grows beyond its
 bound. A record's own modification time is when its object was last used.
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.values.errors import InvalidArgument
+from engine.processes import users
 from engine.repository.remote.locks import take
 from engine.repository.remote.partials import JOURNAL, Partial
 
@@ -33,7 +35,8 @@ DEFAULT_LIMIT: Final = 64 << 30  # bytes
 
 _SHA256_DIGITS: Final = 64
 _BLOCK: Final = 512  # bytes; the unit of st_blocks whatever the file system's own
-_FOLDERS: Final = ("objects", "records", "index", "partial", "staging", "models")
+MODELS: Final = "models"
+_FOLDERS: Final = ("objects", "records", "index", "partial", "staging", MODELS)
 
 
 def make_private(root: Path, folders: Iterable[str]) -> None:
@@ -67,6 +70,8 @@ class Cache:
     def prepare(self) -> None:
         """Make the directory. Raises InvalidArgument if others could write to it, OSError."""
         make_private(self.root, _FOLDERS)
+        for folder in (self.root, self.root / MODELS):
+            users.let_through(folder)
 
     def find(self, identity: str, size: int) -> str | None:
         """Return the digest of the bytes that a storage's object was, if they are here and still right."""

@@ -82,6 +82,9 @@ class Trees:
         try:
             target = self._models / digest / staging.root.name
             target.parent.mkdir(exist_ok=True)
+            # Whatever the umask: a worker may have a user id of its own.
+            for folder in (target.parent, *(Path(path) for path, _, _ in os.walk(staging.root))):
+                folder.chmod(0o755)
             try:
                 staging.root.rename(target)
             except OSError:

@@ -134,6 +134,18 @@ def test_a_directory_that_is_shared_can_be_read_by_workers_and_not_by_others(mod
     assert model.stat().st_mode & 0o7 == 0
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("mode", "becomes"), [(0o700, 0o710), (0o750, 0o750), (0o711, 0o711), (0o755, 0o755), (0o704, 0o714)]
+)
+def test_a_private_directory_on_the_way_is_passed_and_not_listed(model, mode, becomes):
+    group = model.stat().st_gid
+    model.chmod(mode)
+    users.let_through(model)
+    assert model.stat().st_mode & 0o777 == becomes
+    assert model.stat().st_gid == (group if mode == becomes else users.GROUP)
+
+
 # -- what that comes to for a worker
 
 

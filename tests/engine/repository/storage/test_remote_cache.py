@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.processes import users
 from engine.repository.source import Fetched, FetchFailed, SourceUnavailable
 from tests.engine.repository.storage.doubles import CHUNK, MemoryBucket, fetch, read, source_over
 
@@ -237,3 +241,27 @@ def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) ->
     living.release(in_use.path)
     starting.release(other.path)
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives user ids to workers")
+def test_a_worker_with_a_user_of_its_own_reads_its_model_and_finds_no_other() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        cache = Path(place) / "cache"
+        before = os.umask(0o077)
+        try:
+            path = fetch(source_over(MemoryBucket(m={"1/a": A, "config.pbtxt": B}), cache), "m").path
+        finally:
+            os.umask(before)
+        assert users.barred([path]) == ""
+
+        def run(*command: str, group: int) -> int:
+            ids: dict[str, Any] = {"user": users.FIRST, "group": group, "extra_groups": []}
+            return subprocess.run(command, **ids, stderr=subprocess.PIPE, check=False).returncode
+
+        assert run("cmp", f"{path}/1/a", f"{path}/1/a", group=users.GROUP) == 0
+        assert run("ls", str(cache), group=users.GROUP) != 0
+        assert run("ls", f"{cache}/models", group=users.GROUP) != 0
+        assert run("ls", f"{cache}/objects", group=users.GROUP) != 0
+        assert run("ls", str(path), group=users.FIRST + 1) != 0
