@@ -9,11 +9,13 @@ import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import platform
 import resource
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import traceback
@@ -61,6 +63,20 @@ NUMBERS = {
     "move_pages": (279, 239),
     "landlock_create_ruleset": (444, 444),
     "syslog": (103, 116),
+    "request_key": (249, 218),
+    "process_vm_writev": (311, 271),
+    "name_to_handle_at": (303, 264),
+    "move_mount": (429, 429),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "quotactl": (179, 60),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "listmount": (458, 458),
+    "adjtimex": (159, 171),
+    "inotify_init1": (294, 26),
+    "modify_ldt": (154, None),
+    "ioperm": (173, None),
 }
 NULL = ctypes.c_void_p(0)
 
@@ -96,12 +112,47 @@ def cloned_by_pointer():
         os._exit(0)
 
 
-def read_memory(pid):
+def at_memory(pid, name="process_vm_readv"):
     here = ctypes.create_string_buffer(8)
     local = struct.pack("PN", ctypes.addressof(here), 8)
     there = struct.pack("PN", 4096, 8)  # no address of anything: EFAULT where it may look
     one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
-    call("process_vm_readv", pid, local, one, there, one, none)
+    call(name, pid, local, one, there, one, none)
+
+
+def queued(pid):
+    """Ask whether a signal with a value could be queued."""
+    call("rt_sigqueueinfo", pid, 0, struct.pack("=3i4x2i", 0, 0, -1, os.getpid(), os.getuid()) + bytes(104))
+
+
+def of_32_bits():
+    """Ask for the process id as a program of 32 bits does: numbers of system calls mean others there."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # mov eax, 20; int 0x80; ret
+    ask = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ask() == os.getpid() else 1)
+    status = os.waitpid(child, 0)[1]
+    if status:  # killed by the filter, or by a kernel without such calls
+        raise PermissionError(errno.EPERM, f"it ended with {status}")
+
+
+def made_device(path):
+    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(0, 0))
+    os.remove(path)
+
+
+def inherited():
+    """Look for open files of the server's: what is beside the worker's own are sockets and pipes."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue  # the listing's own
+    own = ("socket:", "pipe:", "anon_inode:", "/dev/null", "/memfd:", f"/proc/{os.getpid()}/")
+    return ", ".join(link for link in links if not link.startswith(own)) or "nothing gained"
 
 
 def signalled_by_handle(pid):
@@ -206,15 +257,22 @@ ATTEMPTS = {
     "fsopen": ("guard", lambda it: call("fsopen", b"nonesuch", 0)),
     "open_tree": ("guard", lambda it: call("open_tree", -100, b"/", 1)),
     "mount_setattr": ("guard", lambda it: call("mount_setattr", -100, b"/nowhere", 0, NULL, 0)),
+    "fspick": ("guard", lambda it: call("fspick", -100, b"/nowhere", 0)),
+    "fsmount": ("guard", lambda it: call("fsmount", -1, 0, 0)),
+    "move_mount": ("guard", lambda it: call("move_mount", -1, b"", -1, b"", 0)),
+    "listmount": ("strict", lambda it: call("listmount", NULL, NULL, 0, 0)),
     "pivot_root": ("guard", lambda it: call("pivot_root", b"/", b"/")),
     "chroot": ("basic", lambda it: os.chroot("/")),
     "unshare of users": ("basic", lambda it: call("unshare", 0x10000000)),
     "unshare of mounts": ("guard", lambda it: call("unshare", 0x20000)),
+    "unshare of the network": ("basic", lambda it: call("unshare", 0x40000000)),
+    "unshare of process ids": ("basic", lambda it: call("unshare", 0x20000000)),
     "clone into new users": ("basic", lambda it: cloned(0x10000000)),
     "clone3 into new users": ("guard", lambda it: cloned_by_pointer()),
     "clone as the server's child": ("guard", lambda it: cloned(0x8000)),
     "setns": ("guard", lambda it: call("setns", os.open("/proc/self/ns/uts", os.O_RDONLY), 0)),
     "open_by_handle_at": ("guard", lambda it: call("open_by_handle_at", -100, b"\0" * 64, 0)),
+    "name_to_handle_at": ("strict", lambda it: call("name_to_handle_at", -100, b"/", NULL, NULL, 0)),
     # The kernel and the machine.
     "init_module": ("guard", lambda it: call("init_module", NULL, 0, b"")),
     "finit_module": ("guard", lambda it: call("finit_module", -1, b"", 0)),
@@ -225,6 +283,8 @@ ATTEMPTS = {
     "swapon": ("guard", lambda it: call("swapon", b"/nowhere", 0)),
     "acct": ("guard", lambda it: call("acct", b"/nowhere")),
     "settimeofday": ("guard", lambda it: call("settimeofday", NULL, NULL)),
+    "adjtimex": ("guard", lambda it: call("adjtimex", NULL)),
+    "quotactl": ("guard", lambda it: call("quotactl", 0, b"/nowhere", 0, NULL)),
     "sethostname": ("guard", lambda it: call("sethostname", NULL, ctypes.c_size_t(1 << 20))),
     "syslog": ("basic", lambda it: call("syslog", 10, NULL, 0)),
     "perf_event_open": ("basic", lambda it: call("perf_event_open", NULL, 0, -1, -1, 0)),
@@ -232,8 +292,12 @@ ATTEMPTS = {
     "io_uring_setup": ("basic", lambda it: call("io_uring_setup", 0, b"\0" * 120)),
     "keyctl": ("basic", lambda it: call("keyctl", 0, -3, 0)),
     "add_key": ("basic", lambda it: call("add_key", b"user", b"x", b"x", 1, -3)),
+    "request_key": ("basic", lambda it: call("request_key", b"user", b"x", NULL, 0)),
+    "overcommit_memory": ("strict", lambda it: peek("/proc/sys/vm/overcommit_memory", "r+b")),
+    "PR_SET_MM": ("strict", lambda it: call("prctl", 35, 0, 0, 0, 0)),
     "core_pattern": ("strict", lambda it: peek("/proc/sys/kernel/core_pattern", "r+b")),
     "control groups": ("strict", lambda it: peek(it["cgroup"], "ab")),
+    "inotify": ("strict", lambda it: os.close(call("inotify_init1", 0))),
     "fanotify": ("strict", lambda it: call("fanotify_init", 0, 0)),
     # Other processes: the server's, and a sibling's.
     **{
@@ -241,7 +305,8 @@ ATTEMPTS = {
         for who in ("server", "sibling")
         for what, level, deed in (
             ("ptrace", "guard", lambda pid: call("ptrace", 0x4206, pid, 0, 0)),
-            ("process_vm_readv", "guard", lambda pid: read_memory(pid)),
+            ("process_vm_readv", "guard", lambda pid: at_memory(pid)),
+            ("process_vm_writev", "guard", lambda pid: at_memory(pid, "process_vm_writev")),
             ("/proc/<pid>/mem", "guard", lambda pid: peek(f"/proc/{pid}/mem", "r+b")),
             ("/proc/<pid>/environ", "guard", lambda pid: peek(f"/proc/{pid}/environ")),
             ("/proc/<pid>/maps", "guard", lambda pid: peek(f"/proc/{pid}/maps")),
@@ -251,6 +316,8 @@ ATTEMPTS = {
             ("kcmp", "guard", lambda pid: call("kcmp", os.getpid(), pid, 0, 0, 0)),
             ("prlimit", "guard", lambda pid: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))),
             ("kill", "basic", lambda pid: os.kill(pid, 0)),
+            ("tgkill", "basic", lambda pid: call("tgkill", pid, pid, 0)),
+            ("rt_sigqueueinfo", "basic", queued),
             ("pidfd_send_signal", "basic", signalled_by_handle),
             ("setpriority", "basic", lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19)),
             ("ioprio_set", "basic", lambda pid: call("ioprio_set", 1, pid, 0)),
@@ -272,6 +339,7 @@ ATTEMPTS = {
         for name, level, family, kind in (
             ("AF_INET", "basic", 2, 1),
             ("AF_INET6", "basic", 10, 1),
+            ("AF_INET, raw", "basic", 2, 3),
             ("AF_NETLINK", "basic", 16, 3),
             ("AF_PACKET", "basic", 17, 3),
             ("AF_VSOCK", "basic", 40, 1),
@@ -293,11 +361,24 @@ ATTEMPTS = {
     # Terminals.
     "TIOCSTI": ("guard", lambda it: terminal(0x5412)),
     "TIOCLINUX": ("guard", lambda it: terminal(0x541C)),
-    # Programs.
+    # Programs, and what they begin with.
+    "open files of the server": ("guard", lambda it: inherited()),
     "program without a file": ("guard", lambda it: executed_from_memory()),
     "LD_PRELOAD for a child": ("guard", lambda it: preloaded(it["library"])),
     "execveat": ("strict", lambda it: execveat("/bin/true")),
+    # Other numbers of system calls.
+    **(
+        {}
+        if ARM
+        else {
+            "system call of 32 bits": ("basic", lambda it: of_32_bits()),
+            "system call of x32": ("guard", lambda it: checked(LIBC.syscall(0x40000000 | 39))),
+            "modify_ldt": ("strict", lambda it: call("modify_ldt", 0, NULL, 0)),
+            "ioperm": ("guard", lambda it: call("ioperm", 0, ctypes.c_ulong(1 << 20), 0)),
+        }
+    ),
     # Files.
+    "device file": ("strict", lambda it: made_device(it["scratch"] + "/disk")),
     "file of the server's user": ("strict", lambda it: peek(it["secret"])),
     "link to it in the scratch": (
         "strict",
