@@ -52,7 +52,7 @@ class Found:
     is_root: bool  # of the machine: it may hold processes and be divided
     writable: bool
     delegated: bool  # nothing says that it is a service manager's own
-    others: tuple[int, ...]  # processes in it that the server has not started
+    other: int | None  # a process in it that the server has not started; not looked for in the machine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def why_none(found: Found | None) -> str:
             f"'{found.path}' is not for this server to write: Delegate=memory pids without ProtectControlGroups"
             " in its unit, or a container whose control groups can be written, hands it over"
         )
-    if found.others and not found.is_root and not set(NEEDED) <= found.enabled:
+    if found.other is not None and not set(NEEDED) <= found.enabled:
         return (
-            f"process {found.others[0]}, which is not the server's, is in '{found.path}' too: start the server"
+            f"process {found.other}, which is not the server's, is in '{found.path}' too: start the server"
             " in a group of its own"
         )
     return ""

@@ -46,15 +46,17 @@ def find(proc: Path = Path("/proc"), booted: Path = _BOOTED) -> Found | None:
         if group is None:
             return None
         path = Path(group)
-        processes = _processes(path)
+        is_root = not (path / "cgroup.type").exists()
+        # The machine's uppermost group has hundreds, and may.
+        processes = [] if is_root else _processes(path)
         return Found(
             path=group,
             controllers=frozenset(_read(path / "cgroup.controllers").split()),
             enabled=frozenset(_read(path / "cgroup.subtree_control").split()),
-            is_root=not (path / "cgroup.type").exists(),
+            is_root=is_root,
             writable=mount.writable and all(os.access(each, os.W_OK) for each in _written(path)),
             delegated=not booted.is_dir() or os.geteuid() != 0 or _is_delegated(path, Path(mount.point)),
-            others=tuple(pid for pid in processes if not _is_ours(pid, proc)),
+            other=next((pid for pid in processes if not _is_ours(pid, proc)), None),
         )
     except OSError:
         return None  # it was removed while it was looked at

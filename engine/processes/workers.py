@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import trio
 
@@ -20,10 +20,8 @@ from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from engine.processes import users
 from engine.processes.family import Family
 from engine.processes.group_plan import oom_kills
-from engine.processes.groups import Group
+from engine.processes.groups import Group, find
 from engine.worker.serve import Serving, Stopped
-
-_CGROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 
 
 @contextlib.contextmanager
@@ -168,6 +166,8 @@ class OomKills:
     """How many processes of our control group the kernel has killed for memory, each told of once."""
 
     def __init__(self) -> None:
+        found = find()
+        self._events = Path(found.path) / "memory.events" if found is not None else None
         self._told = self._count()
 
     def one_more(self) -> bool:
@@ -183,7 +183,7 @@ class OomKills:
 
     def _count(self) -> int:
         try:
-            return oom_kills(_CGROUP_EVENTS.read_text())
+            return oom_kills(self._events.read_text()) if self._events is not None else 0
         except OSError:
             # Without such a control group, an OOM kill looks like any other SIGKILL.
             return 0

@@ -35,7 +35,7 @@ WHOLE = Found(
     is_root=False,
     writable=True,
     delegated=True,
-    others=(),
+    other=None,
 )
 MIB = 1024 * 1024
 
@@ -50,10 +50,10 @@ MIB = 1024 * 1024
         ({"controllers": frozenset({"memory"})}, "has no controller for pids"),
         ({"delegated": False}, "is the service manager's: Delegate=memory pids"),
         ({"writable": False}, "is not for this server to write: Delegate=memory pids without Protect"),
-        ({"others": (7, 8)}, "process 7, which is not the server's, is in '/sys/fs/cgroup/unit' too"),
-        ({"others": (7,), "is_root": True}, ""),
-        ({"others": (7,), "enabled": frozenset({"memory", "pids"})}, ""),
-        ({"others": (7,), "enabled": frozenset({"memory"})}, "process 7"),
+        ({"other": 7}, "process 7, which is not the server's, is in '/sys/fs/cgroup/unit' too"),
+        ({"is_root": True}, ""),
+        ({"other": 7, "enabled": frozenset({"memory", "pids"})}, ""),
+        ({"other": 7, "enabled": frozenset({"memory"})}, "process 7"),
     ],
 )
 def test_a_group_is_divided_only_if_it_was_handed_over(change, why):
@@ -223,7 +223,10 @@ def test_processes_that_descend_from_this_one_are_told_from_others(tmp_path):
     (group / "cgroup.type").write_text("domain\n")
     (group / "cgroup.subtree_control").write_text("")
     found = find(proc, booted=tmp_path / "nowhere")
-    assert found == replace(WHOLE, path=str(group), others=(7000003,))
+    (group / "cgroup.type").unlink()
+    uppermost = find(proc, booted=tmp_path / "nowhere")
+    assert uppermost == replace(found, is_root=True, other=None)
+    assert found == replace(WHOLE, path=str(group), other=7000003)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what another user may write was handed over to it")
