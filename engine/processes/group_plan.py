@@ -112,11 +112,12 @@ def why_none(found: Found | None) -> str:
     if missing := [name for name in NEEDED if name not in found.controllers]:
         return f"'{found.path}' has no controller for {' and '.join(missing)}"
     if not found.delegated:
-        return f"'{found.path}' is the service manager's: Delegate=memory pids in the server's unit hands it over"
+        return f"'{found.path}' is the service manager's: Delegate=memory pids in its unit hands it over"
     if not found.writable:
         return (
-            f"'{found.path}' is not for this server to write: Delegate=memory pids without ProtectControlGroups"
-            " in its unit, or a container whose control groups can be written, hands it over"
+            f"'{found.path}' is not for this server to write:"
+            " Delegate=memory pids without ProtectControlGroups in its unit, or a container whose control"
+            " groups can be written, hands it over"
         )
     if found.other is not None and not set(NEEDED) <= found.enabled:
         return (

@@ -6,7 +6,7 @@
             <word>                  one worker, with all that it has started
 
 A group is made before its worker starts, and removed when that has ended. What a killed server has left
-behind is known by its lock, which nobody holds: another server's start ends its processes and removes it.
+behind is known by its lock, which no server holds: the start of another ends its processes and removes it.
 Nothing is touched until the first strict worker starts, but for such remains.
 """
 
@@ -150,7 +150,7 @@ class Groups:
             return "" if self._divided is not None else group_plan.why_none(self._look())
 
     def make(self, limits: GroupLimits) -> Group:
-        """Make a group with these limits. Raises OSError, with a text for an operator if there can't be one."""
+        """Make a group with these limits. Raises OSError, with a text for operators if there is none."""
         with self._lock:
             divided = self._divide()
             path = None

@@ -117,7 +117,7 @@ def _prefixes(interpreter: str) -> list[str]:
 
 
 def _added_by(packages: str) -> Iterator[str]:
-    """Yield what the `.pth` files of a folder name. A line that begins with `import` is code: not run here."""
+    """Yield what the `.pth` files of a folder name. A line that begins with `import` is code, and not run."""
     for path in sorted(glob.glob(f"{glob.escape(packages)}/*.pth")):
         with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
             for line in file.read(_LONGEST_PTH).splitlines():

@@ -43,7 +43,10 @@ def bound_to(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ProcessWorker:
-    """A worker in a process of its own. Implements `actors.serving.instances.launching.Launched` and `engine.processes.spares.Spare`."""
+    """A worker in a process of its own.
+
+    Implements `actors.serving.instances.launching.Launched` and `engine.processes.spares.Spare`.
+    """
 
     def __init__(
         self,

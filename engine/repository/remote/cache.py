@@ -7,11 +7,11 @@
     staging/, models/           directories under construction and in use (`trees`)
 
 Nothing is changed where it lies. Files are written aside and renamed, so that a reader sees all of one or
-nothing. Below `models`, directories can be read by whoever may come there: by workers with user ids of their
-own, where the server gives such ids. A model that writes to its own files writes to the cache. An object that was altered in that way no
-longer fits its record. It is read again, and thrown away if it is not what its name says. An object is in use
-while a second name links to it. The others are dropped, longest unused first, when the whole grows beyond its
-bound. A record's own modification time is when its object was last used.
+nothing. A worker with a user id of its own may pass on to its model below `models`, where the server gives
+such ids, and list nothing else. A model that writes to its own files writes to the cache. An object that was
+altered in that way no longer fits its record. It is read again, and thrown away if it is not what its name
+says. An object is in use while a second name links to it. The others are dropped, longest unused first, when
+the whole grows beyond its bound. A record's own modification time is when its object was last used.
 """
 
 from __future__ import annotations

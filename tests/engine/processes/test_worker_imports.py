@@ -27,7 +27,7 @@ def place():
 
 
 def environment(place):
-    """Make a virtual environment whose one `.pth` file names a folder, a comment, code and a relative path."""
+    """Make a virtual environment whose one `.pth` file has a comment, code, a folder and a relative path."""
     venv.create(place / "environment", with_pip=False, symlinks=True)
     (packages,) = (place / "environment" / "lib").glob("python*/site-packages")
     (place / "more").mkdir()
