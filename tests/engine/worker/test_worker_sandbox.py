@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from actors.values.confinement import Confinement, Sandbox
+from engine.processes.group_plan import NO_GROUP, why_none
+from engine.processes.groups import find
 from engine.worker import filtering
 from engine.worker.limits import VARIABLE
 from engine.worker.syscalls import numbers, numbers_of_32_bits
@@ -374,8 +376,11 @@ async def test_a_model_in_a_sandbox_serves_and_is_refused_what_it_may_not(serve,
         told = [each for keys in model.logged("worker_unconfined") for each in keys["missing"]]
         assert told == model.info().get("unconfined", [])
         if landlock_version() >= 6:
-            # This server may run as root, with an interpreter that no other user can run.
-            assert [each for each in told if not each.startswith("a user of its own: ")] == []
+            # This server may run as root, with an interpreter that no other user can run, and have no groups.
+            others = ("a user of its own: ", f"{NO_GROUP}: ")
+            assert [each for each in told if not each.startswith(others)] == []
+            no_group = level is Sandbox.STRICT and why_none(find()) != ""
+            assert any(each.startswith(NO_GROUP) for each in told) is no_group
 
 
 async def test_without_a_sandbox_a_model_may_use_the_network(serve):
