@@ -115,7 +115,9 @@ class Site:
 def site(request):
     user = request.param
     folder = Path(tempfile.mkdtemp(prefix="tritium-test-"))
-    group = Path(find().path) / f"test-{folder.name}"
+    found = find()
+    assert found is not None
+    group = Path(found.path) / f"test-{folder.name}"
     (folder / "models/strict/1").mkdir(parents=True)
     (folder / "models/strict/1/model.py").write_text(MODEL)
     (folder / "models/strict/config.pbtxt").write_text(CONFIGURATION)

@@ -141,6 +141,13 @@ def fake(tmp_path):
     return Groups(lambda: found, shutil.rmtree), tmp_path
 
 
+def own_group():
+    """Return the directory of this process's control group."""
+    found = find()
+    assert found is not None
+    return Path(found.path)
+
+
 def homes(folder):
     return list(folder.glob("tritium-workers-*"))
 
@@ -196,6 +203,7 @@ def test_a_gate_opens_once_the_worker_is_in_its_group(fake):
         assert json.loads(read.read()) == []
     (told,) = homes(folder)[0].glob("*/cgroup.procs")
     assert told.read_text() == "12345"
+    assert group is not None
     group.end()
 
 
@@ -223,6 +231,7 @@ def test_processes_that_descend_from_this_one_are_told_from_others(tmp_path):
     (group / "cgroup.type").write_text("domain\n")
     (group / "cgroup.subtree_control").write_text("")
     found = find(proc, booted=tmp_path / "nowhere")
+    assert found is not None
     (group / "cgroup.type").unlink()
     uppermost = find(proc, booted=tmp_path / "nowhere")
     assert uppermost == replace(found, is_root=True, other=None)
@@ -241,7 +250,9 @@ def test_where_systemd_runs_the_machine_roots_group_must_bear_its_mark(tmp_path,
             os.setxattr(tmp_path, "trusted.delegate", mark)
         except OSError:
             pytest.skip("this file system has no such attributes")
-    assert find(tmp_path, booted=tmp_path).delegated is delegated
+    found = find(tmp_path, booted=tmp_path)
+    assert found is not None
+    assert found.delegated is delegated
 
 
 # -- on a control group of the kernel's
@@ -262,13 +273,14 @@ def group_of_limits():
             return group
 
         yield make
-    assert homes(Path(find().path)) == []
+    assert homes(own_group()) == []
 
 
 def started_in(group, code):
     """Start a Python that runs `code` once it is in a group."""
     process = subprocess.Popen(["python3", "-c", f"input()\n{code}"], stdin=subprocess.PIPE)
     group.add(process.pid)
+    assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.close()
     return process
@@ -298,7 +310,7 @@ while True:
         pass
 """
     process = started_in(group, bomb)
-    (home,) = homes(Path(find().path))
+    (home,) = homes(own_group())
     (events,) = home.glob("*/pids.events")
     while "max 0" in events.read_text():
         os.sched_yield()
