@@ -2,7 +2,7 @@
 
 import json
 import math
-import time
+import sys
 from typing import Any
 
 import pytest
@@ -186,12 +186,15 @@ def test_summaries_forget_when_batches_say_that_time_has_passed():
 
 
 @pytest.mark.slow
-def test_counting_a_request_costs_about_a_microsecond(statistics):
-    """A guard against a lock, a label look-up or a log line slipping into the hot path, not a benchmark."""
-    started = time.perf_counter()
-    for _ in range(20_000):
+def test_counting_a_request_calls_nothing(statistics):
+    """A guard against a lock, a label look-up or a log line slipping into the hot path."""
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if "call" in event else None)
+    try:
         statistics.succeeded(1, 1, 1, 1, 1, 1)
-    assert (time.perf_counter() - started) / 20_000 < 20e-6
+    finally:
+        sys.setprofile(None)
+    assert [name for name in called if name != "test_counting_a_request_calls_nothing"] == ["succeeded"]
 
 
 def test_hits_are_no_proof_that_the_model_works(statistics):
