@@ -70,6 +70,8 @@ class Event(str, Enum):
     ACCESS_REFUSED = "access_refused"
     FILES_RELOADED = "files_reloaded"
     RELOAD_FAILED = "reload_failed"
+    AUDIT_AVAILABLE = "audit_available"
+    AUDIT_UNAVAILABLE = "audit_unavailable"
     CERTIFICATE_DOUBTFUL = "certificate_doubtful"
     FAULT_INJECTED = "fault_injected"
     LOG_LINES_LOST = "log_lines_lost"

@@ -17,12 +17,14 @@ from typing import Any
 import trio
 
 from actors.seams import faults
-from actors.values.callers import Action, HeadGate, presented
+from actors.values.auditing import Auditor
+from actors.values.callers import Action, Caller, HeadGate, presented
 from actors.values.errors import TritiumError
 from actors.values.families import Block, Number
 from protocols.http.answers import Answer, failure
 from protocols.http.fields import connecting
 from protocols.http.origins import OriginPolicy, Use, page_fields
+from protocols.kserve.auditing import tell_denied
 
 Telling = Callable[[], Iterable[Block | str]]
 """What a feature tells of itself at a scrape: blocks, or the text of some."""
@@ -88,10 +90,16 @@ class MetricsApp:
     """
 
     def __init__(
-        self, exposition: Exposition, gate: HeadGate | None = None, *, pages: OriginPolicy | None = None
+        self,
+        exposition: Exposition,
+        gate: HeadGate | None = None,
+        *,
+        pages: OriginPolicy | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
         self._exposition = exposition
         self._gate = gate
+        self._auditor = auditor
         self._pages = pages or OriginPolicy()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +111,7 @@ class MetricsApp:
         complaint = self._pages.complaint(Use.READ, page_fields(scope["headers"]))
         if complaint:
             await _respond(send, 403, complaint.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
-        elif self._gate is not None and (refusal := _refusal(self._gate, scope)) is not None:
+        elif self._gate is not None and (refusal := self._refusal(self._gate, scope)) is not None:
             body = b"".join(map(bytes, refusal.buffers))
             await _respond(send, refusal.status, body, refusal.headers)
         elif scope["method"] != "GET":
@@ -113,6 +121,18 @@ class MetricsApp:
         else:
             await _respond(send, 200, b"", [])
 
+    def _refusal(self, gate: HeadGate, scope: Scope) -> Answer | None:
+        peer = connecting(scope)
+        caller: Caller | None = None
+        try:
+            caller = gate.identify(presented(scope["headers"]), peer)
+            caller.admit(Action.METRICS)
+        except TritiumError as error:
+            if self._auditor is not None:
+                tell_denied(self._auditor, Action.METRICS.value, "", caller, peer, error)
+            return failure(error)
+        return None
+
     async def _scrape(self) -> bytes:
         if faults.points is not None:
             faults.points.passing("metrics.scrape")
@@ -121,14 +141,6 @@ class MetricsApp:
             parts.append(block.encode("utf-8", "replace"))  # a model's name may come from any directory
             await trio.lowlevel.checkpoint()
         return b"".join(parts)
-
-
-def _refusal(gate: HeadGate, scope: Scope) -> Answer | None:
-    try:
-        gate.identify(presented(scope["headers"]), connecting(scope)).admit(Action.METRICS)
-    except TritiumError as error:
-        return failure(error)
-    return None
 
 
 async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:

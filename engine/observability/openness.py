@@ -37,6 +37,7 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
         if settings.allow_metrics
         else "none",
         "credentials": _credentials(settings),
+        **({"audit_log": settings.audit.file} if settings.audit.file else {}),
         "uploads": settings.uploads.value if settings.control_mode == "explicit" else "off",
         "sandbox": _sandbox(settings),
         "tls": _listed([name for name, secured in _tls(settings, http) if secured]),

@@ -16,6 +16,7 @@ from actors.catalog.watcher import Watcher
 from actors.health.readiness import Readiness
 from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
+from actors.values.auditing import Auditor
 from actors.values.errors import TritiumError
 from actors.values.events import Log
 from actors.values.specs import ModelKey, ModelSpec
@@ -68,8 +69,9 @@ def compose_deploying(
     models: ModelParts,
     *,
     permit: Permit | None = None,
+    auditor: Auditor | None = None,
 ) -> DeployingParts:
-    """Connect what decides. `permit` says what models may ask for.
+    """Connect what decides. `permit` says what models may ask for, and `auditor` is told of it.
 
     Raises ServerFailed for a repository or a host policy that is not there.
     """
@@ -134,6 +136,7 @@ def compose_deploying(
         found=confinements.found,
         serving=confinements.serving,
         permit=permit,
+        auditor=auditor,
     )
     control.answer(models.subjects)
     return DeployingParts(

@@ -14,6 +14,7 @@ from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
+from engine.audit.trail import Trail, audit_blocks
 from engine.observability import system
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
@@ -37,6 +38,7 @@ def exposition(
     gate: Counting | None,
     tls: Sequence[ListenerTls],
     receiving: Callable[[], RoomCounts],
+    trail: Trail | None,
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -57,6 +59,8 @@ def exposition(
     ]
     if gate is not None:
         features.append(lambda: identity_blocks(gate))
+    if trail is not None:
+        features.append(lambda: audit_blocks(trail))
     if cache is not None:
         features.append(lambda: cache_blocks(cache.cache, cache.far))
     features += [

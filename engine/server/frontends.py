@@ -18,6 +18,7 @@ import trio
 from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
@@ -51,6 +52,7 @@ def v2_app(
     room: ReceivingRoom,
     elsewhere: Elsewhere | None = None,
     outlives_draining: bool = False,
+    auditor: Auditor | None = None,
 ) -> V2App:
     """Return the v2 application with what the settings say of it; for the rest see `V2Options`."""
     return V2App(
@@ -64,6 +66,7 @@ def v2_app(
             pages=origin_policy(settings.pages),
             elsewhere=elsewhere,
             outlives_draining=outlives_draining,
+            auditor=auditor,
             on_finished=on_finished,
             room=room,
         ),
@@ -102,6 +105,7 @@ def grpc_listener(
     elsewhere: Elsewhere | None = None,
     uniform: Callable[[], float] = random.random,
     room: ReceivingRoom | None = None,
+    auditor: Auditor | None = None,
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
@@ -128,6 +132,7 @@ def grpc_listener(
         max_connection_age_grace=keepalive.max_connection_age_grace,
         restricted=_restricted(settings.restricted_protocol),
         gate=gate,
+        auditor=auditor,
         header_forward_pattern=_pattern(settings.header_forward_pattern),
         elsewhere=elsewhere,
         on_finished=on_finished,

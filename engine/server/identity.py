@@ -10,12 +10,14 @@ import trio
 from actors.calls.admission import Permit
 from actors.calls.reach import confines_calls
 from actors.serving.routing.roster import Roster
+from actors.values.auditing import Auditor, Requester
 from actors.values.callers import Action
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
 from actors.values.families import Block, Families, Family, Slice, SplitFamily, once
 from actors.values.specs import ModelSpec
 from engine.identity.addresses import Addresses
+from engine.identity.changes import changes
 from engine.identity.document import AuthFileError
 from engine.identity.gate import Book, Gate
 from engine.identity.limits import Limits
@@ -90,20 +92,27 @@ def address_limits(settings: ConnectionSettings) -> Addresses:
     return Addresses(limits, trio.current_time)
 
 
-def permit_of(gate: Gate) -> Permit:
+def permit_of(gate: Gate, auditor: Auditor | None = None) -> Permit:
     """Return what judges by the same rules what confined models ask for, as `model:NAME`.
 
-    A model is confined in a sandbox that keeps it from reaching the server in other ways: basic or strict.
+    What it denies is told to `auditor`. A model is confined in a sandbox that keeps it from reaching the server in other ways: basic or strict.
     """
 
     def permit(spec: ModelSpec, action: Action, model: str, namespace: str | None = None) -> None:
-        if confines_calls(spec.confinement.sandbox):
-            gate.named(MODEL + spec.name).require(action, model, namespace)
+        if not confines_calls(spec.confinement.sandbox):
+            return
+        caller = gate.named(MODEL + spec.name)
+        try:
+            caller.require(action, model, namespace)
+        except TritiumError as error:
+            if auditor is not None:
+                auditor.denied(action.value, model, Requester(caller.name), error)
+            raise
 
     return permit
 
 
-class FollowedAuthFile(Followed[tuple[Book, list[str]]]):
+class FollowedAuthFile(Followed[tuple[Book, list[str], Mapping[str, object]]]):
     """An auth file and the key sets that it names. One that makes no sense leaves the rules as they are."""
 
     name = "auth-file"
@@ -113,16 +122,17 @@ class FollowedAuthFile(Followed[tuple[Book, list[str]]]):
         self._path = path
         self._namespacing = namespacing
 
-    def read(self) -> tuple[Book, list[str]]:
-        """Read the files (`Followed`)."""
+    def read(self) -> tuple[Book, list[str], Mapping[str, object]]:
+        """Read the files, and find out what is different (`Followed`)."""
         try:
-            return _load(self._path, self._namespacing)
+            book, files = _load(self._path, self._namespacing)
         except AuthFileError as error:
             raise NotReloaded(f"the rules stay as they are: {error}") from error
+        return book, files, changes(self.gate.book.file, book.file)
 
-    def adopt(self, found: tuple[Book, list[str]]) -> Mapping[str, object]:
+    def adopt(self, found: tuple[Book, list[str], Mapping[str, object]]) -> Mapping[str, object]:
         """Go by what was read (`Followed`)."""
-        book, self.files = found
+        book, self.files, self.changed = found
         self.gate.adopt(book)
         return {"keys": len(book.file.keys), "rules": len(book.file.rules)}
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Final
 
 from actors.calls.admission import Permit
 from actors.calls.reach import confines_calls, why_not_load, why_not_unload
 from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.routing.router import Router
+from actors.values.auditing import Auditor, Requester, recorded
 from actors.values.callers import Action
 from actors.values.confinement import Sandbox
 from actors.values.errors import InvalidArgument, PermissionDenied, Unavailable
@@ -23,6 +25,10 @@ from actors.values.interfaces import Health, PermitIn, Repository
 from actors.values.specs import ModelSpec
 from actors.wire.call_fields import travels
 from actors.wire.frames import FrameError
+from engine.identity.rules import MODEL
+from protocols.kserve.auditing import LOAD as LOADING
+from protocols.kserve.auditing import UNLOAD as UNLOADING
+from protocols.kserve.auditing import load_change, unload_change
 
 LOAD: Final = "model.load"
 UNLOAD: Final = "model.unload"
@@ -54,13 +60,14 @@ class ModelControl:
         found: Levels = _unconfined,
         serving: Levels = _unconfined,
         permit: Permit | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
         """Set up the control of models.
 
         `started` tells whether every model to be loaded at start is. `loading` tells whether a caller's
         version is being loaded. `needs` tells whether one model is composed of another. `found` tells the
         sandboxes of what the repository has, and `serving` of what serves.
-        `permit` says what a model may ask for.
+        `permit` says what a model may ask for. `auditor` is told of what it asks.
         """
         self._repository = repository
         self._health = health
@@ -70,6 +77,7 @@ class ModelControl:
         self._found = found
         self._serving = serving
         self._permit = permit
+        self._auditor = auditor
         self._waiting: list[tuple[str, str]] = []  # models that are being loaded: what they wait for
 
     def answer(self, subjects: Subjects) -> None:
@@ -96,8 +104,10 @@ class ModelControl:
         self._require_started()
         await self._require_confined(caller.spec, name, brings=bool(parameters))
         permit = self._permit_in(caller, name, brings_files=bool(attachments))
+        change = load_change(name, parameters)
+        load = partial(self._repository.load, name, parameters, permit=permit)
         if not self._loading(caller):
-            await self._repository.load(name, parameters, permit=permit)
+            await recorded(self._auditor, change, _origin(caller.spec), load)
             return {}
         self._check_circle(caller.spec.name, name)
         if self._needs(name, caller.spec.name):
@@ -107,7 +117,7 @@ class ModelControl:
         wait = (caller.spec.name, name)
         self._waiting.append(wait)
         try:
-            await self._repository.load(name, parameters, permit=permit)
+            await recorded(self._auditor, change, _origin(caller.spec), load)
         finally:
             self._waiting.remove(wait)
         return {}
@@ -130,10 +140,12 @@ class ModelControl:
             if body.get("unload_dependents") is not True:
                 levels = {each: its for each, its in levels.items() if each == name}
             if why_not := why_not_unload(caller.spec.name, level, name, levels):
-                raise PermissionDenied(why_not)
+                raise self._denial(caller.spec, UNLOADING, name, why_not)
         dependents = body.get("unload_dependents") is True
         permit = self._permit_in(caller, name)
-        await self._repository.unload(name, unload_dependents=dependents, permit=permit)
+        unload = partial(self._repository.unload, name, unload_dependents=dependents, permit=permit)
+        change = unload_change(name, dependents=dependents)
+        await recorded(self._auditor, change, _origin(caller.spec), unload)
         return {}
 
     async def ready(
@@ -161,7 +173,14 @@ class ModelControl:
             return
         levels = {} if brings else await self._found(name)
         if why_not := why_not_load(caller.name, level, name, brings=brings, levels=levels):
-            raise PermissionDenied(why_not)
+            raise self._denial(caller, LOADING, name, why_not)
+
+    def _denial(self, caller: ModelSpec, action: str, name: str, why: str) -> PermissionDenied:
+        """Return the error of a model that asks for what its sandbox keeps it from, and record it."""
+        error = PermissionDenied(why)
+        if self._auditor is not None:
+            self._auditor.denied(action, name, _origin(caller), error)
+        return error
 
     def _require(
         self, caller: CallingWorker, action: Action, name: str, repository: str | None = None
@@ -198,6 +217,10 @@ class ModelControl:
                 if waiting == path[-1] and wanted not in seen:
                     seen.add(wanted)
                     paths.append((*path, wanted))
+
+
+def _origin(caller: ModelSpec) -> Requester:
+    return Requester(MODEL + caller.name)
 
 
 def _text(body: Mapping[str, object], key: str) -> str:

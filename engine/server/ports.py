@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
+from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
 from actors.values.events import Log
 from actors.values.interfaces import Server
+from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import RequestHook, request_hook
 from engine.server.frontends import (
@@ -84,15 +86,26 @@ def compose_frontends(
     uniform: Callable[[], float],
     room: ReceivingRoom,
     exposing: Exposing,
+    trail: Trail | None = None,
 ) -> Frontends:
     """Return the frontends of these sockets.
 
     `gate` says who may do what; None: all may do everything. `uniform` returns random numbers in [0, 1), see
-    `GrpcListener`. All requests have one `room` on their way in.
+    `GrpcListener`. All requests have one `room` on their way in. `trail` is the audit log, if there is one.
     """
+
+    def audited(name: str) -> Auditor | None:
+        return None if trail is None else trail.at(name)
+
     elsewhere = _elsewhere(sockets)
     app = v2_app(
-        settings, server, gate=gate, on_finished=_hook(settings, "http"), elsewhere=elsewhere, room=room
+        settings,
+        server,
+        gate=gate,
+        on_finished=_hook(settings, "http"),
+        elsewhere=elsewhere,
+        room=room,
+        auditor=audited("http"),
     )
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
@@ -121,11 +134,14 @@ def compose_frontends(
                 on_finished=_hook(settings, "http"),
                 outlives_draining=True,
                 room=room,
+                auditor=audited("management-http"),
             ),
             "management",
         )
 
-    def grpc(tls: ListenerTls | None, elsewhere: Elsewhere | None, service: str = "grpc") -> GrpcListener:
+    def grpc(
+        name: str, tls: ListenerTls | None, elsewhere: Elsewhere | None, service: str = "grpc"
+    ) -> GrpcListener:
         listener = grpc_listener(
             settings.grpc,
             server,
@@ -138,13 +154,19 @@ def compose_frontends(
             elsewhere=elsewhere,
             uniform=uniform,
             room=room,
+            auditor=audited(name),
         )
         on_grpc.append(listener)
         listeners.setdefault("grpc", []).append(listener)
         return listener
 
     def metrics() -> HttpListener:
-        app = MetricsApp(exposing(on_grpc, listeners), gate, pages=origin_policy(settings.pages))
+        app = MetricsApp(
+            exposing(on_grpc, listeners),
+            gate,
+            pages=origin_policy(settings.pages),
+            auditor=audited("metrics"),
+        )
         limits = http_limits(settings.connections, "metrics")
         return HttpListener(
             app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused, room=room
@@ -158,8 +180,10 @@ def compose_frontends(
     return Frontends(
         app=app,
         http=opened("http", "HTTPService", sockets.http, lambda: http(app)),
-        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc(tls.grpc, elsewhere)),
-        grpc_unix=opened("grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc(None, elsewhere)),
+        grpc=opened("grpc", _GRPC_TITLE, sockets.grpc, lambda: grpc("grpc", tls.grpc, elsewhere)),
+        grpc_unix=opened(
+            "grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc("grpc-unix", None, elsewhere)
+        ),
         metrics=opened("metrics", "Metrics Service", sockets.metrics, metrics),
         management_http=opened(
             "management-http", "HTTPManagementService", sockets.management_http, management
@@ -168,7 +192,7 @@ def compose_frontends(
             "management-grpc",
             "GRPCManagementService",
             sockets.management_grpc,
-            lambda: grpc(tls.grpc, None, "management"),
+            lambda: grpc("management-grpc", tls.grpc, None, "management"),
         ),
     )
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 import trio
@@ -89,12 +90,14 @@ class Followed(ABC, Generic[T]):
     """Something that was read from files, and can be read again.
 
     `name` stands in the tree and in the log. `files` may change with what is adopted. `stamp` is that of the
-    files when they were read last, with success or without.
+    files when they were read last, with success or without. `changed` says what the last files that were adopted
+    have changed, for the audit log.
     """
 
     name: str
     files: Sequence[str]
     stamp: Stamp
+    changed: Mapping[str, object] = MappingProxyType({})
 
     @abstractmethod
     def read(self) -> T:
@@ -108,10 +111,18 @@ class Followed(ABC, Generic[T]):
         """
 
 
-class Follower:
-    """Has one `Followed` read again: when its files' content changed, and when `asked` rings."""
+Noting = Callable[[Mapping[str, object], str], None]
+"""Told what was read again, and why it can't be used; empty where it is."""
 
-    def __init__(self, followed: Followed[T], asked: Bell, log: Log) -> None:
+
+class Follower:
+    """Has one `Followed` read again: when its files' content changed, and when `asked` rings.
+
+    `noting` is told for the audit log, if there is one.
+    """
+
+    def __init__(self, followed: Followed[T], asked: Bell, log: Log, noting: Noting | None = None) -> None:
+        self._noting = noting
         self._followed = followed
         self._asked = asked
         self._heard = asked.rings
@@ -154,6 +165,11 @@ class Follower:
         except NotReloaded as refusal:
             followed.stamp = stamp
             self._log(Event.RELOAD_FAILED, level="error", what=followed.name, error=str(refusal))
+            if self._noting is not None:
+                self._noting({"what": followed.name}, str(refusal))
             return
         followed.stamp = stamp
-        self._log(Event.FILES_RELOADED, level="info", what=followed.name, **followed.adopt(found))
+        facts = followed.adopt(found)
+        self._log(Event.FILES_RELOADED, level="info", what=followed.name, **facts)
+        if self._noting is not None:
+            self._noting({"what": followed.name, **facts, **followed.changed}, "")

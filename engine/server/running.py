@@ -13,6 +13,7 @@ from actors.residency.residents import Residents
 from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server
+from engine.audit.trail import Trail
 from engine.server.frontends import Frontend
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.settings import Settings
@@ -47,6 +48,7 @@ class RunningServer:
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+    trail: Trail | None = None  # the audit log
 
     def settled(self) -> Settings:
         """Return the settings with the ports that the kernel chose where they are 0."""

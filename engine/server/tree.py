@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     traffic between versions, residency, spare workers, files that are read again
+├─ services     the audit log, traffic between versions, residency, spare workers, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc, metrics and management listeners, see `engine.server.frontends`
@@ -30,9 +30,13 @@ from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server, ServerIdentity
+from engine.audit.file import AuditUnusable
+from engine.audit.records import DONE, FAILED
+from engine.audit.trail import Trail, open_trail
 from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
+from engine.observability.openness import openness
 from engine.observability.system import LoopLag, measure_loop_lag
 from engine.processes.process import trim_memory
 from engine.repository.advice import single_model
@@ -123,6 +127,10 @@ async def open_server(
         async with running_tree(
             settings, sockets, tls=tls, reload=reload, environ=environ, machine=machine
         ) as running:
+            if running.trail is not None:
+                opened = openness(running.settled(), http=http)
+                running.trail.note("server_started", {"version": version(), "pid": os.getpid(), **opened})
+                running.trail.ends_with("server_stopped", {"version": version(), "pid": os.getpid()})
             yield running
 
 
@@ -146,9 +154,11 @@ def _compose(
 ) -> _Composition:
     """Connect the parts of a server. What one part asks of a later one, it asks once the tree runs.
 
-    Raises ServerFailed if the auth file makes no sense.
+    Raises ServerFailed if the auth file makes no sense, or the audit log can't be one.
     """
     log, lag = EventLog(), LoopLag()
+    trail = _opened_trail(settings, machine, log)
+    of_models = None if trail is None else trail.at("model")
     addresses = address_limits(settings.connections)
     rules = opened_gate(
         settings.auth_file,
@@ -161,7 +171,7 @@ def _compose(
     gate: Gate | AddressGate | None = AddressGate(addresses, telling(log)) if addresses.limited else None
     permit = None
     if rules is not None:
-        gate, permit = rules.gate, permit_of(rules.gate)
+        gate, permit = rules.gate, permit_of(rules.gate, of_models)
     models = compose_models(
         settings,
         machine,
@@ -171,7 +181,7 @@ def _compose(
         started=lambda: deploying.catalog.finished.is_set(),
         permit=permit,
     )
-    deploying = compose_deploying(settings, machine, environ, log, models, permit=permit)
+    deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
     server = Server(
         identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
         models=models.router,
@@ -200,11 +210,16 @@ def _compose(
             gate,
             tls.every,
             room.counts,
+            trail,
         ),
+        trail=trail,
     )
-    services = [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
+    # The audit log stops last, and what the others do until then is in it.
+    services = [] if trail is None else [trail.spec()]
+    services += [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
     files = (*tls.every, *followed, *([] if rules is None else [rules]))
-    services += [Follower(each, reload, log).spec() for each in files]
+    noting = None if trail is None else partial(_note_reload, trail)
+    services += [Follower(each, reload, log, noting).spec() for each in files]
     if models.cache is not None:
         services.append(models.cache.spec())
     root = _tree(lag, Supervisor(services), models, deploying, frontends)
@@ -225,8 +240,23 @@ def _compose(
         metrics=frontends.metrics,
         management_http=frontends.management_http,
         management_grpc=frontends.management_grpc,
+        trail=trail,
     )
     return _Composition(running=running, frontends=frontends, janitor=deploying.janitor)
+
+
+def _opened_trail(settings: Settings, machine: Machine, log: EventLog) -> Trail | None:
+    boot = machine.random().getrandbits(32)
+    try:
+        return open_trail(
+            settings.audit, now=trio.current_time, wall_clock=machine.wall_clock, boot=boot, log=log
+        )
+    except AuditUnusable as error:
+        raise ServerFailed(f"--audit-log: {error}") from error
+
+
+def _note_reload(trail: Trail, facts: Mapping[str, object], failure: str) -> None:
+    trail.note("files_reloaded", facts, outcome=FAILED if failure else DONE, reason=failure)
 
 
 def _tree(
@@ -306,6 +336,8 @@ async def _running(composition: _Composition, random: Random) -> AsyncIterator[R
                     root.stop()
                     await running.stopped.wait()
             composition.janitor.finish()
+            if running.trail is not None:
+                running.trail.close()
             for frontend in composition.frontends.every:
                 frontend.close()
 

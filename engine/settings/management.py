@@ -1,4 +1,4 @@
-"""What the operator decided about changes of what is served: at which ports, and whether with files."""
+"""What the operator decided about changes of what is served: at which ports, with files or not, and how recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine.settings.forms import PORT, Form, one_of, some_text
+from engine.settings.forms import PORT, SIZE, Form, integer, one_of, out_of_bound, some_text
 from engine.settings.option import Given, Group
 
 _ADDRESS: Final = "management-address"
@@ -41,6 +41,41 @@ class ManagementSettings:
         "Tritium's own: its port for gRPC, with TLS where gRPC has it; 0 lets the kernel choose."
         " --allow-grpc=false switches it off."
     )
+
+
+_AUDIT_LOG: Final = "audit-log"
+_SMALLEST: Final = 1024 * 1024
+
+
+def _only_with_audit_log(name: str, value: int, given: Given) -> int:
+    if given.has(name) and not given.word(_AUDIT_LOG):
+        given.warn_of(name, f"there is an audit log only with --{_AUDIT_LOG}")
+    return value
+
+
+def _audit_size(size: int, given: Given) -> int:
+    if size < _SMALLEST:
+        raise out_of_bound(given.word("audit-log-size"), "--audit-log-size is 1MiB at least")
+    return _only_with_audit_log("audit-log-size", size, given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """Where changes and denials are recorded, if anywhere. `size` is bytes; `keep` 0: all files."""
+
+    file: str = Group.MANAGEMENT.option(f"--{_AUDIT_LOG}", some_text("FILE")).means(
+        "Tritium's own: append to FILE who changes what is served, from where and with which outcome, who is"
+        " denied what, and which keys and rules change. Where it can't be written, changes are refused and"
+        " inference goes on. `tritium audit` reads it. [default: no audit log]"
+    )
+    size: int = Group.MANAGEMENT.option("--audit-log-size=64MiB", SIZE, _audit_size).means(
+        "Tritium's own: begin another file before FILE grows over this; the older ones are FILE.1, FILE.2, ..."
+    )
+    keep: int = Group.MANAGEMENT.option(
+        "--audit-log-keep=10",
+        integer("N"),
+        lambda keep, given: _only_with_audit_log("audit-log-keep", keep, given),
+    ).means("Tritium's own: how many older files are kept; 0 keeps all.")
 
 
 class Uploads(Enum):

@@ -42,7 +42,13 @@ from engine.settings.listening import (
     refuse_clashes,
     restrictions,
 )
-from engine.settings.management import UPLOADS, ManagementSettings, Uploads, in_explicit_mode
+from engine.settings.management import (
+    UPLOADS,
+    AuditSettings,
+    ManagementSettings,
+    Uploads,
+    in_explicit_mode,
+)
 from engine.settings.models import (
     ProvenanceSettings,
     backend_secret,
@@ -309,6 +315,7 @@ class Settings:
     )
     grpc: GrpcSettings = section(GrpcSettings)
     management: ManagementSettings = section(ManagementSettings)
+    audit: AuditSettings = section(AuditSettings)
 
     allow_metrics: bool = Group.METRICS.option("--allow-metrics=true", BOOL).means(
         "Serve Prometheus metrics at /metrics on a port of their own."

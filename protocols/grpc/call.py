@@ -106,7 +106,11 @@ class Method:
 
     def admit(self, caller: Caller, message: object, size: int) -> None:
         """Let a parsed request of `size` bytes pass. Raises as `Caller.admit`."""
-        caller.admit(self.action, getattr(message, self.names_model) if self.names_model else "", size=size)
+        caller.admit(self.action, self.model_in(message), size=size)
+
+    def model_in(self, message: object) -> str:
+        """Return the model that a parsed request names, if any."""
+        return str(getattr(message, self.names_model)) if self.names_model else ""
 
 
 class CallWriter(ABC):
@@ -162,6 +166,9 @@ class Wire(Protocol):
 
     def run(self, call: Call, body: Callable[[], Awaitable[None]]) -> None:
         """Start `body` as a task that is cancelled with the call, and whose TritiumError answers it."""
+
+    def tell_denied(self, call: Call, error: TritiumError, model: str = "") -> None:
+        """Tell the audit log, if there is one, that `error` denies something to the client."""
 
 
 class Call(ReplyPort):
@@ -367,7 +374,11 @@ class ServerStream(Generic[Request, Reply]):
         request = await self._read(message)
         caller, method = self.call.caller, self.call.head.method
         if caller is not None and method is not None:
-            method.admit(caller, request, len(message))
+            try:
+                method.admit(caller, request, len(message))
+            except TritiumError as error:
+                self.call.wire.tell_denied(self.call, error, method.model_in(request))
+                raise
         return request
 
     async def _read(self, message: Buffer) -> Request:

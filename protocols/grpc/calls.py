@@ -18,20 +18,21 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from actors.values.callers import HeadGate, Peer
-from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.values.errors import Cancelled, DeadlineExceeded, PermissionDenied, TritiumError, Unavailable
 from actors.values.tensors import Buffer
 from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
 from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
 from protocols.grpc.codec.heads import CallHead, Refusal
-from protocols.grpc.methods import TOO_LATE, CallTasks, HeadReader, cancel_tasks
+from protocols.grpc.methods import INFERENCE_SERVICE, TOO_LATE, CallTasks, HeadReader, cancel_tasks
 from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
 from protocols.grpc.reader import RequestReader, more_than_one
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import ErrorCode
 from protocols.http2.streams import Handler, Http2Limits, PingHandler, Stream
+from protocols.kserve.auditing import attempt, tell_denied
 from protocols.transport.clients import Clients
 from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.receiving import ReceivingRoom
@@ -103,6 +104,7 @@ class Calls(Handler[CallHead[Method]]):
         self._heads = environment.heads
         self._deadlines = environment.deadlines
         self._gate = options.gate
+        self._auditor = options.auditor
         self._limit = options.max_receive_message
         self._last_call = options.last_call
         self._calls: dict[Call, None] = {}
@@ -143,6 +145,8 @@ class Calls(Handler[CallHead[Method]]):
         if head.refusal is not None or method is None:
             assert head.refusal is not None, "a head without a method is refused"
             call.state = call.state.after[ANSWER]
+            if self._auditor is not None and head.refusal.forbidden:
+                self.tell_denied(call, PermissionDenied(head.refusal.message))
             self.writer.put(call, head.refusal)
         elif self.draining and method.infer:
             call.put(Unavailable(SHUTTING_DOWN), final=True)
@@ -161,9 +165,17 @@ class Calls(Handler[CallHead[Method]]):
             call.caller = gate.identify(call.head.authorization, call.client)
             call.caller.require(method.action)
         except TritiumError as error:
+            self.tell_denied(call, error)
             call.put(error, final=True)
             return False
         return True
+
+    def tell_denied(self, call: Call, error: TritiumError, model: str = "") -> None:
+        """Tell the audit log of a call that is refused, if it is denied something."""
+        method, path = call.head.method, call.head.path
+        if self._auditor is not None and method is not None:
+            action = attempt(path.removeprefix(INFERENCE_SERVICE), method.action)
+            tell_denied(self._auditor, action, model, call.caller, call.client, error)
 
     def received(self, stream: Stream, data: memoryview) -> None:
         """Gather a call's messages."""

@@ -105,7 +105,7 @@ def moved(elsewhere: Elsewhere | None) -> dict[str, Refusal]:
     """Return the refusal of each RPC, by full path, that is served at the ports for management alone."""
     if elsewhere is None:
         return {}
-    refusal = Refusal(Status.PERMISSION_DENIED, elsewhere.refusal)
+    refusal = Refusal(Status.PERMISSION_DENIED, elsewhere.refusal, forbidden=True)
     return {INFERENCE_SERVICE + call.rpc: refusal for call in MANAGEMENT if call.rpc and not call.by_settings}
 
 
@@ -164,7 +164,7 @@ class HeadReader:
             return head
         if restricted.opened_by(head.metadata.get(restricted.key)):
             return head
-        return replace(head, refusal=Refusal(Status.UNAVAILABLE, restricted.refusal))
+        return replace(head, refusal=Refusal(Status.UNAVAILABLE, restricted.refusal, forbidden=True))
 
 
 BUG: Final = "internal server error"

@@ -23,6 +23,7 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, TypeVar
 
+from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
@@ -45,7 +46,7 @@ class GrpcOptions:
     answers. `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive
     fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
-    becomes parameters of an inference. `elsewhere`: management is refused here, and is served there.
+    becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is refused here, and is served there.
     `on_finished` is told every inference, its outcome and the client's address, before its memory is given
     back. `proxies` are believed when they say whose call it is; if `introduced`, their connections begin
     with a header of the PROXY protocol.
@@ -78,6 +79,7 @@ class GrpcOptions:
     last_call: float = LAST_CALL
     restricted: Mapping[Action, tuple[str, str]] = field(default_factory=dict)
     gate: HeadGate | None = None
+    auditor: Auditor | None = None
     header_forward_pattern: re.Pattern[str] | None = None
     elsewhere: Elsewhere | None = None
     on_finished: FinishedHook | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -48,6 +49,11 @@ def error_answer(status: int, message: str, headers: list[Header] = ONLY_JSON) -
 def failure(error: TritiumError) -> Answer:
     """Return the answer that tells a client of `error`."""
     return error_answer(http_status(error.code), error.message, [JSON, *failure_fields(error)])
+
+
+def said_by(answer: Answer) -> str:
+    """Return the text of an error that `error_answer` made."""
+    return str(json.loads(b"".join(answer.buffers))["error"])
 
 
 EXITING: Final = error_answer(503, "Server exiting", [JSON, SOON])

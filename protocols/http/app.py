@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from actors.values.auditing import Auditor, Requester
 from actors.values.callers import Action, Caller, HeadGate, Peer, presented
-from actors.values.errors import TritiumError
+from actors.values.errors import PermissionDenied, TritiumError
 from actors.values.interfaces import Server
 from protocols.http.admission import Admission, Admitted
 from protocols.http.answers import (
@@ -37,6 +38,7 @@ from protocols.http.answers import (
     Send,
     error_answer,
     failure,
+    said_by,
 )
 from protocols.http.apart import Methods, outlives_draining
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
@@ -47,6 +49,7 @@ from protocols.http.inference import InferEndpoint
 from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
 from protocols.http.routes import Endpoint, Route, match
+from protocols.kserve.auditing import attempt, tell_denied
 from protocols.memo import Memo
 
 # Paths of ordinary length whose route is remembered. Hostile clients can make up any number of paths.
@@ -69,6 +72,7 @@ class _Target:
     refusal: Answer | None  # to requests that don't meet `restriction`
 
 
+_FORBIDDEN: Final = 403
 _NOT_FOUND: Final = error_answer(404, "Not Found", NO_HEADERS)
 
 
@@ -87,24 +91,39 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
 
 
 def _let_in(
-    gate: HeadGate, route: Route, peer: Peer, method: str, headers: Sequence[Header], length: int
+    gate: HeadGate,
+    auditor: Auditor | None,
+    route: Route,
+    peer: Peer,
+    method: str,
+    headers: Sequence[Header],
+    length: int,
 ) -> Caller:
     """Return the caller of a request whose body has `length` bytes, or is chunked (-1).
 
     Raises TritiumError where the request may not go on.
     """
-    caller = gate.identify(presented(headers), peer)
-    caller.admit(route.endpoint.action(method), route.model, size=max(length, 0))
+    action = route.endpoint.action(method)
+    caller: Caller | None = None
+    try:
+        caller = gate.identify(presented(headers), peer)
+        caller.admit(action, route.model, size=max(length, 0))
+    except TritiumError as error:
+        if auditor is not None:
+            tell_denied(auditor, attempt(route.endpoint.value, action), route.model, caller, peer, error)
+        raise
     return caller
 
 
-def _ask_gate(gate: HeadGate, route: Route, scope: Scope, receive: Receive) -> Receive:
+def _ask_gate(
+    gate: HeadGate, auditor: Auditor | None, route: Route, scope: Scope, receive: Receive
+) -> Receive:
     """Put the caller into `scope`. Return a `receive` that tells it of bytes that no head announced."""
     headers = scope["headers"]
     length = announced(headers)
     caller: Caller | None = scope.get("tritium.caller")
     if caller is None:
-        caller = _let_in(gate, route, connecting(scope), scope["method"], headers, length)
+        caller = _let_in(gate, auditor, route, connecting(scope), scope["method"], headers, length)
         scope["tritium.caller"] = caller
     if length >= 0:
         return receive
@@ -123,6 +142,7 @@ class V2App:
     def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
         self._options = options or V2Options()
         self._gate = self._options.gate
+        self._auditor = auditor = self._options.auditor
         self._browsers = Browsers(self._options.pages)
         self._methods = Methods(self._options.elsewhere)
         self._drains = server.health if self._options.outlives_draining else None
@@ -133,7 +153,9 @@ class V2App:
             max_body_size=self._options.max_body_size,
         )
         self._handlers: dict[Endpoint, EndpointHandler] = {
-            **ManagementEndpoints(server, max_input_size=self._options.max_input_size).handlers,
+            **ManagementEndpoints(
+                server, max_input_size=self._options.max_input_size, auditor=auditor
+            ).handlers,
             Endpoint.INFER: InferEndpoint(server.models, self._options).answer,
         }
         self._generator = Generator(server.models, self._options)
@@ -148,7 +170,8 @@ class V2App:
         answer: Answer | None = None
         if scope.get("tritium.of_page", True):
             send = self._browsers.sending(scope["headers"], send)
-            answer = self._answer_page(scope["method"], scope["raw_path"], scope["headers"])
+            peer = connecting(scope)
+            answer = self._answer_page(peer, scope["method"], scope["raw_path"], scope["headers"])
         if answer is None:
             answer = await self._answer(scope, receive, send)
         if answer is None:
@@ -193,12 +216,28 @@ class V2App:
         self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int
     ) -> Admission:
         """Say on a request's head whether its body may come (`protocols.http.admission.Admit`)."""
-        verdict = self._answer_page(method, path, headers) or self._admit(peer, method, path, headers, length)
+        verdict: Admission | None = self._answer_page(peer, method, path, headers)
+        verdict = verdict or self._admit(peer, method, path, headers, length)
         return self._browsers.marked(headers, verdict)
 
-    def _answer_page(self, method: str, path: bytes, headers: Sequence[Header]) -> Answer | None:
+    def _answer_page(self, peer: Peer, method: str, path: bytes, headers: Sequence[Header]) -> Answer | None:
         target = self._targets.get(path) or self._look_up(path)
-        return None if target is None else self._browsers.answer(target.route.endpoint, method, headers)
+        if target is None:
+            return None
+        answer = self._browsers.answer(target.route.endpoint, method, headers)
+        if answer is not None and self._auditor is not None:
+            self._tell_turned_away(self._auditor, target.route, method, peer, answer)
+        return answer
+
+    def _tell_turned_away(
+        self, auditor: Auditor, route: Route, method: str, peer: Peer, answer: Answer
+    ) -> None:
+        """Tell the audit log of a request that was forbidden before credentials were looked at."""
+        if answer.status == _FORBIDDEN:
+            action = attempt(route.endpoint.value, route.endpoint.action(method))
+            auditor.denied(
+                action, route.model, Requester("", peer.address), PermissionDenied(said_by(answer))
+            )
 
     def _admit(
         self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int
@@ -206,12 +245,14 @@ class V2App:
         target = self._targets.get(path) or self._look_up(path)
         answer = _turned_away(target, method, headers)
         if answer is not None:
+            if target is not None and self._auditor is not None:
+                self._tell_turned_away(self._auditor, target.route, method, peer, answer)
             return answer
         try:
             assert target is not None, "an unknown path was turned away"
             if self._gate is None:
                 return self._limits.admit(target.route, headers, length)
-            caller = _let_in(self._gate, target.route, peer, method, headers, length)
+            caller = _let_in(self._gate, self._auditor, target.route, peer, method, headers, length)
             uploads = caller.may(Action.UPLOAD, target.route.model)
             verdict = self._limits.admit(target.route, headers, length, uploads=uploads)
             return verdict if isinstance(verdict, Answer) else replace(verdict, caller=caller)
@@ -233,12 +274,15 @@ class V2App:
         target = self._targets.get(path) or self._look_up(path)
         turned_away = _turned_away(target, scope["method"], scope["headers"])
         if turned_away is not None or target is None:
+            if turned_away is not None and target is not None and self._auditor is not None:
+                method = scope["method"]
+                self._tell_turned_away(self._auditor, target.route, method, connecting(scope), turned_away)
             return turned_away
         if self._drains is not None and self._drains.exiting and not outlives_draining(target.route.endpoint):
             return EXITING
         try:
             if self._gate is not None:
-                receive = _ask_gate(self._gate, target.route, scope, receive)
+                receive = _ask_gate(self._gate, self._auditor, target.route, scope, receive)
             if target.handle is not None:
                 return await target.handle(target.route, scope, receive)
             await self._generator.answer(target.route, scope, receive, send)

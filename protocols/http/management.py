@@ -5,9 +5,12 @@ Contract: http.md sections 3 to 5 and 9.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
 
 from actors.seams.slices import in_slices
+from actors.values.auditing import Auditor, ManagedChange, Requester, recorded
 from actors.values.errors import Internal, InvalidArgument, Unavailable, Unsupported
 from actors.values.interfaces import Server
 from protocols.http.answers import (
@@ -23,8 +26,10 @@ from protocols.http.answers import (
     json_answer,
 )
 from protocols.http.bodies import parsed, read_body, read_document
+from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
+from protocols.kserve.auditing import load_change, traffic_change, unload_change
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
@@ -35,6 +40,8 @@ from protocols.kserve.permitted import (
     visible_report,
     visible_statistics,
 )
+
+T = TypeVar("T")
 
 _LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
@@ -52,8 +59,9 @@ _NOT_OFFERED: Final = {
 class ManagementEndpoints:
     """Answers for `server`. `handlers` are by endpoint."""
 
-    def __init__(self, server: Server, *, max_input_size: int) -> None:
+    def __init__(self, server: Server, *, max_input_size: int, auditor: Auditor | None = None) -> None:
         self._server = server
+        self._auditor = auditor
         self._max_input_size = max_input_size
         self._metadata = json_answer(metadata.server_metadata(server.identity))
         self.handlers: dict[Endpoint, EndpointHandler] = {
@@ -143,11 +151,12 @@ class ManagementEndpoints:
         if document is None:
             return None
         _refuse_repository_name(route)
-        caller = scope.get("tritium.caller")
-        check_upload(caller, route.model, parameters_of(document))
+        caller, peer = scope.get("tritium.caller"), connecting(scope)
+        check_upload(caller, route.model, parameters_of(document), peer, self._auditor)
         parameters = await in_slices(load_parameters(document))
         permit = permit_in(caller, route.model, parameters)
-        await self._server.repository.load(route.model, parameters, permit=permit)
+        load = partial(self._server.repository.load, route.model, parameters, permit=permit)
+        await self._recorded(load_change(route.model, parameters), scope, load)
         return Answer(200, ONLY_JSON)
 
     async def _unload(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
@@ -160,7 +169,10 @@ class ManagementEndpoints:
         if type(dependents) is not bool:
             raise misfit(parameters, "unload_dependents", "boolean")
         permit = permit_in(scope.get("tritium.caller"), route.model)
-        await self._server.repository.unload(route.model, unload_dependents=dependents, permit=permit)
+        unload = partial(
+            self._server.repository.unload, route.model, unload_dependents=dependents, permit=permit
+        )
+        await self._recorded(unload_change(route.model, dependents=dependents), scope, unload)
         return Answer(200, ONLY_JSON)
 
     async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
@@ -185,7 +197,20 @@ class ManagementEndpoints:
             raise InvalidArgument(error.message) from error
         if type(document) is not dict:
             raise InvalidArgument("the body is a traffic plan as a JSON object, or {} to end the split")
-        return json_answer(dump(traffic.change(route.model, document)))
+
+        async def change() -> Mapping[str, object]:
+            return traffic.change(route.model, document)
+
+        return json_answer(dump(await self._recorded(traffic_change(route.model, document), scope, change)))
+
+    async def _recorded(
+        self, change: ManagedChange, scope: Scope, carry_out: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Carry out a change that the audit log tells of. Raises as `recorded`."""
+        if self._auditor is None:
+            return await carry_out()
+        origin = Requester.of(scope.get("tritium.caller"), connecting(scope))
+        return await recorded(self._auditor, change, origin, carry_out)
 
     async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
         raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
@@ -28,7 +29,7 @@ class V2Options:
     by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
-    answers for the server while it drains. `on_finished` is told every inference, its outcome and the
+    answers for the server while it drains. `auditor` is told of changes and denials. `on_finished` is told every inference, its outcome and the
     client's address, before its memory is given back. What compressed bodies unfold to has its place in
     `room`.
     """
@@ -42,5 +43,6 @@ class V2Options:
     pages: OriginPolicy = field(default_factory=OriginPolicy)
     elsewhere: Elsewhere | None = None
     outlives_draining: bool = False
+    auditor: Auditor | None = None
     on_finished: Callable[[InferRequest, Outcome, str], None] | None = None
     room: ReceivingRoom = field(default_factory=ReceivingRoom)

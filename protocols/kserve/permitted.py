@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from actors.values.callers import Action, Caller
-from actors.values.errors import PermissionDenied
+from actors.values.auditing import Auditor
+from actors.values.callers import Action, Caller, Peer
+from actors.values.errors import PermissionDenied, TritiumError
 from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, anywhere
+from protocols.kserve.auditing import tell_denied
 
 UPLOAD: Final = "file:"
 """What the name of a load's parameter begins with that brings a file (contract, http.md section 4)."""
@@ -58,10 +60,18 @@ def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ())
     return permit
 
 
-def check_upload(caller: Caller | None, model: str, parameters: Iterable[str]) -> None:
-    """Raise PermissionDenied if a load's `parameters` bring files, and `caller` may bring none."""
-    if caller is not None and _brings_files(parameters):
+def check_upload(
+    caller: Caller | None, model: str, parameters: Iterable[str], peer: Peer, auditor: Auditor | None
+) -> None:
+    """Raise PermissionDenied if a load's `parameters` bring files, and `caller` at `peer` may bring none."""
+    if caller is None or not _brings_files(parameters):
+        return
+    try:
         caller.require(Action.UPLOAD, model)
+    except TritiumError as error:
+        if auditor is not None:
+            tell_denied(auditor, Action.UPLOAD.value, model, caller, peer, error)
+        raise
 
 
 def _brings_files(parameters: Iterable[str]) -> bool:

@@ -41,12 +41,14 @@ class Refusal:
     """Why a call is not served: a gRPC status with its message.
 
     `http_status` is not 200 for a request that is not gRPC at all. `headers` go along with the answer.
+    `forbidden`: the client may not do this here, though the call itself makes sense.
     """
 
     status: Status
     message: str
     http_status: int = 200
     headers: Sequence[tuple[bytes, bytes]] = ()
+    forbidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,12 +9,13 @@ Contract: grpc.md sections 4 and 6.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from google.protobuf import json_format
 
 from actors.seams.threads import in_thread
+from actors.values.auditing import Requester, recorded
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import IndexEntry, Server, ServerIdentity
@@ -26,6 +27,7 @@ from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.apart import Elsewhere
+from protocols.kserve.auditing import load_change, unload_change
 from protocols.kserve.caps import check_name
 from protocols.kserve.permitted import check_upload, permit_in, visible_entries, visible_statistics
 from protocols.kserve.proto import grpc_service_pb2 as pb
@@ -90,7 +92,9 @@ class UnofferedExtensions(GRPCInferenceServiceBase):
     async def _refuse_change(self, stream: ServerStream[Any, Any]) -> None:
         """Say where management is served, to a message with settings. Raises PermissionDenied."""
         if self._elsewhere is not None and (await _request(stream)).settings:
-            raise PermissionDenied(self._elsewhere.refusal)
+            refusal = PermissionDenied(self._elsewhere.refusal)
+            stream.call.wire.tell_denied(stream.call, refusal)
+            raise refusal
 
 
 class InferenceService(UnofferedExtensions):
@@ -103,12 +107,14 @@ class InferenceService(UnofferedExtensions):
         options = options or GrpcOptions()
         super().__init__(options.elsewhere)
         self._server = server
+        self._auditor = options.auditor
         self._metadata = server_metadata(server.identity)
         self._intake = MessageIntake(
             server,
             header_forward_pattern=options.header_forward_pattern,
             max_message=options.max_send_message,
             gate=options.gate,
+            auditor=options.auditor,
         )
         self._on_finished = options.on_finished
         self.unary_methods: Mapping[str, UnaryMethod] = {
@@ -215,15 +221,17 @@ class InferenceService(UnofferedExtensions):
         """Load or reload a model, and answer when it serves."""
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
-        check_upload(stream.call.caller, request.model_name, request.parameters)
+        caller, peer = stream.call.caller, stream.call.client
+        check_upload(caller, request.model_name, request.parameters, peer, self._auditor)
         parameters: Mapping[str, object] = {}
         # The parameters are perhaps files of hundreds of megabytes:
         # taking them out of the message copies them.
         if request.parameters:
             threads = stream.call.wire.threads
             parameters = await in_thread(load_parameters, request.parameters, limiter=threads)
-        name, permit = _model_name(request), permit_in(stream.call.caller, request.model_name, parameters)
-        await self._server.repository.load(name, parameters, permit=permit)
+        name, permit = _model_name(request), permit_in(caller, request.model_name, parameters)
+        load = partial(self._server.repository.load, name, parameters, permit=permit)
+        await recorded(self._auditor, load_change(name, parameters), Requester.of(caller, peer), load)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 
     async def RepositoryModelUnload(
@@ -233,8 +241,10 @@ class InferenceService(UnofferedExtensions):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
-        name, permit = _model_name(request), permit_in(stream.call.caller, request.model_name)
-        await self._server.repository.unload(name, unload_dependents=dependents, permit=permit)
+        name, caller, peer = _model_name(request), stream.call.caller, stream.call.client
+        change, permit = unload_change(name, dependents=dependents), permit_in(caller, name)
+        unload = partial(self._server.repository.unload, name, unload_dependents=dependents, permit=permit)
+        await recorded(self._auditor, change, Requester.of(caller, peer), unload)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
 
     # Inference

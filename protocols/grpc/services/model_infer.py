@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.seams.slices import in_slices
+from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
@@ -26,6 +27,7 @@ from protocols.grpc.codec.heads import meant_by
 from protocols.grpc.codec.infer_meaning import AnswerPlan, Forwarded
 from protocols.grpc.codec.infer_request import READ_AT_ONCE, InferDecoder, Steps, Target
 from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
+from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class MessageIntake:
         header_forward_pattern: re.Pattern[str] | None = None,
         max_message: int = MAX_MESSAGE,
         gate: HeadGate | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
         decoder = InferDecoder()
         self.peek = decoder.begin_peek
@@ -63,12 +66,20 @@ class MessageIntake:
         self._server = server
         self._pattern = header_forward_pattern
         self._gate = gate
+        self._auditor = auditor
 
     def admit(self, call: Call, target: Target, size: int) -> None:
         """Let a message of `size` bytes pass, by the rules in force now. Raises as `Caller.admit`."""
-        if self._gate is not None:
+        if self._gate is None:
+            return
+        try:
             call.caller = self._gate.identify(call.head.authorization, call.client)
             call.caller.admit(Action.INFERENCE, target.model_name, size=size)
+        except TritiumError as error:
+            if self._auditor is not None:
+                action, model = Action.INFERENCE.value, target.model_name
+                tell_denied(self._auditor, action, model, call.caller, call.client, error)
+            raise
 
     def find(self, target: Target) -> tuple[ServedModel, int]:
         """Return the model that `target` is for, and the version that it names, -1 for none.

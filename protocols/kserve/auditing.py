@@ -1,0 +1,53 @@
+"""What an audit log is told of the repository and traffic calls, over HTTP and gRPC alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.values.auditing import DENIALS, Auditor, ManagedChange, Requester
+from actors.values.callers import Action, Caller, Peer
+from actors.values.errors import TritiumError
+from protocols.kserve.apart import MANAGEMENT
+
+LOAD = "model_load"
+UNLOAD = "model_unload"
+TRAFFIC = "traffic"
+"""Actions, as the values of `protocols.http.routes.Endpoint` that ask for them."""
+
+_BY_RPC = {call.rpc: call.endpoint for call in MANAGEMENT if call.rpc}
+_ENDPOINTS = frozenset(call.endpoint for call in MANAGEMENT)
+
+
+def load_change(model: str, parameters: Mapping[str, Any]) -> ManagedChange:
+    """Return the load of `model` with `parameters`: `config` as text, `file:<path>` as bytes."""
+    return ManagedChange(action=LOAD, model=model, files=parameters)
+
+
+def unload_change(model: str, *, dependents: bool) -> ManagedChange:
+    """Return the unload of `model`, perhaps with the models that only it is composed of."""
+    return ManagedChange(action=UNLOAD, model=model, facts={"unload_dependents": True} if dependents else {})
+
+
+def traffic_change(model: str, plan: Mapping[str, object]) -> ManagedChange:
+    """Return the change of how requests for `model` are shared out."""
+    return ManagedChange(action=TRAFFIC, model=model, facts={"plan": plan})
+
+
+def attempt(name: str, action: Action) -> str:
+    """Return what a denial calls a request to an endpoint or RPC: the change it asks for, or `action`."""
+    name = _BY_RPC.get(name, name)
+    return name if name in _ENDPOINTS else action.value
+
+
+def tell_denied(
+    auditor: Auditor,
+    action: str,
+    model: str,
+    caller: Caller | None,
+    peer: Peer,
+    error: TritiumError,
+) -> None:
+    """Record `error` if it denies something to a client."""
+    if isinstance(error, DENIALS):
+        auditor.denied(action, model, Requester.of(caller, peer), error)
