@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "tree": "tree",
     "traffic": "traffic",
     "logs": "logs",
+    "audit": "audit",
 }
 """Each command, and the module of `engine.cli` that has a function of its name."""
 
@@ -40,6 +41,7 @@ commands:
   tree     show the live supervision tree of a running server
   traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
   logs     read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
+  audit    read a server's audit log: who changed what, who was denied what; and check that it is whole
 
 options:
   --help       show this, or with a command: its own help
@@ -54,6 +56,7 @@ examples:
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
   tritium logs server.log --timeline --model resnet
+  tritium audit audit.jsonl --since 1d --outcome denied
 
 `tritium COMMAND --help` tells more.
 """

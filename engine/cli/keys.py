@@ -35,6 +35,8 @@ A client sends the key as `Authorization: Bearer KEY`. docs/identity.md has the 
 def key(argv: Sequence[str]) -> int:
     """Run one of the commands about keys; return the process's exit status."""
     options = _parser().parse_args(argv)
+    from engine.audit.commands import NotRecorded
+    from engine.audit.file import AuditUnusable
     from engine.identity.document import AuthFileError
     from engine.identity.editing import NotEdited
     from engine.identity.storing import NotStored
@@ -48,7 +50,7 @@ def key(argv: Sequence[str]) -> int:
                 return _list(options, now)
             case _:
                 return _revoke(options, now)
-    except (AuthFileError, NotEdited, NotStored, ValueError) as error:
+    except (AuthFileError, NotEdited, NotStored, NotRecorded, AuditUnusable, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
 
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--expires", metavar="WHEN", help="12h, 90d, 26w, 1y, 2030-01-31 (its start, UTC) or a time [never]"
     )
+    _add_audit_log(new)
     listing = commands.add_parser(
         "list",
         help="show the keys: ids, names, groups, how they stand; no secret and no digest",
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     revoke.add_argument("id", metavar="ID", help="the key's id: what stands before the dot in it")
     _add_file(revoke)
+    _add_audit_log(revoke)
     return parser
 
 
@@ -108,7 +112,18 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--auth-file", required=True, metavar="FILE", help="the auth file, which is TOML")
 
 
+def _add_audit_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--audit-log",
+        default="",
+        metavar="FILE",
+        help="record it in this audit log, which may be that of a running server; where that can't be written,"
+        " nothing is done [only the server's audit log tells, once it has read the auth file]",
+    )
+
+
 def _new(options: argparse.Namespace, now: datetime) -> int:
+    from engine.audit.commands import recorded_command
     from engine.identity.document import AuthFile
     from engine.identity.editing import NewKey, chosen_id, with_key
     from engine.identity.keys import digest_of, new_secret
@@ -127,8 +142,13 @@ def _new(options: argparse.Namespace, now: datetime) -> int:
         written.append((id_, file))
         return edited
 
-    new = edit_file(path, edit, create=True)
-    ((id_, file),) = written
+    facts = {"auth_file": path, "name": name, "groups": options.group}
+    if expires is not None:
+        facts["expires"] = f"{expires:%Y-%m-%dT%H:%M:%SZ}"
+    with recorded_command(options.audit_log, "key_new", facts) as made:
+        new = edit_file(path, edit, create=True)
+        ((id_, file),) = written
+        made["id"] = id_
     sys.stdout.write(f"{id_}.{secret}\n")
     sys.stdout.flush()
     until = f"until {expires:%Y-%m-%dT%H:%M:%SZ}" if expires is not None else "and never expires"
@@ -170,6 +190,7 @@ def _list(options: argparse.Namespace, now: datetime) -> int:
 
 
 def _revoke(options: argparse.Namespace, now: datetime) -> int:
+    from engine.audit.commands import recorded_command
     from engine.identity.editing import Revocation, with_revoked
     from engine.identity.standing import revocation_text
     from engine.identity.storing import edit_file
@@ -181,7 +202,11 @@ def _revoke(options: argparse.Namespace, now: datetime) -> int:
         done = with_revoked(text, options.id, now, file=options.auth_file)
         return done.text
 
-    edit_file(options.auth_file, edit)
+    facts = {"auth_file": options.auth_file, "id": options.id}
+    with recorded_command(options.audit_log, "key_revoke", facts) as told:
+        edit_file(options.auth_file, edit)
+        if done.before is not None:
+            told["revoked_already"] = True
     if done.before is not None:
         sys.stderr.write(
             f"{options.auth_file}: key '{options.id}' was revoked already: {revocation_text(done.before)}\n"
