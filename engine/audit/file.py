@@ -14,6 +14,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -143,6 +144,9 @@ class AuditFile:
     def _make_room(self, descriptor: int, size: int, more: int) -> None:
         """Have blocks for `more` bytes behind the first `size`. Raises OSError."""
         wanted = size + more
+        largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # which fallocate(2) does not look at here
+        if largest != resource.RLIM_INFINITY and wanted > largest:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if wanted <= self._roomy or self._allocate is None:
             return
         try:

@@ -10,7 +10,6 @@ The trail is passive and outlives its actor.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -47,12 +46,11 @@ class Trail:
         self,
         file: AuditFile,
         *,
-        now: Callable[[], float],
         wall_clock: Callable[[], int],
         boot: int,
         log: Log,
     ) -> None:
-        """`now` is a steady clock in seconds, `wall_clock` returns milliseconds since the epoch.
+        """`wall_clock` returns milliseconds since the epoch.
 
         `boot` is a number of this run of the server alone; ids of changes begin with it.
         """
@@ -61,7 +59,6 @@ class Trail:
         self.denials = 0
         self.trouble = ""  # why it can't be written now
         self._file = file
-        self._now = now
         self._wall_clock = wall_clock
         self._boot = boot
         self._log = log
@@ -146,7 +143,7 @@ class Trail:
             address=origin.address,
             via=via,
         )
-        if self._counted.add(denial, self._now()):
+        if self._counted.add(denial, trio.current_time()):
             self._bell.ring()
 
     def ended(self, asked: Record, failure: BaseException | None) -> None:
@@ -187,9 +184,6 @@ class Trail:
             except OSError as error:
                 self._failed(error)
                 raise
-            if self.trouble:
-                self.trouble = ""
-                self._log(Event.AUDIT_AVAILABLE, file=self.path)
 
     async def _put(self, line: deque[Record], records: list[Record], room: int | None) -> None:
         """Write `records`, the first of which wait in `line`. Raises OSError."""
@@ -200,18 +194,22 @@ class Trail:
         for _ in range(waiting):
             line.popleft()
         self.records += len(records)
+        if self.trouble:
+            self.trouble = ""
+            self._log(Event.AUDIT_AVAILABLE, file=self.path)
 
     def _collect(self, *, everything: bool = False) -> None:
-        """Put the denials that are due among the notes, unless others of them still wait."""
+        """Put the denials that are due among the notes, unless others wait there: they are counted meanwhile."""
+        if not self._notes or everything:
+            self._notes.extend(
+                map(self._of_denial, self._counted.due(trio.current_time(), everything=everything))
+            )
         if self._lost and len(self._notes) < MOST_NOTES:
+            lost = {"count": self._lost}
             self._notes.append(
-                Record(
-                    time=self._wall(), action="audit_records_lost", via="server", facts={"count": self._lost}
-                )
+                Record(time=self._wall(), action="audit_records_lost", via="server", facts=lost)
             )
             self._lost = 0
-        if not self.trouble or everything:
-            self._notes.extend(map(self._of_denial, self._counted.due(self._now(), everything=everything)))
 
     def _of_denial(self, counted: Counted) -> Record:
         denial = counted.denial
@@ -259,8 +257,7 @@ class Trail:
         """Return the time on trio's clock at which there is something to do, if the bell does not ring."""
         if self.trouble:
             return trio.current_time() + AGAIN
-        due = self._counted.next_due()
-        return due if due == math.inf else trio.current_time() + max(0.0, due - self._now())
+        return self._counted.next_due()
 
     async def _finish(self) -> None:
         self._collect(everything=True)
@@ -309,17 +306,16 @@ class _AskedChange(Asked):
 def open_trail(
     settings: AuditSettings,
     *,
-    now: Callable[[], float],
     wall_clock: Callable[[], int],
     boot: int,
     log: Log,
 ) -> Trail | None:
-    """Return the trail that the settings ask for. Raises AuditUnusable. For the clocks see `Trail`."""
+    """Return the trail that the settings ask for. Raises AuditUnusable. For the clock see `Trail`."""
     if not settings.file:
         return None
     file = AuditFile(settings.file, size=settings.size, keep=settings.keep)
     file.check()
-    return Trail(file, now=now, wall_clock=wall_clock, boot=boot, log=log)
+    return Trail(file, wall_clock=wall_clock, boot=boot, log=log)
 
 
 def _outcome(failure: BaseException | None) -> tuple[str, str, str]:

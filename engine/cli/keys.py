@@ -142,7 +142,7 @@ def _new(options: argparse.Namespace, now: datetime) -> int:
         written.append((id_, file))
         return edited
 
-    facts = {"auth_file": path, "name": name, "groups": options.group}
+    facts = {"auth_file": path, "name": name, **({"groups": options.group} if options.group else {})}
     if expires is not None:
         facts["expires"] = f"{expires:%Y-%m-%dT%H:%M:%SZ}"
     with recorded_command(options.audit_log, "key_new", facts) as made:

@@ -80,4 +80,4 @@ def _key_in_words(key: ApiKey) -> str:
 
 
 def _limit_in_words(limit: Limit) -> str:
-    return f"{limits_in_words(limit.limits)} for {subjects_in_words(limit.subjects)}"
+    return f"{subjects_in_words(limit.subjects)}: {limits_in_words(limit.limits)}"

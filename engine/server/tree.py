@@ -248,9 +248,7 @@ def _compose(
 def _opened_trail(settings: Settings, machine: Machine, log: EventLog) -> Trail | None:
     boot = machine.random().getrandbits(32)
     try:
-        return open_trail(
-            settings.audit, now=trio.current_time, wall_clock=machine.wall_clock, boot=boot, log=log
-        )
+        return open_trail(settings.audit, wall_clock=machine.wall_clock, boot=boot, log=log)
     except AuditUnusable as error:
         raise ServerFailed(f"--audit-log: {error}") from error
 
