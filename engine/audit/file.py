@@ -114,11 +114,12 @@ class AuditFile:
                 self._roomy = 0
             _lock(self._descriptor)
             here = os.fstat(self._descriptor)
+            # Also of a file that was moved away: another process may have written to it until then.
+            if here.st_size != self._size:
+                self._catch_up(here.st_size)
             if (here.st_dev, here.st_ino) == _inode_at(self.path):
                 break
             self.close()
-        if here.st_size != self._size:
-            self._catch_up(here.st_size)
 
     def release(self) -> None:
         """Let others write."""

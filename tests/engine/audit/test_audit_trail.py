@@ -1,8 +1,8 @@
 """The trail in virtual time: changes wait for their records, denials are counted, and a full disk refuses changes."""
 
+import pytest
 import trio
 import trio.testing
-from pytest import fixture, mark, raises
 
 from actors.seams import threads
 from actors.supervision.spec import ChildSpec
@@ -57,7 +57,7 @@ class Inline:
         return function(*args)
 
 
-@fixture
+@pytest.fixture
 async def world(nursery, autojump_clock):
     world = World(nursery)
     await world.start()
@@ -89,7 +89,7 @@ class TestChanges:
         assert asked.id == "00000abc-1"
         assert world.file.rooms == [LONGEST, None]
 
-    @mark.parametrize(
+    @pytest.mark.parametrize(
         ("error", "outcome", "code"),
         [
             (Internal("broken"), "failed", "INTERNAL"),
@@ -101,7 +101,7 @@ class TestChanges:
         async def carry_out():
             raise error
 
-        with raises(type(error)):
+        with pytest.raises(type(error)):
             await world.change(carry_out)
         await trio.testing.wait_all_tasks_blocked()
         end = world.file.written[-1]
@@ -129,7 +129,7 @@ class TestChanges:
 class TestFullDisk:
     async def test_no_change_is_carried_out_and_the_client_is_told_why(self, autojump_clock, world):
         world.file.full = True
-        with raises(AuditUnwritable, match="can't be written: No space left on device"):
+        with pytest.raises(AuditUnwritable, match="can't be written: No space left on device"):
             await world.change(lambda: trio.testing.wait_all_tasks_blocked())
         assert world.trail.trouble == "No space left on device"
         assert world.log.of("audit_unavailable") == [
@@ -140,7 +140,7 @@ class TestFullDisk:
 
     async def test_room_for_the_outcome_is_needed_as_well(self, autojump_clock, world):
         world.file.roomless = True
-        with raises(AuditUnwritable):
+        with pytest.raises(AuditUnwritable):
             await world.change(done)
 
     async def test_the_outcome_of_a_change_waits_for_the_disk_and_its_client_does_not(
@@ -161,7 +161,7 @@ class TestFullDisk:
     ):
         world.file.full = True
         for _ in range(5):
-            with raises(AuditUnwritable):
+            with pytest.raises(AuditUnwritable):
                 await world.change(done)
         world.trail.note("files_reloaded", {"what": "auth-file"})
         await trio.sleep(10)
@@ -178,7 +178,7 @@ class TestFullDisk:
 
     async def test_a_change_is_carried_out_at_once_when_the_disk_has_room_again(self, autojump_clock, world):
         world.file.full = True
-        with raises(AuditUnwritable):
+        with pytest.raises(AuditUnwritable):
             await world.change(done)
         world.file.full = False
         assert await world.change(done) == "result"
@@ -271,7 +271,7 @@ async def test_metrics_tell_of_records_failures_and_whether_it_can_be_written(au
     await world.change(done)
     world.deny()
     world.file.full = True
-    with raises(AuditUnwritable):
+    with pytest.raises(AuditUnwritable):
         await world.change(done)
     told = {
         block.name.removeprefix("tritium_audit_"): block.series[0].value
