@@ -216,6 +216,7 @@ class GrpcConnection(PingHandler):
                 patience = self._options.handshake_timeout
                 reason = f"no TLS handshake within {patience:g} s" if late else str(lost)
                 self._environment.on_unsecured(self.peer, reason)
+                await self._transport.linger()
             raise
         self._calls.client.names = self._transport.client_names
 

@@ -255,6 +255,7 @@ class Connection:
             if not patience.ending:
                 late = f"no TLS handshake within {self._limits.head_timeout:g} s"
                 self._on_unsecured(self._peer.text, late if self._expired else str(lost))
+                await transport.linger()
             raise
         self._peer.names = transport.client_names
         if patience.draining:

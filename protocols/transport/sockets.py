@@ -61,6 +61,11 @@ _ENCRYPTED_AT_ONCE: Final = 1024 * 1024
 _LEFT_OVER: Final = 64 * 1024  # bytes that are dropped of a request in the clear
 
 
+_LINGER: Final = 1.0
+"""Seconds that a client has to read why its handshake failed, and to close."""
+
+_MOST_DROPPED: Final = 1024 * 1024  # bytes that are read meanwhile, and dropped
+
 Endpoint = tuple[str, int]
 
 
@@ -88,6 +93,10 @@ class Transport(ABC):
     @abstractmethod
     async def handshake(self) -> None:
         """Do what must be done before the first byte."""
+
+    async def linger(self) -> None:
+        """Let the client read why `handshake` failed, where it is told. Raises nothing."""
+        return
 
     @abstractmethod
     def receive_into(self, buffer: memoryview) -> int:
@@ -218,7 +227,7 @@ class PlainTransport(_SocketTransport):
 class TlsTransport(_SocketTransport):
     """TLS, server side, over an accepted socket."""
 
-    __slots__ = ("_alpn", "_context", "_finished", "_in_the_clear", "_tls")
+    __slots__ = ("_alerted", "_alpn", "_context", "_finished", "_in_the_clear", "_tls")
 
     secured = True
 
@@ -235,6 +244,7 @@ class TlsTransport(_SocketTransport):
         self._in_the_clear = in_the_clear
         self._tls: ssl.SSLSocket | None = None
         self._finished = False
+        self._alerted = False  # the handshake failed, and the client is told why
 
     @property
     def _socket(self) -> ssl.SSLSocket:
@@ -261,21 +271,44 @@ class TlsTransport(_SocketTransport):
     async def _shake_hands(self, tls: ssl.SSLSocket) -> None:
         turn = handshakes.turn()
         wait: Callable[[ssl.SSLSocket], Awaitable[None]] = trio.lowlevel.wait_readable  # the client begins
-        while True:
-            await wait(tls)
-            async with turn:
-                try:
-                    tls.do_handshake()
-                except ssl.SSLWantReadError:
-                    wait = trio.lowlevel.wait_readable
-                except ssl.SSLWantWriteError:
-                    wait = trio.lowlevel.wait_writable
-                except OSError as failure:
-                    if isinstance(failure, ssl.SSLError) and failure.reason == "HTTP_REQUEST":
-                        self._answer_in_the_clear()
-                    raise ConnectionLost(f"TLS handshake failed: {failure}") from failure
+        try:
+            while True:
+                await wait(tls)
+                async with turn:
+                    try:
+                        tls.do_handshake()
+                    except ssl.SSLWantReadError:
+                        wait = trio.lowlevel.wait_readable
+                    except ssl.SSLWantWriteError:
+                        wait = trio.lowlevel.wait_writable
+                    else:
+                        return
+        except OSError as failure:
+            if isinstance(failure, ssl.SSLError):
+                if failure.reason == "HTTP_REQUEST":
+                    self._answer_in_the_clear()
                 else:
-                    return
+                    self._alerted = True
+            raise ConnectionLost(f"TLS handshake failed: {failure}") from failure
+
+    async def linger(self) -> None:
+        """Let the client read the alert, which OpenSSL has sent, for a moment.
+
+        With TLS 1.3 a client may have sent its request before the server has seen its certificate. If the
+        socket were closed with those bytes unread, or before they come, it would be reset, and the alert be lost.
+        """
+        if not self._alerted:
+            return
+        shutdown(self._raw, socket.SHUT_WR)
+        dropped = 0
+        with trio.move_on_after(_LINGER), contextlib.suppress(OSError):
+            while dropped < _MOST_DROPPED:
+                await trio.lowlevel.wait_readable(self._raw)
+                with contextlib.suppress(BlockingIOError):
+                    piece = len(socket.socket.recv(self._raw, _LEFT_OVER))
+                    if not piece:
+                        return
+                    dropped += piece
 
     def _answer_in_the_clear(self) -> None:
         """Tell a client that sent a request without TLS what is wrong, if that can be said at once."""

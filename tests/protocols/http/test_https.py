@@ -128,6 +128,56 @@ async def test_a_client_whose_certificate_another_authority_signed_is_turned_awa
     assert "CERTIFICATE_VERIFY_FAILED" in reason
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("shows", "alert"), [(False, "(?i)certificate.required|handshake.failure"), (True, "(?i)unknown.ca")]
+)
+async def test_a_client_whose_certificate_is_refused_reads_the_alert_behind_all_that_it_has_sent(
+    authority, serve, trusting, tmp_path, shows, alert, version
+):
+    if shows:
+        stranger = Authority(tmp_path, "elsewhere").sign("stranger")
+        trusting.load_cert_chain(stranger.certificate, stranger.key)
+    trusting.minimum_version = trusting.maximum_version = version
+    async with serve(roots=authority.root) as served:
+        with trio.socket.socket() as sock:
+            await sock.connect(served.address)
+            inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = trusting.wrap_bio(inward, outward, server_hostname="localhost")
+
+            async def told(act):
+                """Do as a client of TLS does, until that succeeds or fails."""
+                while True:
+                    try:
+                        return act()
+                    except ssl.SSLWantReadError:
+                        await sock.send(outward.read())
+                        inward.write(await sock.recv(65536))
+
+            with pytest.raises(ssl.SSLError, match=alert):  # noqa: PT012
+                await told(tls.do_handshake)
+                # With TLS 1.3 the client has its handshake behind it before the server has seen its certificate.
+                await sock.send(outward.read())
+                await trio.lowlevel.wait_readable(sock)
+                for _ in range(2):  # a socket that was closed would answer the first by a reset
+                    tls.write(b"x" * 10_000)
+                    await sock.send(outward.read())
+                assert sock.getpeername() == served.address
+                await told(lambda: tls.read(1))
+        await served.until(lambda now: not now.phases)
+
+
+async def test_a_client_that_reads_no_alert_and_stays_is_cut_off_in_a_moment(
+    authority, serve, trusting, refused
+):
+    async with serve(roots=authority.root) as served:
+        with socket.create_connection(served.address) as raw:
+            tls = await in_thread(partial(secured, raw, trusting))
+            await served.until(lambda now: not now.phases)
+            assert len(refused) == 1
+            tls.close()
+
+
 # -- what clients offer
 
 
