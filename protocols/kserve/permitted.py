@@ -61,7 +61,11 @@ def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ())
 
 
 def check_upload(
-    caller: Caller | None, model: str, parameters: Iterable[str], peer: Peer, auditor: Auditor | None
+    caller: Caller | None,
+    model: str,
+    parameters: Iterable[str],
+    peer: Peer | None = None,
+    auditor: Auditor | None = None,
 ) -> None:
     """Raise PermissionDenied if a load's `parameters` bring files, and `caller` at `peer` may bring none."""
     if caller is None or not _brings_files(parameters):
@@ -70,7 +74,7 @@ def check_upload(
         caller.require(Action.UPLOAD, model)
     except TritiumError as error:
         if auditor is not None:
-            tell_denied(auditor, Action.UPLOAD.value, model, caller, peer, error)
+            tell_denied(auditor, Action.UPLOAD.value, model, caller, peer or Peer(), error)
         raise
 
 

@@ -15,6 +15,15 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=70) | st.dictionaries(ANYTHING, inner, max_size=70),
     max_leaves=80,
 )
+
+
+def whole(line):
+    """Return the record in a line that must be one."""
+    entry = parse(line)
+    assert entry is not None
+    return entry
+
+
 RECORDS = st.builds(
     Record,
     time=st.floats(0, 2**32),
@@ -35,8 +44,7 @@ def test_no_value_ends_a_line_speaks_to_a_terminal_or_makes_a_line_too_long(reco
     former = ""
     for record, line in zip(records, lines.splitlines(keepends=True), strict=True):
         assert len(line) <= LONGEST
-        entry = parse(line)
-        assert entry is not None
+        entry = whole(line)
         assert entry.former == former
         assert entry.record.model == cut(record.model)
         assert entry.record.time == pytest.approx(record.time, abs=1e-5)
@@ -56,7 +64,7 @@ def test_a_record_has_what_it_was_given_and_leaves_out_what_is_empty():
         "facts": {"files": {"config": {"bytes": 3}}},
         "former": "abc",
     }
-    assert parse(line).record == record
+    assert whole(line).record == record
     assert end == End(8, digest_of(line))
 
 
@@ -70,13 +78,13 @@ def test_facts_are_cut_where_they_are_long_deep_or_no_json():
         "nan": math.nan,
         "no": b"",
     }
-    entry = parse(chained([Record(time=0, action="a", facts=facts)], End())[0])
+    entry = whole(chained([Record(time=0, action="a", facts=facts)], End())[0])
     told = entry.record.facts
     assert told["long"] == "x" * 42 + "... (1000 characters)"
     assert told["list"] == [*range(64), "... 36 more"]
     assert told["deep"] == {"a": {"a": {"a": {"a": "..."}}}}
     assert (told["big"], told["nan"], told["no"]) == (hex(2**70), "nan", "...")
-    many = parse(chained([Record(time=0, action="a", facts={str(n): n for n in range(100)})], End())[0])
+    many = whole(chained([Record(time=0, action="a", facts={str(n): n for n in range(100)})], End())[0])
     assert len(many.record.facts) == 65
     assert many.record.facts["..."] == "36 more"
 
@@ -85,7 +93,7 @@ def test_facts_that_are_too_many_together_are_left_out_as_a_whole():
     facts = {str(number): ["y" * 500] * 60 for number in range(60)}
     line = chained([Record(time=0, action="a", facts=facts)], End())[0]
     assert len(line) < LONGEST
-    assert parse(line).record.facts["left_out"].startswith("facts of ")
+    assert whole(line).record.facts["left_out"].startswith("facts of ")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
 from engine.server.model_control import STARTING, ModelControl
 from tests.engine.worker.conftest import make_spec
+from tests.support.auditing import KeptAuditor
 from tests.support.doubles import Double
 
 
@@ -53,6 +54,7 @@ class World:
         self.levels: dict[str, Sandbox] = {}
         self.subjects = Subjects()
         self.forbidden: set[Action | tuple[Action, str]] = set()  # with the repository, if it depends on that
+        self.auditor = KeptAuditor()
         ModelControl(
             self.models,
             self.models,
@@ -61,6 +63,7 @@ class World:
             found=self.levels_of,
             serving=self.levels_of,
             permit=self.permit,
+            auditor=self.auditor,
         ).answer(self.subjects)
 
     def permit(self, spec, action, model, namespace=None):
@@ -109,6 +112,40 @@ async def test_a_model_may_be_forbidden_what_lies_in_a_repository(world):
         with pytest.raises(PermissionDenied, match="caller may not model-repository m"):
             await world.ask(subject, {"name": "m"})
     assert world.models.done == [("load", "m", {})]
+
+
+async def test_what_a_model_asks_for_is_in_the_audit_log_in_its_name(world):
+    await world.ask("model.load", {"name": "m", "config": "{}"}, **{"file:1/a": b"x"})
+    world.being_loaded = {"caller"}
+    await world.ask("model.load", {"name": "other"})
+    world.being_loaded = set()
+    await world.ask("model.unload", {"name": "m"})
+    who = "model:caller"
+    assert world.auditor.told == [
+        *((outcome, "model_load", "m", who) for outcome in ("asked", "done")),
+        *((outcome, "model_load", "other", who) for outcome in ("asked", "done")),
+        *((outcome, "model_unload", "m", who) for outcome in ("asked", "done")),
+    ]
+    assert world.auditor.changes[0].files == {"config": "{}", "file:1/a": b"x"}
+
+
+async def test_what_a_sandbox_keeps_a_model_from_is_in_the_audit_log(world):
+    world.levels = {"m": Sandbox.OFF}
+    for subject in ("model.load", "model.unload"):
+        with pytest.raises(PermissionDenied):
+            await world.ask(subject, {"name": "m"}, sandbox=Sandbox.STRICT)
+    assert world.auditor.told == [
+        ("denied", action, "m", "model:caller") for action in ("model_load", "model_unload")
+    ]
+    assert world.models.done == []
+
+
+async def test_nothing_is_done_for_a_model_where_the_audit_log_can_not_be_written(world):
+    world.auditor.unwritable = "the disk is full"
+    for subject in ("model.load", "model.unload"):
+        with pytest.raises(Unavailable, match="the disk is full"):
+            await world.ask(subject, {"name": "m"})
+    assert world.models.done == []
 
 
 async def test_an_unload_says_whether_parts_go_too(world):

@@ -2,10 +2,11 @@
 
 import pytest
 
-from actors.values.callers import Action
+from actors.values.callers import Action, Peer
 from actors.values.errors import PermissionDenied
 from actors.values.interfaces import IndexEntry
 from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
+from tests.support.auditing import KeptAuditor
 from tests.support.callers import KnownCaller
 
 ENTRIES = [IndexEntry(name="a"), IndexEntry(name="b")]
@@ -31,3 +32,12 @@ def test_files_are_a_permission_of_their_own():
     check_upload(CALLER, "b", ["config"])
     with pytest.raises(PermissionDenied, match="alice may not upload b"):
         check_upload(CALLER, "b", ["config", "file:1/model.py"])
+
+
+def test_files_that_a_caller_may_not_bring_are_told_to_the_audit_log():
+    auditor = KeptAuditor()
+    check_upload(CALLER, "a", ["file:1/model.py"], Peer("192.0.2.7"), auditor)
+    with pytest.raises(PermissionDenied):
+        check_upload(CALLER, "b", ["file:1/model.py"], Peer("192.0.2.7"), auditor)
+    assert auditor.told == [("denied", "upload", "b", "alice")]
+    assert auditor.addresses == ["192.0.2.7"]
