@@ -69,7 +69,7 @@ def test_a_record_has_what_it_was_given_and_leaves_out_what_is_empty():
 
 
 def test_facts_are_cut_where_they_are_long_deep_or_no_json():
-    deep = {"a": {"a": {"a": {"a": {"a": {}}}}}}
+    deep: dict[str, object] = {"a": {"a": {"a": {"a": {"a": {}}}}}}
     facts = {
         "long": "x" * 1000,
         "list": list(range(100)),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,13 @@ from engine.__main__ import main
 from engine.audit.file import AuditFile
 from engine.audit.records import LONGEST, Record
 
-CHANGE = {"id": "1-1", "identity": "ci", "address": "192.0.2.7", "via": "grpc", "model": "resnet"}
+CHANGE: dict[str, Any] = {
+    "id": "1-1",
+    "identity": "ci",
+    "address": "192.0.2.7",
+    "via": "grpc",
+    "model": "resnet",
+}
 FILES = {"files": {"file:1/model.py": {"bytes": 269, "sha256": "e7" * 32}}}
 
 
