@@ -1,7 +1,8 @@
 """Changes and denials that an audit log tells of, and the port by which frontends tell it.
 
-A frontend has an `Auditor`, or None: without one nothing is recorded, and that costs one truth test. A change is
-carried out by `recorded`: it begins only once the log says that it was asked for and has room for its outcome.
+A frontend has an `Auditor`, or None: without one nothing is recorded, and that costs one truth test. A change
+is carried out by `recorded`: it begins only once the log says that it was asked for and has room for its
+outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from actors.values.tensors import Buffer
 T = TypeVar("T")
 
 DENIALS = (Unauthenticated, PermissionDenied)
-"""The errors that say that a client may not do something. TooManyRequests says how much, and is none of them."""
+"""The errors that say that a client may not do something.
+
+TooManyRequests says how much, and is none of them.
+"""
 
 
 class AuditUnwritable(Unavailable):
@@ -45,8 +49,8 @@ class Requester:
 class ManagedChange:
     """Something that management asks for.
 
-    `facts` are told as they are, and may be cut. Of `files`, such as those that come with a load, the names, the
-    sizes and the digests are told, and never the content.
+    `facts` are told as they are, and may be cut. Of `files`, such as those that come with a load, the names,
+    the sizes and the digests are told, and never the content.
     """
 
     action: str
@@ -80,7 +84,10 @@ class Auditor(ABC):
 
     @abstractmethod
     def denied(self, action: str, model: str, origin: Requester, error: TritiumError) -> None:
-        """Record that `origin` may not do `action`. Neither waits nor raises; repeated denials are counted."""
+        """Record that `origin` may not do `action`.
+
+        Neither waits nor raises; repeated denials are counted.
+        """
 
 
 async def recorded(
@@ -100,7 +107,7 @@ async def recorded(
         await asked.written()
         raise
     except BaseException as failure:
-        # The caller has left, or this is a bug: there is nobody who would wait for the record.
+        # The caller has left, or this is a bug: no client waits for the record.
         asked.ended(failure)
         raise
     asked.ended(None)

@@ -25,8 +25,8 @@ class NotRecorded(Exception):
 def recorded_command(path: str, action: str, facts: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """Record in the audit log at `path` that `action` is asked for, and around the block what comes of it.
 
-    The block may add facts to the dictionary that it gets. Without a path nothing is recorded. Raises NotRecorded
-    before the block, and AuditUnusable.
+    The block may add facts to the dictionary that it gets. Without a path nothing is recorded. Raises
+    NotRecorded before the block, and AuditUnusable.
     """
     more: dict[str, object] = {}
     if not path:

@@ -1,8 +1,8 @@
 """Denials, counted where they repeat, so that no flood of them fills the log or the memory. Pure.
 
 The first denial of its kind is told at once. A kind is an identity, an address, a listener, an action and a
-code. Those of the next minute are counted, and told as one. So many kinds are told apart as a bucket has tokens
-for, which come slowly: what clients from ever new addresses do is told in sum.
+code. Those of the next minute are counted, and told as one. So many kinds are told apart as a bucket has
+tokens for, which come slowly: what clients from ever new addresses do is told in sum.
 """
 
 from __future__ import annotations

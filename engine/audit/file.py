@@ -1,8 +1,10 @@
-"""The file of an audit log: appended to, chained, synced, rotated. It blocks, and belongs to one thread at a time.
+"""The file of an audit log: appended to, chained, synced, rotated.
 
-Several processes may append to one file: the server, and `tritium key`. Each holds a lock on the file while it
-writes, and looks first whether the name leads to another file by now and what the last line is. So a file that
-was moved away, by another process or by logrotate, is noticed without being told.
+It blocks, and belongs to one thread at a time.
+
+Several processes may append to one file: the server, and `tritium key`. Each holds a lock on the file while
+it writes, and looks first whether the name leads to another file by now and what the last line is. So a file
+that was moved away, by another process or by logrotate, is noticed without being told.
 
 An action is begun only if there is room for its outcome as well: blocks behind the end of the file are taken
 beforehand (fallocate(2) with FALLOC_FL_KEEP_SIZE). File systems that can't do that are written to without.
@@ -52,7 +54,9 @@ def _libc_fallocate() -> Callable[[int, int], None]:
 
 
 class AuditFile:
-    """An audit log at `path`. It is rotated before it grows over `size` bytes, and `keep` older ones are kept.
+    """An audit log at `path`.
+
+    It is rotated before it grows over `size` bytes, and `keep` older ones are kept.
 
     `keep` 0: all of them. The file is made or opened at the first use.
     """
@@ -69,7 +73,10 @@ class AuditFile:
         self._allocate: Callable[[int, int], None] | None = _libc_fallocate()
 
     def check(self) -> None:
-        """Open the file. Raises AuditUnusable where it can't be an audit log; a full disk is no such reason."""
+        """Open the file.
+
+        Raises AuditUnusable where it can't be an audit log; a full disk is no such reason.
+        """
         try:
             with _Held(self):
                 pass
@@ -219,7 +226,10 @@ def _lock(descriptor: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """Return a descriptor of the file at `path`, made if it is not there. Raises OSError and AuditUnusable."""
+    """Return a descriptor of the file at `path`, made if it is not there.
+
+    Raises OSError and AuditUnusable.
+    """
     try:
         descriptor = os.open(path, _FLAGS)
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""Records of the audit log: one JSON object a line, in ASCII, each with the digest of the line before it. Pure.
+"""Records of the audit log: one JSON object a line, in ASCII, each with the digest of the line before it.
+
+Pure.
 
 What clients choose (names of models, texts of errors) is cut, and escaped by JSON: no value ends a line or
 speaks to a terminal. The digest chains the lines, so that a line that was changed or taken out shows.
@@ -35,8 +37,8 @@ _NAMES: Final = ("action", "outcome", "id", "identity", "address", "via", "model
 class Record:
     """What is written about one action. `time` is in seconds of the epoch; empty texts are left out.
 
-    `via` is where it was asked: a listener such as `grpc`, `model`, `command` or `server`. `code` and `reason`
-    say why it failed or was denied.
+    `via` is where it was asked: a listener such as `grpc`, `model`, `command` or `server`. `code` and
+    `reason` say why it failed or was denied.
     """
 
     time: float
@@ -54,7 +56,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a log: the number of its last record, and the digest of that line; empty where there is none."""
+    """The end of a log: the number of its last record, and the digest of that line. Empty: none."""
 
     number: int = 0
     digest: str = ""
@@ -62,7 +64,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record as it stands in a log, and how it is chained: its number, and the digest of the line before it."""
+    """A record as it stands in a log, with its number and the digest of the line before it."""
 
     record: Record
     number: int

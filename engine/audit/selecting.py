@@ -1,5 +1,6 @@
-"""What a log tells, from its records: changes with their outcomes, which of them are wanted, and whether lines
-were changed or taken out. Pure.
+"""What a log tells, from its records: changes with their outcomes, which are wanted, what is missing.
+
+Pure.
 """
 
 from __future__ import annotations

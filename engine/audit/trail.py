@@ -1,8 +1,8 @@
 """The audit log in the server: what is to be recorded waits here, and threads write it, one at a time.
 
-A change waits until its record is on the disk. Everything else (outcomes, denials, notes of the server) is left
-here, and an actor has it written. If the disk is full, outcomes and notes wait, denials are counted, and each
-change is refused. The actor tries again, and so does the next change.
+A change waits until its record is on the disk. Everything else (outcomes, denials, notes of the server) is
+left here, and an actor has it written. If the disk is full, outcomes and notes wait, denials are counted, and
+each change is refused. The actor tries again, and so does the next change.
 
 The trail is passive and outlives its actor.
 """
@@ -121,8 +121,9 @@ class Trail:
         except OSError as error:
             self._open -= 1
             refusal = AuditUnwritable(
-                f"nothing was changed, since the audit log can't be written: {_why(error)}. The server's operator"
-                " has to mend that (--audit-log); inference goes on, and changes do as soon as it is mended"
+                f"nothing was changed, since the audit log can't be written: {_why(error)}. The server's"
+                " operator has to mend that (--audit-log); inference goes on, and changes do as soon as it is"
+                " mended"
             )
             self.denied(via, change.action, change.model, origin, refusal)
             raise refusal from error
@@ -199,7 +200,7 @@ class Trail:
             self._log(Event.AUDIT_AVAILABLE, file=self.path)
 
     def _collect(self, *, everything: bool = False) -> None:
-        """Put the denials that are due among the notes, unless others wait there: they are counted meanwhile."""
+        """Put the denials that are due among the notes. While others wait there, they are counted."""
         if not self._notes or everything:
             self._notes.extend(
                 map(self._of_denial, self._counted.due(trio.current_time(), everything=everything))

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "which actions", "all that are given must fit; of one that is given more than once, any"
     )
     for flag, metavar, explanation in (
-        ("--identity", "NAME", "of this identity, such as ci, jwt:alice or model:pipeline; * and ? are wildcards"),
+        ("--identity", "NAME", "of this identity, such as ci or model:pipeline; * and ? are wildcards"),
         ("--action", "NAME", "such as model_load, model_unload, traffic, files_reloaded, key_new; of denials"
          " also actions of rules, such as inference"),
         ("--model", "NAME", "about this model; * and ? are wildcards"),

@@ -117,8 +117,8 @@ def _add_audit_log(parser: argparse.ArgumentParser) -> None:
         "--audit-log",
         default="",
         metavar="FILE",
-        help="record it in this audit log, which may be that of a running server; where that can't be written,"
-        " nothing is done [only the server's audit log tells, once it has read the auth file]",
+        help="record it in this audit log, which may be that of a running server; where that can't be"
+        " written, nothing is done [only the server's audit log tells, once it has read the auth file]",
     )
 
 

@@ -56,7 +56,7 @@ def _named(
 
 
 def _listed(kind: str, before: Sequence[str], after: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Return what came and went; where that is nothing, whether the order is another, which decides as well."""
+    """Return what came and went; where that is nothing, whether the order, which decides, changed."""
     old, new = frozenset(before), frozenset(after)
     added, removed = _without(after, old), _without(before, new)
     moved = not added and not removed and list(before) != list(after)

@@ -95,7 +95,8 @@ def address_limits(settings: ConnectionSettings) -> Addresses:
 def permit_of(gate: Gate, auditor: Auditor | None = None) -> Permit:
     """Return what judges by the same rules what confined models ask for, as `model:NAME`.
 
-    What it denies is told to `auditor`. A model is confined in a sandbox that keeps it from reaching the server in other ways: basic or strict.
+    What it denies is told to `auditor`. A model is confined in a sandbox that keeps it from reaching the
+    server in other ways: basic or strict.
     """
 
     def permit(spec: ModelSpec, action: Action, model: str, namespace: str | None = None) -> None:

@@ -90,8 +90,8 @@ class Followed(ABC, Generic[T]):
     """Something that was read from files, and can be read again.
 
     `name` stands in the tree and in the log. `files` may change with what is adopted. `stamp` is that of the
-    files when they were read last, with success or without. `changed` says what the last files that were adopted
-    have changed, for the audit log.
+    files when they were read last, with success or without. `changed` says what the last files that were
+    adopted have changed, for the audit log.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     the audit log, traffic between versions, residency, spare workers, files that are read again
+├─ services     audit log, traffic between versions, residency, spare workers, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc, metrics and management listeners, see `engine.server.frontends`

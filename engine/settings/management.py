@@ -1,4 +1,4 @@
-"""What the operator decided about changes of what is served: at which ports, with files or not, and how recorded."""
+"""What the operator decided about changes: at which ports, with files or not, and how they are recorded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class AuditSettings:
         " inference goes on. `tritium audit` reads it. [default: no audit log]"
     )
     size: int = Group.MANAGEMENT.option("--audit-log-size=64MiB", SIZE, _audit_size).means(
-        "Tritium's own: begin another file before FILE grows over this; the older ones are FILE.1, FILE.2, ..."
+        "Tritium's own: begin another file before FILE grows over this; the older ones are FILE.1, FILE.2 and"
+        " so on."
     )
     keep: int = Group.MANAGEMENT.option(
         "--audit-log-keep=10",

@@ -46,10 +46,10 @@ class GrpcOptions:
     answers. `compression` is of infer RPCs' answers, in a coding that the client accepts. The keepalive
     fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
-    becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is refused here, and is served there.
-    `on_finished` is told every inference, its outcome and the client's address, before its memory is given
-    back. `proxies` are believed when they say whose call it is; if `introduced`, their connections begin
-    with a header of the PROXY protocol.
+    becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is
+    refused here, and is served there. `on_finished` is told every inference, its outcome and the client's
+    address, before its memory is given back. `proxies` are believed when they say whose call it is; if
+    `introduced`, their connections begin with a header of the PROXY protocol.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A

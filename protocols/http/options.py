@@ -29,9 +29,9 @@ class V2Options:
     by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
-    answers for the server while it drains. `auditor` is told of changes and denials. `on_finished` is told every inference, its outcome and the
-    client's address, before its memory is given back. What compressed bodies unfold to has its place in
-    `room`.
+    answers for the server while it drains. `auditor` is told of changes and denials. `on_finished` is told
+    every inference, its outcome and the client's address, before its memory is given back. What compressed
+    bodies unfold to has its place in `room`.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE

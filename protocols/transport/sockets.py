@@ -295,7 +295,8 @@ class TlsTransport(_SocketTransport):
         """Let the client read the alert, which OpenSSL has sent, for a moment.
 
         With TLS 1.3 a client may have sent its request before the server has seen its certificate. If the
-        socket were closed with those bytes unread, or before they come, it would be reset, and the alert be lost.
+        socket were closed with those bytes unread, or before they come, it would be reset, and the alert be
+        lost.
         """
         if not self._alerted:
             return

@@ -1,4 +1,4 @@
-"""The trail in virtual time: changes wait for their records, denials are counted, and a full disk refuses changes."""
+"""The trail in virtual time: changes wait for their records, and a full disk refuses them."""
 
 import pytest
 import trio

@@ -29,8 +29,8 @@ def log(tmp_path):
         Record(time=2000.0, action="model_load", outcome="asked", facts=FILES, **CHANGE),
         Record(time=2500.0, action="inference", outcome="denied", address="192.0.2.9", code="UNAUTHENTICATED",
                reason="the API key is\x1b[31m not good", facts={"count": 17, "seconds": 60.0}),
-        Record(time=3000.0, action="model_load", outcome="failed", code="INTERNAL", reason="no such file", **CHANGE),
-        Record(time=4000.0, action="files_reloaded", via="server", facts={"keys_revoked": ["a (x)", "b (y)"]}),
+        Record(time=3000.0, action="model_load", outcome="failed", reason="no such file", **CHANGE),
+        Record(time=4000.0, action="files_reloaded", facts={"keys_revoked": ["a (x)", "b (y)"]}),
     ]  # fmt: skip
     file.append(records, room=LONGEST)
     file.close()

@@ -1,4 +1,4 @@
-"""What changes from one auth file to the next, for the audit log: names and words, no secrets and no digests."""
+"""What changes from one auth file to the next: names and words, no secrets and no digests."""
 
 from engine.identity.changes import MOST, changes
 from engine.identity.document import read_auth_file

@@ -1,4 +1,4 @@
-"""The v2 API over HTTP tells an audit log of changes and denials, and changes nothing where that can't be told."""
+"""HTTP tells an audit log of changes and denials, and changes nothing where that can't be told."""
 
 import base64
 import json

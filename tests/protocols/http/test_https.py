@@ -156,7 +156,7 @@ async def test_a_client_whose_certificate_is_refused_reads_the_alert_behind_all_
 
             with pytest.raises(ssl.SSLError, match=alert):  # noqa: PT012
                 await told(tls.do_handshake)
-                # With TLS 1.3 the client has its handshake behind it before the server has seen its certificate.
+                # With TLS 1.3 the client is done before the server has seen its certificate.
                 await sock.send(outward.read())
                 await trio.lowlevel.wait_readable(sock)
                 for _ in range(2):  # a socket that was closed would answer the first by a reset
