@@ -144,7 +144,7 @@ def test_a_load_that_fails_says_why(server, log, module, service, via):
 def test_what_is_denied_is_recorded_with_identity_address_and_reason(server, log, module, service, via):
     with module.InferenceServerClient(server.address(service)) as client:
         for call, headers in (
-            (lambda headers: client.load_model("double", headers, CONFIG, files=FILES), bearer("user")),
+            (lambda given: client.load_model("double", given, config=CONFIG, files=FILES), bearer("user")),
             (lambda headers: client.get_inference_statistics("double", headers=headers), bearer("user")),
             (lambda headers: infer(module, client, headers), bearer("user", "wrong")),
             (lambda headers: infer(module, client, headers), {}),
