@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from actors.seams.slices import in_slices
 from actors.values.auditing import Auditor, ManagedChange, Requester, recorded
-from actors.values.errors import Internal, InvalidArgument, Unavailable, Unsupported
+from actors.values.errors import Internal, InvalidArgument, PermissionDenied, Unavailable, Unsupported
 from actors.values.interfaces import Server
 from protocols.http.answers import (
     EXITING,
@@ -29,7 +29,7 @@ from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
-from protocols.kserve.auditing import load_change, traffic_change, unload_change
+from protocols.kserve.auditing import load_change, tell_denied, traffic_change, unload_change
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
@@ -130,7 +130,13 @@ class ManagementEndpoints:
         return json_answer(metadata.statistics(visible_statistics(scope.get("tritium.caller"), statistics)))
 
     async def _tree(self, _route: Route, scope: Scope, _receive: Receive) -> Answer:
-        check_sees_all(scope.get("tritium.caller"))
+        caller = scope.get("tritium.caller")
+        try:
+            check_sees_all(caller)
+        except PermissionDenied as error:
+            if self._auditor is not None:
+                tell_denied(self._auditor, Endpoint.TREE.value, "", caller, connecting(scope), error)
+            raise
         return json_answer(dump(self._server.introspection.tree()))
 
     # Repository

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from actors.values.callers import Peer
 from protocols.grpc.call import Call, ServerStream
 
 
@@ -11,9 +12,8 @@ class ScriptedStream(ServerStream[Any, Any]):
 
     def __init__(self, *requests: Any) -> None:
         # Threads as trio has them.
-        self.call = cast("Call", SimpleNamespace(caller=None, wire=SimpleNamespace(threads=None)))
-        # Threads as trio has them.
-        self.call = cast("Call", SimpleNamespace(caller=None, wire=SimpleNamespace(threads=None)))
+        wire = SimpleNamespace(threads=None)
+        self.call = cast("Call", SimpleNamespace(caller=None, client=Peer("192.0.2.7"), wire=wire))
         self._requests = list(requests)
         self.sent: list[Any] = []
 

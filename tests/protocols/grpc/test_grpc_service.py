@@ -29,6 +29,7 @@ from protocols.kserve.proto import model_config_pb2
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.grpc_calls import infer, infer_request, make_call
 from tests.protocols.scripted_stream import ScriptedStream
+from tests.support.auditing import KeptAuditor
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 A, B = np.arange(16, dtype=np.float32).reshape(1, 16), np.ones((1, 16), np.float32)
@@ -355,6 +356,28 @@ async def test_a_load_may_bring_a_configuration_and_files(server, service):
     request.parameters["file:1/model.onnx"].bytes_param = b"\x00\xff"
     await ask(service, "RepositoryModelLoad", request)
     assert server.repository.loaded == [("add", {"config": "{}", "file:1/model.onnx": b"\x00\xff"})]
+
+
+async def test_loads_and_unloads_are_told_to_the_audit_log_and_need_it(server):
+    auditor = KeptAuditor()
+    service = InferenceService(server.server, GrpcOptions(auditor=auditor))
+    server.repository.explicit = True
+    request = pb.RepositoryModelLoadRequest(model_name="add")
+    request.parameters["file:1/model.onnx"].bytes_param = b"\x00\xff"
+    await ask(service, "RepositoryModelLoad", request)
+    await ask(service, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="add"))
+    assert auditor.told == [
+        (outcome, action, "add", "")
+        for action in ("model_load", "model_unload")
+        for outcome in ("asked", "done")
+    ]
+    assert set(auditor.addresses) == {"192.0.2.7"}
+    assert auditor.changes[0].files == {"file:1/model.onnx": b"\x00\xff"}
+    auditor.unwritable = "the audit log can't be written: No space left on device"
+    for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        asked = ask(service, rpc, request_of(rpc, model_name="add"))
+        assert await refusal(asked) == (ErrorCode.UNAVAILABLE, auditor.unwritable)
+    assert len(server.repository.loaded) == len(server.repository.unloaded) == 1
 
 
 def whole(message, request_type=pb.RepositoryModelLoadRequest):

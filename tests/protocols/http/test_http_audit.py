@@ -48,7 +48,9 @@ def ask(request, backend, auditor):
 def gate():
     everything = {(action, model) for action in Action for model in ("", "add")}
     few = {(Action.INFERENCE, "add"), (Action.MODEL_REPOSITORY, "add")}
-    return ListedGate({b"Bearer ops": KnownCaller("ops", everything), b"Bearer few": KnownCaller("few", few)})
+    some = {(Action.STATISTICS, "add")}
+    callers = {"ops": everything, "few": few, "some": some}
+    return ListedGate({f"Bearer {name}".encode(): KnownCaller(name, may) for name, may in callers.items()})
 
 
 async def test_changes_are_told_with_their_outcome_and_whose_they_are(ask, auditor, backend, gate):
@@ -98,6 +100,7 @@ async def test_nothing_is_changed_where_the_log_can_not_be_written_and_inference
         ("GET", "/v2/models/add/stats", "few", ("denied", "statistics", "add", "few")),
         ("POST", UNLOAD, "wrong", ("denied", "model_unload", "add", "")),
         ("POST", TRAFFIC, "few", ("denied", "traffic", "add", "few")),
+        ("GET", "/v2/tritium/tree", "some", ("denied", "tree", "", "some")),
     ],
 )
 async def test_what_a_gate_denies_is_told_once(ask, auditor, gate, method, path, key, told):
