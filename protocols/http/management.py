@@ -29,7 +29,7 @@ from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve import metadata
-from protocols.kserve.auditing import load_change, tell_denied, traffic_change, unload_change
+from protocols.kserve.auditing import TREE, load_change, tell_denied, traffic_change, unload_change
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
@@ -135,7 +135,7 @@ class ManagementEndpoints:
             check_sees_all(caller)
         except PermissionDenied as error:
             if self._auditor is not None:
-                tell_denied(self._auditor, Endpoint.TREE.value, "", caller, connecting(scope), error)
+                tell_denied(self._auditor, TREE, "", caller, connecting(scope), error)
             raise
         return json_answer(dump(self._server.introspection.tree()))
 

@@ -13,6 +13,7 @@ from protocols.kserve.apart import MANAGEMENT
 LOAD = "model_load"
 UNLOAD = "model_unload"
 TRAFFIC = "traffic"
+TREE = "tree"
 """Actions, as the values of `protocols.http.routes.Endpoint` that ask for them."""
 
 _BY_RPC = {call.rpc: call.endpoint for call in MANAGEMENT if call.rpc}

@@ -18,7 +18,9 @@ def record(action="model_load", outcome="done", **more):
 
 
 def shown(records):
-    return [(it.first.record.action, it.outcome, len(it.entries)) for it in told(entries(*records))]
+    found = [*told(entries(*records))]
+    assert all(it.end.outcome == it.outcome for it in found)
+    return [(it.first.record.action, it.outcome, len(it.entries)) for it in found]
 
 
 def test_a_change_is_shown_once_where_it_began_with_its_outcome():

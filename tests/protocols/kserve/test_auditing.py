@@ -1,0 +1,38 @@
+"""What an audit log is told of the calls of both protocols."""
+
+import pytest
+
+from actors.values.callers import Action, Peer
+from actors.values.errors import PermissionDenied, TooManyRequests, Unauthenticated
+from protocols.kserve.auditing import attempt, load_change, tell_denied, traffic_change, unload_change
+from tests.support.auditing import KeptAuditor
+
+
+def test_changes_have_what_was_asked_for():
+    assert load_change("m", {"config": "{}"}).files == {"config": "{}"}
+    assert unload_change("m", dependents=False).facts == {}
+    assert unload_change("m", dependents=True).facts == {"unload_dependents": True}
+    assert traffic_change("m", {"weights": {}}).facts == {"plan": {"weights": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "told"),
+    [
+        ("model_load", Action.MODEL_REPOSITORY, "model_load"),
+        ("RepositoryModelUnload", Action.MODEL_REPOSITORY, "model_unload"),
+        ("infer", Action.INFERENCE, "inference"),
+        ("ModelInfer", Action.INFERENCE, "inference"),
+    ],
+)
+def test_an_attempt_has_one_name_over_both_protocols(name, action, told):
+    assert attempt(name, action) == told
+
+
+@pytest.mark.parametrize(
+    ("error", "count"),
+    [(PermissionDenied("no"), 1), (Unauthenticated("no"), 1), (TooManyRequests("later"), 0)],
+)
+def test_errors_that_deny_are_told_and_no_others(error, count):
+    auditor = KeptAuditor()
+    tell_denied(auditor, "inference", "m", None, Peer("192.0.2.7"), error)
+    assert auditor.told == [("denied", "inference", "m", "")] * count
