@@ -166,18 +166,13 @@ def _new(options: argparse.Namespace, now: datetime) -> int:
 
 
 def _list(options: argparse.Namespace, now: datetime) -> int:
-    import tomllib
-
-    from engine.identity.document import AuthFileError, read_document
+    from engine.identity.document import read_document, read_toml
     from engine.identity.loading import read_text
     from engine.identity.standing import HEADINGS, key_facts
     from engine.observability.text import aligned
 
     text = read_text(options.auth_file)
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise AuthFileError(f"{options.auth_file}: not TOML: {error}") from None
+    document = read_toml(text, options.auth_file)
     file = read_document(document, text, options.auth_file)
     facts = list(key_facts(document, file, now.timestamp()))
     if options.json:

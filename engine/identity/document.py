@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ ALGORITHMS: Final = (
 
 MOST_KEYS: Final = 100_000
 MOST_RULES: Final = 10_000
+
+_LARGEST: Final = sys.float_info.max
 
 
 class AuthFileError(Exception):
@@ -112,11 +115,15 @@ class AuthFile:
 
 def read_auth_file(text: str, name: str) -> AuthFile:
     """Return the content of the auth file `name`. Raises AuthFileError."""
+    return read_document(read_toml(text, name), text, name)
+
+
+def read_toml(text: str, name: str) -> dict[str, Any]:
+    """Return the document of the TOML file `name`. Raises AuthFileError."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for thousands of digits, and arrays in arrays
         raise AuthFileError(f"{name}: not TOML: {error}") from None
-    return read_document(document, text, name)
 
 
 def read_document(document: Mapping[str, Any], text: str, name: str) -> AuthFile:
@@ -386,7 +393,10 @@ class _Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             upto = "" if math.isinf(most) else f" and at most {most:g}"
             raise self.wrong(key, f"takes a number, at least {least:g}{upto}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.wrong(key, f"takes a number that is less than {_LARGEST:g}") from None
 
     def size(self, key: str) -> float:
         """Return a number of bytes, which may be a text such as "10MiB"; inf where there is none."""
@@ -407,7 +417,10 @@ class _Table:
             value = datetime.combine(value, time(), UTC)
         if not isinstance(value, datetime):
             raise self.wrong(key, "takes a time such as 2030-01-31T12:00:00Z")
-        return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+        try:
+            return (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)).timestamp()
+        except OverflowError:
+            raise self.wrong(key, "is before the first year, or after the last one, of UTC") from None
 
     def done(self, value: T) -> T:
         """Return `value`, unless there is a key that nothing has read."""

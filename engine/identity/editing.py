@@ -8,14 +8,13 @@ are written in a way that this does not reach (inline arrays, quoted names), the
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
 
-from engine.identity.document import NAME, AuthFile, AuthFileError, read_auth_file, read_document
+from engine.identity.document import NAME, AuthFile, AuthFileError, read_auth_file, read_document, read_toml
 from engine.identity.keys import ID
 from engine.models.problems import did_you_mean
 
@@ -184,8 +183,8 @@ def _table_of(lines: Sequence[str], id_: str, text: str, file: str) -> tuple[int
 def _alone(lines: Sequence[str], file: str) -> Mapping[str, Any]:
     """Return the content of the one table that these lines are."""
     try:
-        document = tomllib.loads("".join(f"{line}\n" for line in lines))
-    except tomllib.TOMLDecodeError:
+        document = read_toml("".join(f"{line}\n" for line in lines), file)
+    except AuthFileError:
         raise NotEdited(_beyond(file)) from None
     content: Mapping[str, Any] = document["key"][0]
     return content
@@ -194,11 +193,15 @@ def _alone(lines: Sequence[str], file: str) -> Mapping[str, Any]:
 def _read(edited: str, text: str, file: str) -> tuple[Mapping[str, Any], AuthFile]:
     """Return the document of the edited text. Complains about the old `text` if that was wrong already."""
     try:
-        document = tomllib.loads(edited)
-        return document, read_document(document, edited, file)
-    except (tomllib.TOMLDecodeError, AuthFileError) as error:
+        document = read_toml(edited, file)
+    except AuthFileError:
         read_auth_file(text, file)
-        raise NotEdited(str(error) if isinstance(error, AuthFileError) else _beyond(file)) from None
+        raise NotEdited(_beyond(file)) from None
+    try:
+        return document, read_document(document, edited, file)
+    except AuthFileError as error:
+        read_auth_file(text, file)
+        raise NotEdited(str(error)) from None
 
 
 def _beyond(file: str) -> str:

@@ -73,9 +73,7 @@ class Tokens:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _refusal("it can't be read") from None
         claims = decoded.claims
-        if claims["exp"] is True or not math.isfinite(claims["exp"]):
-            raise _refusal("its expiry is no time")
-        return Proven(_identity(issuer, claims), float(claims["exp"]) + issuer.skew)
+        return Proven(_identity(issuer, claims), _expiry(claims) + issuer.skew)
 
 
 def _issuer_of(token: str) -> str:
@@ -87,6 +85,16 @@ def _issuer_of(token: str) -> str:
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise _refusal("it can't be read, or names no issuer") from None
     return issuer if isinstance(issuer, str) else ""
+
+
+def _expiry(claims: Mapping[str, Any]) -> float:
+    try:
+        expiry = math.inf if claims["exp"] is True else float(claims["exp"])
+    except OverflowError:
+        expiry = math.inf
+    if not math.isfinite(expiry):
+        raise _refusal("its expiry is no time")
+    return expiry
 
 
 def _identity(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:

@@ -151,4 +151,4 @@ def _key(words: list[str], place: str) -> PublicKey:
     try:
         return PublicKey.read(words[0])
     except Malformed as error:
-        raise KeysUnusable(f"{place}: '{words[0][:12]}…' {error}, {_SUCH_AS}") from None
+        raise KeysUnusable(f"{place}: {words[0][:12]!a}… {error}, {_SUCH_AS}") from None

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-from urllib.parse import urlsplit
 
 Header = tuple[bytes, bytes]
 
@@ -32,10 +31,10 @@ ANY: Final = "*"
 
 _OF_THIS_SITE: Final = frozenset({b"same-origin", b"none"})  # `none`: the visitor typed the address
 _TYPED: Final = b"none"
-_PORTS: Final = {"http": 80, "https": 443}
+_PORTS: Final = {b"http": 80, b"https": 443}
 _SHOWN: Final = 100  # bytes of a client's text that a refusal repeats
 _AUTHORITY: Final = re.compile(
-    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|(?P<name>[A-Za-z0-9._~-]+))(?::[0-9]{0,5})?"
+    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|(?P<name>[A-Za-z0-9._~-]+))(?::(?P<port>[0-9]{0,5}))?"
 )
 
 
@@ -138,14 +137,13 @@ def _shown(name: bytes, value: bytes) -> str:
 
 
 def _is_this_server(origin: bytes, host: bytes) -> bool:
-    try:
-        page = urlsplit(origin.decode("latin-1"))
-        server = urlsplit("//" + host.decode("latin-1"))
-        default = _PORTS.get(page.scheme)
-        ports = (page.port or default, server.port or default)
-    except ValueError:  # such as a port that is no number
+    scheme, _, authority = origin.lower().partition(b"://")
+    default = _PORTS.get(scheme)  # pages of applications have other schemes, such as tauri://localhost
+    page, server = _AUTHORITY.fullmatch(authority), _AUTHORITY.fullmatch(host.lower())
+    if default is None or page is None or server is None:
         return False
-    return page.hostname is not None and page.hostname == server.hostname and ports[0] == ports[1]
+    same = page["address"] == server["address"] and page["name"] == server["name"]
+    return same and int(page["port"] or default) == int(server["port"] or default)
 
 
 def host_of(authority: bytes) -> str | None:

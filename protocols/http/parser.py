@@ -132,6 +132,8 @@ class RequestParser:
 
     def feed(self, data: Buffer) -> None:  # noqa: C901  cases of one grammar
         """Parse the bytes that came next. `data` may be overwritten once this returns."""
+        if self._last:
+            return
         in_head = self.begun and not self.in_body
         received = self.received if self.in_body else -1
         try:

@@ -1,13 +1,19 @@
-"""All that reads bytes from strangers: over gRPC, and from workers."""
+"""All that reads bytes from strangers: over HTTP and gRPC, from workers, and in files that decide who is let in."""
 
 from collections.abc import Mapping
 from typing import Final
 
+from tests.fuzz.auth_files import AuthFiles
 from tests.fuzz.campaign import Target
 from tests.fuzz.connections import Connections
+from tests.fuzz.credentials import Credentials
 from tests.fuzz.header_blocks import HeaderBlocks
 from tests.fuzz.infer_requests import InferRequests
 from tests.fuzz.message_streams import MessageStreams
+from tests.fuzz.page_requests import PageRequests
+from tests.fuzz.request_heads import RequestHeads
+from tests.fuzz.rule_tables import RuleTables
+from tests.fuzz.signed_files import SignedFiles
 from tests.fuzz.worker_calls import WorkerCallsTarget
 from tests.fuzz.worker_frames import WorkerFrames
 
@@ -16,5 +22,7 @@ TARGETS: Final[Mapping[str, Target]] = {
     for target in (
         *(Connections(), HeaderBlocks(), MessageStreams(), InferRequests()),
         *(WorkerFrames(), WorkerCallsTarget()),
+        *(RequestHeads(), PageRequests(), Credentials()),
+        *(AuthFiles(), RuleTables(), SignedFiles()),
     )
 }

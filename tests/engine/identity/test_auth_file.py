@@ -138,6 +138,10 @@ def test_groups_of_tokens_are_known_at_the_token_only():
         ('[[limit]]\nfor = ["*"]\nconcurrent = 1\nper = "ip"\n', "'per': 'ip' is not known; a limit is per"),
         ('[[limit]]\nfor = ["*"]\nconcurrent = 0\n', "'concurrent': takes a number, at least 1"),
         ('[[limit]]\nfor = ["*"]\nbytes_per_second = "1 fish"\n', 'or a size such as "10MiB"'),
+        (f'[[limit]]\nfor = ["*"]\nconcurrent = 1{"0" * 400}\n', "'concurrent': takes a number that is less"),
+        (KEY + "expires = 0001-01-01T00:00:00+23:59\n", "'expires': is before the first year"),
+        ("a = " + "[" * 5000, "auth.toml: not TOML: "),
+        ("a = " + "1" * 5000, "auth.toml: not TOML: "),
     ],
 )
 def test_mistakes_are_told_with_their_place_and_remedy(text, said):

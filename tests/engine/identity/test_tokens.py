@@ -94,6 +94,7 @@ def test_a_name_may_be_another_claim_behind_another_prefix(tokens):
         ({"exp": "never"}, "exp"),
         ({"exp": None}, "exp"),
         ({"exp": True}, "exp"),
+        ({"exp": 10**400}, "its expiry is no time"),
         ({"nbf": NOW + 61}, "not yet valid"),
         ({"iat": NOW + 61}, "issued in the future"),
         ({"aud": "elsewhere"}, "aud"),

@@ -77,7 +77,7 @@ def test_a_revoked_key_counts_no_more_wherever_it_is_listed(how):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("hello\n", r"keys:1: 'hello…' is no public key"),
+        ("hello\n", r"keys:1: 'hello'… is no public key"),
         (f"\n{KEY.public.text} name\n", "keys:2: expected one key"),
         ("revoked\n", "keys:1: 'revoked' is followed by"),
         ("revoked x\n", "keys:1: 'revoked' is followed by"),

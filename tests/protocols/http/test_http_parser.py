@@ -139,8 +139,9 @@ def test_an_upgrade_of_a_chunked_request_is_refused():
     assert refusal.status == 400
 
 
-def test_connect_ends_the_connection():
-    (request,), _ = parse(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\nxyz")
+@pytest.mark.parametrize("behind", [(b"xyz",), (b"", GET), (b"", b"GET ", GET)])
+def test_connect_ends_the_connection(behind):
+    (request,), _ = parse(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + behind[0], *behind[1:])
     assert not request.keep_alive
 
 
