@@ -313,12 +313,20 @@ def _triton_lines(*, iso: bool, escape: bool, whole: bool) -> Processor:
         if trace:
             message = f"{message}\n{trace}"
         if escape:
-            message = json.dumps(message, ensure_ascii=False)
+            message = _escaped(message)
         if iso:
             return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter} {pid} {source}] {message}"
         return f"{letter}{moment:%m%d %H:%M:%S.%f} {pid} {source}] {message}"
 
     return render
+
+
+def _escaped(message: str) -> str:
+    """Return `message` as a JSON string. Also what moves or hides text on a terminal is spelt out."""
+    text = json.dumps(message, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 # What tools and people look for in Triton's log.

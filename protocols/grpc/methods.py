@@ -51,6 +51,7 @@ _RPCS: Final[Mapping[Action, tuple[str, ...]]] = {
 
 CATEGORIES: Final[Mapping[str, Action]] = {
     "/grpc.health.v1.Health/Check": Action.HEALTH,
+    "/grpc.health.v1.Health/Watch": Action.HEALTH,
     **{INFERENCE_SERVICE + rpc: category for category, rpcs in _RPCS.items() for rpc in rpcs},
 }
 """The category of each RPC, by full path. RPCs that are not in it can't be restricted."""
@@ -92,8 +93,6 @@ def restriction(path: str, restricted: Mapping[Action, tuple[str, str]]) -> Rest
     )
 
 
-_ACTIONS: Final = {**CATEGORIES, "/grpc.health.v1.Health/Watch": Action.HEALTH}
-
 _NAMES_MODEL: Final = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), "model_name"),
@@ -132,7 +131,7 @@ def method_table(services: Iterable[Service]) -> dict[str, Method]:
                 infer=infer,
                 unary=unary_methods.get(path),
                 handler=handler,
-                action=_ACTIONS.get(path, Action.METADATA),
+                action=CATEGORIES.get(path, Action.METADATA),
                 names_model=_NAMES_MODEL.get(path.removeprefix(INFERENCE_SERVICE), ""),
             )
     return table

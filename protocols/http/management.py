@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from actors.seams.slices import in_slices
+from actors.seams.steps import Steps
 from actors.values.auditing import Auditor, ManagedChange, Requester, recorded
 from actors.values.errors import Internal, InvalidArgument, PermissionDenied, Unavailable, Unsupported
 from actors.values.interfaces import Server
@@ -34,7 +35,9 @@ from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
     check_sees_all,
+    check_steps,
     check_upload,
+    named_models,
     permit_in,
     visible_entries,
     visible_report,
@@ -160,6 +163,9 @@ class ManagementEndpoints:
         caller, peer = scope.get("tritium.caller"), connecting(scope)
         check_upload(caller, route.model, parameters_of(document), peer, self._auditor)
         parameters = await in_slices(load_parameters(document))
+        if caller is not None and "config" in parameters:
+            names = await in_slices(_named_models(parameters["config"]))
+            check_steps(caller, names, peer, self._auditor)
         permit = permit_in(caller, route.model, parameters)
         load = partial(self._server.repository.load, route.model, parameters, permit=permit)
         await self._recorded(load_change(route.model, parameters), scope, load)
@@ -232,6 +238,11 @@ def _asks_deep(query: bytes) -> bool:
                 raise InvalidArgument(f"Invalid value '{shown}' for 'deep': expected 1 or 0")
             return _DEEP[value]
     return False
+
+
+def _named_models(config: object) -> Steps[frozenset[str]]:
+    names: frozenset[str] = yield partial(named_models, config)
+    return names
 
 
 def _refuse_repository_name(route: Route) -> None:

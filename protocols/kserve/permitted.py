@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, Peer
@@ -13,6 +14,11 @@ from protocols.kserve.auditing import tell_denied
 
 UPLOAD: Final = "file:"
 """What the name of a load's parameter begins with that brings a file (contract, http.md section 4)."""
+
+_STEP_MODEL: Final = (
+    "model_name",
+    "modelName",
+)  # in both spellings of JSON for protobuf; no other message has it
 
 
 def visible_entries(caller: Caller | None, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
@@ -60,6 +66,34 @@ def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ())
     return permit
 
 
+def named_models(config: object) -> frozenset[str]:
+    """Return the models that a load's `config`, a ModelConfig in JSON, names as steps of an ensemble.
+
+    What can't be read names none: the load refuses it.
+    """
+    if not isinstance(config, str):
+        return frozenset()
+    names: set[str] = set()
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        names.update(value for key, value in pairs if key in _STEP_MODEL and isinstance(value, str))
+
+    try:
+        json.loads(config, object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(names)
+
+
+def check_steps(
+    caller: Caller | None, models: Iterable[str], peer: Peer | None = None, auditor: Auditor | None = None
+) -> None:
+    """Raise PermissionDenied if `caller` may not itself ask one of `models`, which its ensemble would ask."""
+    if caller is not None:
+        for model in models:
+            _require(caller, Action.INFERENCE, model, peer, auditor)
+
+
 def check_upload(
     caller: Caller | None,
     model: str,
@@ -68,13 +102,19 @@ def check_upload(
     auditor: Auditor | None = None,
 ) -> None:
     """Raise PermissionDenied if a load's `parameters` bring files, and `caller` at `peer` may bring none."""
-    if caller is None or not _brings_files(parameters):
-        return
+    if caller is not None and _brings_files(parameters):
+        _require(caller, Action.UPLOAD, model, peer, auditor)
+
+
+def _require(
+    caller: Caller, action: Action, model: str, peer: Peer | None, auditor: Auditor | None
+) -> None:
+    """Raise PermissionDenied if `caller` may not do this, and tell the audit log."""
     try:
-        caller.require(Action.UPLOAD, model)
+        caller.require(action, model)
     except TritiumError as error:
         if auditor is not None:
-            tell_denied(auditor, Action.UPLOAD.value, model, caller, peer or Peer(), error)
+            tell_denied(auditor, action.value, model, caller, peer or Peer(), error)
         raise
 
 

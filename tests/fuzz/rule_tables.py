@@ -120,9 +120,12 @@ def _fits(rule: Rule, name: str, groups: frozenset[str], action: Action, model: 
     if not model:
         # A question about no model: a permission for some counts, a ban of some does not.
         return rule.allows or rule.models == ("*",) == rule.namespaces
-    return any(matches(glob, model) for glob in rule.models) and any(
-        matches(glob, namespace) for glob in rule.namespaces
-    )
+    if not any(matches(glob, model) for glob in rule.models):
+        return False
+    if "*" in rule.namespaces:
+        return True
+    # Where it is not known in which repository a model lies, a ban counts and a permission does not.
+    return any(matches(glob, namespace) for glob in rule.namespaces) if namespace else not rule.allows
 
 
 def matches(glob: str, name: str) -> bool:

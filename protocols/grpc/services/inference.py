@@ -29,7 +29,14 @@ from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.auditing import load_change, unload_change
 from protocols.kserve.caps import check_name
-from protocols.kserve.permitted import check_upload, permit_in, visible_entries, visible_statistics
+from protocols.kserve.permitted import (
+    check_steps,
+    check_upload,
+    named_models,
+    permit_in,
+    visible_entries,
+    visible_statistics,
+)
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
@@ -229,6 +236,9 @@ class InferenceService(UnofferedExtensions):
         if request.parameters:
             threads = stream.call.wire.threads
             parameters = await in_thread(load_parameters, request.parameters, limiter=threads)
+            if caller is not None and "config" in parameters:
+                names = await in_thread(named_models, parameters["config"], limiter=threads)
+                check_steps(caller, names, peer, self._auditor)
         name, permit = _model_name(request), permit_in(caller, request.model_name, parameters)
         load = partial(self._server.repository.load, name, parameters, permit=permit)
         await recorded(self._auditor, load_change(name, parameters), Requester.of(caller, peer), load)

@@ -176,6 +176,21 @@ def test_every_format_shows_a_traceback(console, form):
     assert form == "console" or line.count("\n") == 1
 
 
+HOSTILE = (
+    'x\n{"event": "server_stopped"}\r\x1b[2J\x1b]0;t\x07\x9b31m\u2028\u202eI0131 12:00:00.0 1 a.py:1] ok\x7f'
+)
+
+
+@pytest.mark.parametrize("form", ["default", "ISO8601", "json", "console"])
+@pytest.mark.parametrize("event", [Event.REQUEST_FAILED, Event.ACCESS_REFUSED, Event.MODEL_READY])
+def test_no_text_of_a_client_or_model_forges_a_line_or_obeys_a_terminal(console, form, event):
+    keys = {"request_id": HOSTILE, "message": HOSTILE, "model": HOSTILE, "identity": HOSTILE, "version": 1}
+    written = console.logged(lambda log: log.warning(event, **keys), format=form)
+    line = written.removesuffix("\n")
+    assert line.isprintable(), [each for each in line if not each.isprintable()]
+    assert "31m" in line
+
+
 # -- switches and destinations
 
 

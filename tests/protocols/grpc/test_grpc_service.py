@@ -436,8 +436,9 @@ async def test_an_unload_takes_dependents_along_where_asked_to(server, service, 
 # Restrictions and the table of methods
 
 
-def test_every_rpc_of_the_inference_service_and_the_health_check_can_be_restricted(service, server):
-    paths = {*service.__mapping__(), "/grpc.health.v1.Health/Check"}
+def test_every_rpc_of_the_inference_service_and_of_health_checks_can_be_restricted(service, server):
+    health = (f"/grpc.health.v1.Health/{rpc}" for rpc in ("Check", "Watch"))
+    paths = {*service.__mapping__(), *health}
     assert paths == set(CATEGORIES)
     assert set(CATEGORIES.values()) == set(RESTRICTABLE)
     assert paths <= set(method_table(services(server.server)))

@@ -737,6 +737,13 @@ def test_headers_whose_names_match_anywhere_are_forwarded_as_received():
     assert forward_headers(headers, re.compile("none")) is None
 
 
+def test_credentials_are_not_forwarded_where_they_are_the_servers_matter():
+    headers = [(b"Authorization", b"Bearer k.s"), (b"x-authorization-note", b"1")]
+    forwarded = forward_headers(headers, re.compile("authorization", re.IGNORECASE), credentials=False)
+    assert forwarded == {"x-authorization-note": "1"}
+    assert forward_headers(headers[:1], re.compile(".*")) == {"Authorization": "Bearer k.s"}
+
+
 @pytest.mark.parametrize("name", ["sequence_id", "timeout", "headers", "triton_x"])
 def test_reserved_header_names_are_not_forwarded(name):
     with pytest.raises(InvalidArgument) as caught:

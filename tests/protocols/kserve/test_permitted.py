@@ -5,7 +5,13 @@ import pytest
 from actors.values.callers import Action, Peer
 from actors.values.errors import PermissionDenied
 from actors.values.interfaces import IndexEntry
-from protocols.kserve.permitted import check_upload, visible_entries, visible_statistics
+from protocols.kserve.permitted import (
+    check_steps,
+    check_upload,
+    named_models,
+    visible_entries,
+    visible_statistics,
+)
 from tests.support.auditing import KeptAuditor
 from tests.support.callers import KnownCaller
 
@@ -41,3 +47,30 @@ def test_files_that_a_caller_may_not_bring_are_told_to_the_audit_log():
         check_upload(CALLER, "b", ["file:1/model.py"], Peer("192.0.2.7"), auditor)
     assert auditor.told == [("denied", "upload", "b", "alice")]
     assert auditor.addresses == ["192.0.2.7"]
+
+
+@pytest.mark.parametrize(
+    ("config", "models"),
+    [
+        ('{"backend": "python"}', set()),
+        ('{"ensemble_scheduling": {"step": [{"model_name": "a"}, {"model_name": "b"}]}}', {"a", "b"}),
+        ('{"ensembleScheduling": {"step": [{"modelName": "a"}]}}', {"a"}),
+        ('{"ensemble_scheduling": {"step": [{"model\\u005fname": "\\u0061"}]}}', {"a"}),
+        ('{"ensemble_scheduling": {"step": [{"model_name": "a", "model_name": "b"}]}}', {"a", "b"}),
+        ('{"ensemble_scheduling": {}, "ensemble_scheduling": {"step": [{"model_name": "a"}]}}', {"a"}),
+        ('{"ensemble_scheduling": {"step": [{"model_name": 7}, {"model_name": ["a"]}]}}', set()),
+        ("{", set()),
+        ("[" * 100_000, set()),
+        (7, set()),
+    ],
+)
+def test_models_that_an_ensemble_would_ask_are_found(config, models):
+    assert named_models(config) == models
+
+
+def test_a_caller_composes_models_only_that_it_may_ask():
+    caller = KnownCaller("alice", {(Action.INFERENCE, "a"), (Action.MODEL_REPOSITORY, "b")})
+    check_steps(caller, ["a"])
+    check_steps(None, ["a", "b"])
+    with pytest.raises(PermissionDenied, match="alice may not inference b"):
+        check_steps(caller, ["a", "b"])
