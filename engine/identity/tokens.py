@@ -26,6 +26,8 @@ LARGEST_JWKS: Final = 1024 * 1024
 _CLAIM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/|+:=-]{0,127}")
 """The form of a claim that becomes a name: it is printed in logs and metrics."""
 
+_LONGEST_SHOWN: Final = 120
+
 _MISSING: Final = "an auth file with [[issuer]] needs the package joserfc: pip install 'tritium[auth]'"
 
 
@@ -69,7 +71,8 @@ class Tokens:
         except ExpiredTokenError:
             raise _refusal("it has expired") from None
         except JoseError as error:
-            raise _refusal(error.description or error.error) from None
+            told = (error.description or error.error)[:_LONGEST_SHOWN]  # it may repeat what the header says
+            raise _refusal(told if told.isprintable() else ascii(told)) from None
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _refusal("it can't be read") from None
         claims = decoded.claims

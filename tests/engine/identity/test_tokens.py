@@ -201,6 +201,14 @@ def test_forged_tokens_are_refused(tokens, token):
         tokens().prove(token, NOW)
 
 
+def test_what_a_token_says_of_itself_is_repeated_in_part_and_safe_to_print(tokens):
+    for kid in ("\x1b[2J\x7f", "k" * 5000):
+        with pytest.raises(Unauthenticated) as refused:
+            tokens().prove(forged({"alg": "RS256", "kid": kid}, signature=b"x"), NOW)
+        assert refused.value.message.isprintable()
+        assert len(refused.value.message) < 200
+
+
 def test_a_token_of_one_issuer_is_not_good_by_the_key_of_another(tmp_path):
     keys = {}
     issuers = {}
