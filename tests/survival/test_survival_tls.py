@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
@@ -184,6 +185,60 @@ def test_large_bodies_go_up_and_come_down(serve, pem):
     server = serve(*pem.flags("http"))
     with by_http(server.address(), pem, network_timeout=PATIENCE, connection_timeout=PATIENCE) as client:
         assert doubled(tritonclient.http, client, values)
+
+
+# -- clients that try to weaken it
+
+
+def handshake(address, context, name="localhost"):
+    """The version that a client and the server agree on."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as raw:
+        with context.wrap_socket(raw, server_hostname=name) as sock:
+            return sock.version()
+
+
+def test_old_versions_are_refused_and_any_server_name_is_told_the_same_certificate(serve, pem):
+    server = serve(*pem.flags("http", "metrics", "grpc"))
+    for service in ("HTTPService", "Metrics Service", "GRPCInferenceService"):
+        address = server.address(service)
+        for version, agreed in (("TLSv1_1", None), ("TLSv1_2", "TLSv1.2"), ("TLSv1_3", "TLSv1.3")):
+            context = pem.context()
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            context.set_alpn_protocols(["h2"] if service.startswith("GRPC") else ["http/1.1"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+            if agreed is None:
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    handshake(address, context)
+            else:
+                assert handshake(address, context) == agreed
+        context = pem.context()
+        context.check_hostname = False
+        for name in ("elsewhere.example", "x" * 63 + ".example", "127.0.0.1"):
+            assert handshake(address, context, name) in {"TLSv1.2", "TLSv1.3"}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_a_client_can_not_negotiate_again(serve, pem):
+    server = serve(*pem.flags("http"))
+    command = [
+        "openssl",
+        "s_client",
+        "-connect",
+        server.address(),
+        "-tls1_2",
+        "-CAfile",
+        str(pem.authority.root),
+    ]
+    asked = subprocess.run(
+        command, input="R\n", capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert "RENEGOTIATING" in asked.stdout + asked.stderr
+    assert "no renegotiation" in asked.stderr
+    with by_http(server.address(), pem) as client:
+        assert client.is_server_ready()
 
 
 # -- certificates that change
