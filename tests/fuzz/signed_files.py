@@ -5,7 +5,7 @@ tests has signed counts, whatever was done to the texts.
 """
 
 import hashlib
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 from typing import Final
 
@@ -115,7 +115,7 @@ def _key(name: str) -> SecretKey:
     return new_key(name)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _signed(manifest: bytes, model: str, key: SecretKey) -> str:
     return sign(manifest, model, key, now=1)
 
