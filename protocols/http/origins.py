@@ -34,7 +34,8 @@ _TYPED: Final = b"none"
 _PORTS: Final = {b"http": 80, b"https": 443}
 _SHOWN: Final = 100  # bytes of a client's text that a refusal repeats
 _AUTHORITY: Final = re.compile(
-    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|(?P<name>[A-Za-z0-9._~-]+))(?::(?P<port>[0-9]{0,5}))?"
+    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|(?P<name>[A-Za-z0-9._~-]+))"
+    rb"(?::(?P<port>[0-9]{0,5}))?"
 )
 
 

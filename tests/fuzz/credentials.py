@@ -133,7 +133,7 @@ def _asked(field: bytes, peer: Peer) -> str:
 
 
 def _expected(field: bytes) -> str | None:
-    """Return whose the field is by a reading of its own; None for nobody's."""
+    """Return whose the field is by a reading of its own; None for no identity's."""
     if not field:
         return "anonymous"
     if len(field) > 8192:

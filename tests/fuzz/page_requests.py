@@ -11,11 +11,30 @@ from protocols.http.origins import OriginPolicy, Use, page_fields
 from tests.fuzz.mutation import damaged
 
 _HOSTS = (
-    b"localhost", b"LOCALHOST:8000", b"127.0.0.1:8000", b"[::1]:8000", b"[::ffff:127.0.0.1]", b"server.example",
-    b"a.server.example", b"evil.example", b"server.example.evil.example", b"evilserver.example", b"server.example.",
-    b"127.0.0.1.evil.example", b"localhost.evil.example", b"", b"user@localhost", b"localhost:8000:1", b"0x7f.1",
-    b"2130706433", b"[::1", b"127.1", b"localhost\xff", b"a b", b"*.server.example",
-)  # fmt: skip
+    b"localhost",
+    b"LOCALHOST:8000",
+    b"127.0.0.1:8000",
+    b"[::1]:8000",
+    b"[::ffff:127.0.0.1]",
+    b"server.example",
+    b"a.server.example",
+    b"evil.example",
+    b"server.example.evil.example",
+    b"evilserver.example",
+    b"server.example.",
+    b"127.0.0.1.evil.example",
+    b"localhost.evil.example",
+    b"",
+    b"user@localhost",
+    b"localhost:8000:1",
+    b"0x7f.1",
+    b"2130706433",
+    b"[::1",
+    b"127.1",
+    b"localhost\xff",
+    b"a b",
+    b"*.server.example",
+)
 _SITES = (b"same-origin", b"same-site", b"cross-site", b"none", b"NONE", b" none ", b"", b"none, none", b"x")
 _SCHEMES = (b"http://", b"https://", b"HTTP://", b"null", b"file://", b"tauri://", b"")
 

@@ -24,22 +24,52 @@ from tests.protocols.fakes import FakeServer
 from tests.support.callers import KnownCaller, ListedGate
 
 _USER: Final = {
-    *((action, "open") for action in (Action.INFERENCE, Action.METADATA, Action.MODEL_REPOSITORY, Action.TRAFFIC)),
+    *(
+        (action, "open")
+        for action in (Action.INFERENCE, Action.METADATA, Action.MODEL_REPOSITORY, Action.TRAFFIC)
+    ),
     (Action.HEALTH, ""),
     (Action.METADATA, ""),
-}  # fmt: skip
+}
 _NOBODY: Final = {(Action.HEALTH, ""), (Action.HEALTH, "open")}
 _KEY: Final = b"Bearer user.secret"
 _PATHS: Final = (
-    b"/v2/models/%s", b"/v2/models/%s/infer", b"/v2/models/%s/versions/1/infer", b"/v2/models/%s/generate",
-    b"/v2/models/%s/config", b"/v2/models/%s/stats", b"/v2/models/%s/ready", b"/v2/models/%s/trace/setting",
-    b"/v2/repository/models/%s/load", b"/v2/repository/models/%s/unload", b"/v2/repository/index", b"/v2",
-    b"/v2/tritium/models/%s/traffic", b"/v2/tritium/tree", b"/v2/health/ready", b"/v2/health/live", b"/v2/logging",
-    b"/v2/systemsharedmemory/region/%s/register", b"/v2/models/stats", b"/v2/models/%s/infer/", b"//v2/models/%s",
-    b"/v2/../v2/models/%s", b"/v2/models/open/../%s", b"/v2/models/%s;open", b"/v2/models/%s?open", b"/v2/models/%s#open",
-    b"/V2/models/%s", b"/v2/models/open%%2f..%%2f%s/infer", b"/v2/models/%s%%00", b"/v2/models/%s/versions/01",
-    b"http://open/v2/models/%s", b"HTTP://x/v2/repository/models/%s/load", b"http://x", b"*", b"x/v2/models/%s",
-)  # fmt: skip
+    b"/v2/models/%s",
+    b"/v2/models/%s/infer",
+    b"/v2/models/%s/versions/1/infer",
+    b"/v2/models/%s/generate",
+    b"/v2/models/%s/config",
+    b"/v2/models/%s/stats",
+    b"/v2/models/%s/ready",
+    b"/v2/models/%s/trace/setting",
+    b"/v2/repository/models/%s/load",
+    b"/v2/repository/models/%s/unload",
+    b"/v2/repository/index",
+    b"/v2",
+    b"/v2/tritium/models/%s/traffic",
+    b"/v2/tritium/tree",
+    b"/v2/health/ready",
+    b"/v2/health/live",
+    b"/v2/logging",
+    b"/v2/systemsharedmemory/region/%s/register",
+    b"/v2/models/stats",
+    b"/v2/models/%s/infer/",
+    b"//v2/models/%s",
+    b"/v2/../v2/models/%s",
+    b"/v2/models/open/../%s",
+    b"/v2/models/%s;open",
+    b"/v2/models/%s?open",
+    b"/v2/models/%s#open",
+    b"/V2/models/%s",
+    b"/v2/models/open%%2f..%%2f%s/infer",
+    b"/v2/models/%s%%00",
+    b"/v2/models/%s/versions/01",
+    b"http://open/v2/models/%s",
+    b"HTTP://x/v2/repository/models/%s/load",
+    b"http://x",
+    b"*",
+    b"x/v2/models/%s",
+)
 _MODELS: Final = (
     b"open",
     b"secret",
@@ -52,16 +82,49 @@ _MODELS: Final = (
     b"%ff",
 )
 _FIELDS: Final = (
-    b"Host: x", b"Host: x:1", b"Host: a@b", b"Host:", b"Authorization: Bearer user.secret", b"authorization:Bearer user.secret",
-    b"Authorization: Bearer x", b"Authorization : Bearer user.secret", b"Authorization: Bearer\r\n user.secret",
-    b"Authorization_: Bearer user.secret", b"X-Authorization: Bearer user.secret", b"Content-Length: 2", b"Content-Length: 0",
-    b"Content-Length: 2, 2", b"Content-Length: +2", b"Content-Length: 0x2", b"Content-Length : 2", b"Content_Length: 2",
-    b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked, chunked",
-    b"Transfer-Encoding: xchunked", b"Transfer-Encoding:\x0bchunked", b"Connection: close", b"Connection: keep-alive",
-    b"Upgrade: h2c", b"Expect: 100-continue", b"X-Original-URL: /v2/models/open", b"X-HTTP-Method-Override: GET",
-    b"Trailer: Authorization", b"\x00X: y", b"X: a\x00b", b"X: a\rb", b"X: \xff\xfe",
-)  # fmt: skip
-_BODIES: Final = (b"", b"{}", b"2\r\n{}\r\n0\r\n\r\n", b"0\r\n\r\n", b"0\r\nAuthorization: Bearer user.secret\r\n\r\n", b"2;x=y\r\n{}\r\n0\r\n\r\n")  # fmt: skip
+    b"Host: x",
+    b"Host: x:1",
+    b"Host: a@b",
+    b"Host:",
+    b"Authorization: Bearer user.secret",
+    b"authorization:Bearer user.secret",
+    b"Authorization: Bearer x",
+    b"Authorization : Bearer user.secret",
+    b"Authorization: Bearer\r\n user.secret",
+    b"Authorization_: Bearer user.secret",
+    b"X-Authorization: Bearer user.secret",
+    b"Content-Length: 2",
+    b"Content-Length: 0",
+    b"Content-Length: 2, 2",
+    b"Content-Length: +2",
+    b"Content-Length: 0x2",
+    b"Content-Length : 2",
+    b"Content_Length: 2",
+    b"Transfer-Encoding: chunked",
+    b"Transfer-Encoding: identity",
+    b"Transfer-Encoding: chunked, chunked",
+    b"Transfer-Encoding: xchunked",
+    b"Transfer-Encoding:\x0bchunked",
+    b"Connection: close",
+    b"Connection: keep-alive",
+    b"Upgrade: h2c",
+    b"Expect: 100-continue",
+    b"X-Original-URL: /v2/models/open",
+    b"X-HTTP-Method-Override: GET",
+    b"Trailer: Authorization",
+    b"\x00X: y",
+    b"X: a\x00b",
+    b"X: a\rb",
+    b"X: \xff\xfe",
+)
+_BODIES: Final = (
+    b"",
+    b"{}",
+    b"2\r\n{}\r\n0\r\n\r\n",
+    b"0\r\n\r\n",
+    b"0\r\nAuthorization: Bearer user.secret\r\n\r\n",
+    b"2;x=y\r\n{}\r\n0\r\n\r\n",
+)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""All that reads bytes from strangers: over HTTP and gRPC, from workers, and in files that decide who is let in."""
+"""All that reads bytes from strangers: over HTTP and gRPC, from workers, and in files that let clients in."""
 
 from collections.abc import Mapping
 from typing import Final

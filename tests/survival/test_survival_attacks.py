@@ -106,7 +106,8 @@ async def states(server):
 # -- names and paths
 
 NAMES = [
-    *("onnx_x/../python_add_sub", "onnx_add_sub/../python_add_sub", "onnx_add_sub/", "onnx_add_sub\0", "onnx_.."),
+    *("onnx_x/../python_add_sub", "onnx_add_sub/../python_add_sub", "onnx_add_sub/", "onnx_add_sub\0"),
+    "onnx_..",
     *("onnx_add_sub/1", "onnx_*", "onnx_add_sub\\..\\python_add_sub", "onnx_add_sub\n", "onnx_\ud800"),
     *("python_add_sub", "./python_add_sub", "python_add_sub ", "PYTHON_ADD_SUB", "\uff50ython_add_sub", ""),
 ]  # fmt: skip

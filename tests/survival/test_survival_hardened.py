@@ -28,7 +28,7 @@ INFERENCE = {
     "inputs": [{"name": name, "shape": [1, 16], "datatype": "FP32", "data": [1] * 16} for name in ("A", "B")]
 }
 LOAD = "/v2/repository/models/add_sub/load"
-NOBODY = 65534
+USER = 65534
 
 
 def block(opening):
@@ -43,14 +43,14 @@ def as_another_user():
     program = shutil.which("setpriv")
     if os.geteuid() != 0 or program is None:
         return ()
-    return (program, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
+    return (program, f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs")
 
 
 def owned(folder):
     """Give everything in `folder` to the user that the server runs as, and let it be reached."""
     if as_another_user():
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, USER, USER)
         for path in folder.parents:
             if path.owner() == "root" and str(path).startswith("/tmp/"):
                 path.chmod(path.stat().st_mode | 0o011)
