@@ -7,13 +7,15 @@ import json
 from urllib.parse import quote
 
 import grpc
+import httpx
 import pytest
 import trio
 from tritonclient.grpc import service_pb2
 
+from tests.support.flavours import process
 from tests.survival.repository import Repository
 from tests.survival.server import standing
-from tests.survival.test_survival_identity import SECRETS, bearer, key
+from tests.survival.test_survival_identity import SECRETS, TRICKS, bearer, key
 from tests.survival.wire import Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
@@ -329,3 +331,46 @@ def test_nothing_that_a_client_sends_becomes_a_trailer_of_the_answer(server):
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert SPLITTING in refused.value.details()
     assert "set-cookie" not in dict(refused.value.trailing_metadata())
+
+
+# -- under another server
+
+APART = {
+    "TRITIUM_MODEL_CONTROL_MODE": "explicit",
+    "TRITIUM_LOAD_MODEL": "*",
+    "TRITIUM_MANAGEMENT_ADDRESS": "127.0.0.1",
+    "TRITIUM_MANAGEMENT_HTTP_PORT": "0",
+    "TRITIUM_MANAGEMENT_GRPC_PORT": "0",
+}
+
+
+async def test_under_hypercorn_no_way_of_writing_a_path_reaches_more(tmp_path):
+    repository = Repository(tmp_path / "models")
+    repository.onnx_add_sub()
+    repository.python_add_sub()
+    auth = tmp_path / "auth.toml"
+    auth.write_text(key("user") + key("operator") + RULES.replace(', "telling"', ""))
+    hypercorn = process(
+        *("hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "engine.asgi"),
+        http=r"Running on http://(\S+)",
+        TRITIUM_AUTH_FILE=str(auth),
+        **APART,
+    )
+    with hypercorn(repository.path) as addresses:
+        port = int(addresses.http.rpartition(":")[2])
+        for path in TRICKS:
+            reply = await ask(port, "GET", path, **bearer("user"))
+            assert reply.status in {400, 403, 404}, path
+        for target in TARGETS:
+            reply = await ask(port, "POST", target, **bearer("operator"), **PRETENDED)
+            assert reply.status in {400, 403, 404}, target
+        async with httpx.AsyncClient(base_url=f"http://{addresses.http}", http1=False, http2=True) as client:
+            for path in (
+                f"/v2/models/{OTHER}",
+                "/v2/models/%70ython_add_sub",
+                f"/v2/models/{MINE}/../{OTHER}",
+            ):
+                answer = await client.get(path, headers=bearer("user"))
+                assert (answer.http_version, answer.status_code in {403, 404}) == ("HTTP/2", True)
+            assert (await client.post(TARGETS[0], headers=bearer("operator"))).status_code == 403
+            assert (await client.get(f"/v2/models/{OTHER}", headers=bearer("operator"))).status_code == 200
