@@ -189,7 +189,8 @@ class V2App:
     async def _answer_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer under a foreign server, which has not asked `admit`."""
         verdict = self.admit_scope(scope)
-        foreign = ForeignBody(receive, verdict, announced(scope["headers"]))
+        stream = scope.get("http_version", "1.1").startswith(("2", "3"))
+        foreign = ForeignBody(receive, verdict, announced(scope["headers"]), stream=stream)
         if isinstance(verdict, Answer):
             answer: Answer | None = verdict
         else:

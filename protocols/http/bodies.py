@@ -127,11 +127,14 @@ class BodyTooLong(Exception):
 class ForeignBody:
     """A body that a foreign ASGI server passes on.
 
-    Not more of it is taken than was admitted. The rest is dropped once the request is answered.
+    Not more of it is taken than was admitted. The rest is dropped once the request is answered. In a `stream`,
+    as over HTTP/2, the end of a body comes by itself, also of an empty one. No answer may be complete before:
+    hypercorn fails of data for a stream that is closed, and with trio its whole process does.
     """
 
-    def __init__(self, receive: Receive, verdict: Admission, length: int) -> None:
-        self.ended = length == 0
+    def __init__(self, receive: Receive, verdict: Admission, length: int, *, stream: bool = False) -> None:
+        self.ended = length == 0 and not stream
+        self._stream = stream
         self._receive = receive
         self._verdict = verdict
         self._size = 0
@@ -151,6 +154,8 @@ class ForeignBody:
 
     async def discard(self) -> None:
         """Drop the rest as it comes, so that the client reads its answer; see `protocols.http.admission`."""
+        while self._stream and not self.ended:
+            self._note(await self._receive())
         most = self._size + MOST_DISCARDED
         with trio.move_on_after(DISCARD_TIME):
             while not self.ended and self._size < most:

@@ -4,6 +4,8 @@ What it tries is of docs/attacks.md. One server has an auth file, ports for mana
 """
 
 import json
+import re
+import ssl
 from urllib.parse import quote
 
 import grpc
@@ -12,6 +14,7 @@ import pytest
 import trio
 from tritonclient.grpc import service_pb2
 
+from tests.support.certificates import Authority
 from tests.support.flavours import process
 from tests.survival.repository import Repository
 from tests.survival.server import standing
@@ -350,8 +353,13 @@ async def test_under_hypercorn_no_way_of_writing_a_path_reaches_more(tmp_path):
     repository.python_add_sub()
     auth = tmp_path / "auth.toml"
     auth.write_text(key("user") + key("operator") + RULES.replace(', "telling"', ""))
+    authority = Authority(tmp_path)
+    signed = authority.sign("server")
+    said = tmp_path / "said"
     hypercorn = process(
-        *("hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "engine.asgi"),
+        *("hypercorn", "-k", "trio", "--insecure-bind", "127.0.0.1:0", "-b", "127.0.0.1:0"),
+        *("--certfile", str(signed.certificate), "--keyfile", str(signed.key), "engine.asgi"),
+        said=said,
         http=r"Running on http://(\S+)",
         TRITIUM_AUTH_FILE=str(auth),
         **APART,
@@ -364,7 +372,10 @@ async def test_under_hypercorn_no_way_of_writing_a_path_reaches_more(tmp_path):
         for target in TARGETS:
             reply = await ask(port, "POST", target, **bearer("operator"), **PRETENDED)
             assert reply.status in {400, 403, 404}, target
-        async with httpx.AsyncClient(base_url=f"http://{addresses.http}", http1=False, http2=True) as client:
+        secure = re.search(r"Running on https://\S+:(\d+)", said.read_text())[1]
+        context = ssl.create_default_context(cafile=authority.root)
+        url = f"https://localhost:{secure}"
+        async with httpx.AsyncClient(base_url=url, http1=False, http2=True, verify=context) as client:
             for path in (
                 f"/v2/models/{OTHER}",
                 "/v2/models/%70ython_add_sub",

@@ -638,6 +638,40 @@ async def test_a_body_in_parts_is_bounded(backend):
     assert refusal(answer) == (413, "request body of 6 bytes exceeds the maximum allowed size of 5 bytes")
 
 
+@pytest.mark.parametrize("version", ["1.1", "2", "3"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v2"), ("POST", "/v2/nothing"), ("GET", "/v2/models/no")]
+)
+async def test_over_http_2_no_answer_is_complete_before_the_end_of_its_request(
+    backend, autojump_clock, version, method, path
+):
+    ended, sent = trio.Event(), []
+
+    async def receive():
+        await ended.wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": version,
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+    }
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            V2App(backend.server), {**scope, "query_string": b"", "headers": []}, receive, send
+        )
+        await trio.sleep(1_000)
+        assert sent[0]["type"] == "http.response.start"
+        assert sent[-1].get("more_body", False) is (version != "1.1")
+        ended.set()
+    assert not sent[-1].get("more_body", False)
+
+
 async def test_only_http_is_spoken(client):
     with pytest.raises(RuntimeError, match="speaks HTTP only"):
         await client.app({"type": "websocket"}, None, None)
