@@ -127,9 +127,9 @@ class BodyTooLong(Exception):
 class ForeignBody:
     """A body that a foreign ASGI server passes on.
 
-    Not more of it is taken than was admitted. The rest is dropped once the request is answered. In a `stream`,
-    as over HTTP/2, the end of a body comes by itself, also of an empty one. No answer may be complete before:
-    hypercorn fails of data for a stream that is closed, and with trio its whole process does.
+    Not more of it is taken than was admitted. The rest is dropped once the request is answered. In a
+    `stream`, as over HTTP/2, the end of a body comes by itself, also of an empty one. No answer may be
+    complete before: hypercorn fails of data for a stream that is closed, and with trio its process does.
     """
 
     def __init__(self, receive: Receive, verdict: Admission, length: int, *, stream: bool = False) -> None:

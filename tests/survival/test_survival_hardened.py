@@ -186,7 +186,7 @@ def test_more_than_its_share_is_refused_to_an_identity_and_health_goes_on(ask):
 
 def test_workers_have_no_privileges_and_the_start_says_what_is_open(server):
     assert re.search(
-        r"credentials: auth file; uploads: off; sandbox: strict; TLS: HTTP and gRPC", server.said
+        r"credentials: auth file; uploads: off; sandbox: strict; TLS: HTTP, gRPC and metrics", server.said
     )
     statuses = [
         status
