@@ -175,7 +175,8 @@ async def test_no_way_of_writing_a_target_manages_at_a_port_for_inference(server
 
 PATHS = [
     *("RepositoryModelUnload", "repositorymodelunload", "RepositoryModelUnload/", "RepositoryModelUnloa%64"),
-    *("/RepositoryModelUnload", "RepositoryModelUnload?x", "../inference.GRPCInferenceService/RepositoryModelUnload"),
+    *("/RepositoryModelUnload", "RepositoryModelUnload?x"),
+    "../inference.GRPCInferenceService/RepositoryModelUnload",
 ]  # fmt: skip
 
 
@@ -275,7 +276,10 @@ LEADING_OUT = [
     {"backend": "python", "default_model_filename": "/etc/passwd"},
     {"backend": "../../evil"},
     {"backend": "onnxruntime", "name": OTHER},
-    {"backend": "onnxruntime", "model_operations": {"op_library_filename": ["/lib/x86_64-linux-gnu/libc.so.6"]}},
+    {
+        "backend": "onnxruntime",
+        "model_operations": {"op_library_filename": ["/lib/x86_64-linux-gnu/libc.so.6"]},
+    },
     {
         "backend": "onnxruntime",
         "model_warmup": [
@@ -288,7 +292,7 @@ LEADING_OUT = [
             }
         ],
     },
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("named", LEADING_OUT, ids=str)

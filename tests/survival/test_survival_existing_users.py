@@ -1,7 +1,7 @@
-"""What Triton's users have in place works without a new flag, and probes and scrapes work beside an auth file.
+"""What Triton's users have in place works without a new flag; probes and scrapes work beside an auth file.
 
-The calls are those of tritonclient, Model Analyzer, KServe's agent, ModelMesh's adapter for Triton, kubelet and
-Prometheus, as each sends them. None of them shows credentials.
+The calls are those of tritonclient, Model Analyzer, KServe's agent, ModelMesh's adapter for Triton, kubelet
+and Prometheus, as each sends them. None of them shows credentials.
 """
 
 import gzip
