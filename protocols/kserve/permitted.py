@@ -106,9 +106,7 @@ def check_upload(
         _require(caller, Action.UPLOAD, model, peer, auditor)
 
 
-def _require(
-    caller: Caller, action: Action, model: str, peer: Peer | None, auditor: Auditor | None
-) -> None:
+def _require(caller: Caller, action: Action, model: str, peer: Peer | None, auditor: Auditor | None) -> None:
     """Raise PermissionDenied if `caller` may not do this, and tell the audit log."""
     try:
         caller.require(action, model)
