@@ -72,5 +72,7 @@ def test_a_caller_composes_models_only_that_it_may_ask():
     caller = KnownCaller("alice", {(Action.INFERENCE, "a"), (Action.MODEL_REPOSITORY, "b")})
     check_steps(caller, ["a"])
     check_steps(None, ["a", "b"])
+    auditor = KeptAuditor()
     with pytest.raises(PermissionDenied, match="alice may not inference b"):
-        check_steps(caller, ["a", "b"])
+        check_steps(caller, ["a", "b"], Peer("192.0.2.7"), auditor)
+    assert auditor.told == [("denied", "inference", "b", "alice")]
