@@ -71,6 +71,7 @@ class OverHttp:
         """Send the input once. An answer that comes before the end of the body counts."""
         if self._socket is None or self._socket.fileno() < 0:
             self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             with suppress(ConnectionResetError, BrokenPipeError):
                 self._socket.sendall(self._head)
