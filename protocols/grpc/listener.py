@@ -32,7 +32,7 @@ from protocols.http2.streams import Http2Limits
 from protocols.transport.listening import Listener, in_turns
 from protocols.transport.offenders import Offenders
 from protocols.transport.receiving import ReceivingRoom
-from protocols.transport.sockets import PlainTransport, TlsTransport
+from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
 
 ALPN: Final = "h2"
 """What a client of TLS must say that it speaks (RFC 9113, section 3.3)."""
@@ -120,7 +120,7 @@ class GrpcListener(Listener[GrpcConnection]):
         )
 
     def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
-        return (self._deadlines.watch, self._sweep)
+        return (self._readiness.run, self._deadlines.watch, self._sweep)
 
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
         if faults.points is not None:
@@ -128,11 +128,16 @@ class GrpcListener(Listener[GrpcConnection]):
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return GrpcConnection(
-            PlainTransport(accepted) if self._tls is None else TlsTransport(accepted, self._tls(), alpn=ALPN),
+            self._transport(accepted),
             self._environment,
             now=trio.current_time(),
             jitter=2 * self._uniform() - 1,
         )
+
+    def _transport(self, accepted: socket.socket) -> Transport:
+        if self._tls is None:
+            return PlainTransport(accepted, self._readiness.waits(accepted))
+        return TlsTransport(accepted, self._tls(), self._readiness.waits(accepted), alpn=ALPN)
 
     async def _serve(self, connection: GrpcConnection) -> None:
         # This sleeps for time to pass; no event could replace the loop.

@@ -268,7 +268,7 @@ class Connection:
         parser, patience = self._parser, self._patience
         if parser.ready:
             return parser.ready.popleft()
-        patience.rest(trio.current_time())
+        self._rest()
         while not parser.ready:
             if parser.refusal is not None:
                 await self._refuse(parser.refusal)
@@ -296,6 +296,13 @@ class Connection:
             request.release = self._claim.release
             self._claim = None
         return request
+
+    def _rest(self) -> None:
+        """Note that no request is under way."""
+        now = trio.current_time()
+        self._patience.rest(now)
+        if self.served:
+            self._transport.use(now)
 
     async def _cut_short(self) -> None:
         """Refuse a request that has expired. A client that has left is told nothing."""

@@ -32,6 +32,7 @@ from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
 
 _SWEEP_PERIOD: Final = 1.0
 _SCRATCH: Final = 64 * 1024
+_LEAVE_AT_ONCE: Final = 64  # clients whose requests are cancelled in one turn of the loop
 _CLIENT_LEFT: Final = select.EPOLLRDHUP | select.EPOLLET  # edges only, as each comes once
 _SAID: Final = error("your address has as many connections as it may; see --max-connections-per-address")
 _IN_THE_CLEAR: Final = error("this port speaks TLS: ask by https://")
@@ -122,10 +123,11 @@ class HttpListener(Listener[Connection]):
 
     def close(self) -> None:
         """Let go of the watcher's descriptor. For when `serve` will not be called again."""
+        super().close()
         self._epoll.close()
 
     def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
-        return (self._watch, self._sweep)
+        return (self._readiness.run, self._watch, self._sweep)
 
     def _adopt(self, accepted: socket.socket) -> Connection:
         if faults.points is not None:
@@ -152,8 +154,8 @@ class HttpListener(Listener[Connection]):
 
     def _transport(self, accepted: socket.socket) -> Transport:
         if self._tls is None:
-            return PlainTransport(accepted)
-        return TlsTransport(accepted, self._tls(), in_the_clear=_SPEAK_TLS)
+            return PlainTransport(accepted, self._readiness.waits(accepted))
+        return TlsTransport(accepted, self._tls(), self._readiness.waits(accepted), in_the_clear=_SPEAK_TLS)
 
     def _release(self, connection: Connection) -> None:
         descriptor = self._descriptors.pop(connection)
@@ -181,7 +183,7 @@ class HttpListener(Listener[Connection]):
     async def _watch(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for descriptor, _ in self._epoll.poll(0):
+            for descriptor, _ in self._epoll.poll(0, _LEAVE_AT_ONCE):
                 connection = self._by_descriptor.get(descriptor)
                 if connection is not None:
                     connection.peer_left()

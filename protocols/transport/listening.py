@@ -23,6 +23,7 @@ from actors.values.families import Block, Families, MetricKind, Slice, SplitFami
 from protocols.transport.accepting import Door, OnceAMinute, OnExhausted
 from protocols.transport.introductions import NotIntroduced, introduction
 from protocols.transport.proxies import TrustedProxies
+from protocols.transport.readiness import Readiness
 from protocols.transport.room import AddressLimit, GoingLine, Occupant, first_to_go, reserve
 from protocols.transport.sockets import ConnectionLost, address_of
 
@@ -130,6 +131,7 @@ class Listener(ABC, Generic[C]):
         self._origins: dict[C, str] = {}
         self._of_origin: dict[str, dict[C, None]] = {}
         self._gave_way = self._crowded_out = self._over_address_limit = self._not_introduced = 0
+        self._readiness = Readiness()
         self._door = Door(max_connections + reserve(max_connections))
         self._names = itertools.count(1)
         self._accepted = 0
@@ -190,6 +192,7 @@ class Listener(ABC, Generic[C]):
 
     def close(self) -> None:
         """Release everything besides connections, when `serve` will not be called again."""
+        self._readiness.close()
 
     def counts(self) -> ConnectionCounts:
         """Return how many connections there are, and how many were ended or turned away."""

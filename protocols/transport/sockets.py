@@ -24,6 +24,7 @@ from actors.values.tensors import Buffer
 from protocols.transport import handshakes
 from protocols.transport.buffers import Cut, behind
 from protocols.transport.names import client_names
+from protocols.transport.readiness import DirectWaits, Waits
 
 _NETWORK: Final = frozenset(
     (
@@ -122,6 +123,13 @@ class Transport(ABC):
         """Wait until `send` is worth a try."""
 
     @abstractmethod
+    def use(self, now: float) -> None:
+        """Note that a request came, or was answered: connections in use go first.
+
+        See `protocols.transport.portions`.
+        """
+
+    @abstractmethod
     def rouse(self) -> None:
         """End the wait of the task that waits for the socket."""
 
@@ -146,13 +154,17 @@ class Transport(ABC):
 
 
 class _SocketTransport(Transport):
-    """What plain sockets and TLS have in common: an accepted socket, which is made non-blocking."""
+    """What plain sockets and TLS have in common: an accepted socket, which is made non-blocking.
 
-    __slots__ = ("_raw", "client_names", "peer")
+    It ends its `waits`; without them, it waits with trio.
+    """
 
-    def __init__(self, sock: socket.socket) -> None:
+    __slots__ = ("_raw", "_waits", "client_names", "peer")
+
+    def __init__(self, sock: socket.socket, waits: Waits | None = None) -> None:
         sock.setblocking(False)
         self._raw = sock
+        self._waits = waits or DirectWaits(sock.fileno())
         self.peer = address_of(sock)
         self.client_names = ()
 
@@ -160,14 +172,16 @@ class _SocketTransport(Transport):
         return _endpoint(self._raw.getpeername), _endpoint(self._raw.getsockname)
 
     def wait_readable(self) -> Awaitable[None]:
-        # Not a coroutine of its own, which would cost each wait a frame more.
-        return trio.lowlevel.wait_readable(self._raw)  # noqa: ASYNC105  # the caller awaits it
+        return self._waits.readable()
 
     def wait_writable(self) -> Awaitable[None]:
-        return trio.lowlevel.wait_writable(self._raw)  # noqa: ASYNC105  # as above
+        return self._waits.writable()
+
+    def use(self, now: float) -> None:
+        self._waits.use(now)
 
     def rouse(self) -> None:
-        trio.lowlevel.notify_closing(self._raw)
+        self._waits.rouse()
 
     def stop_reading(self) -> None:
         shutdown(self._raw, socket.SHUT_RD)
@@ -178,6 +192,7 @@ class _SocketTransport(Transport):
         shutdown(self._raw, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._waits.end()
         self._raw.close()
 
 
@@ -232,13 +247,19 @@ class TlsTransport(_SocketTransport):
     secured = True
 
     def __init__(
-        self, sock: socket.socket, context: ssl.SSLContext, *, alpn: str = "", in_the_clear: bytes = b""
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        waits: Waits | None = None,
+        *,
+        alpn: str = "",
+        in_the_clear: bytes = b"",
     ) -> None:
         """The client must agree on `alpn` if that is given: so it says that it speaks HTTP/2 (RFC 9113, 3.3).
 
         `in_the_clear` is the answer to a request of HTTP/1 without TLS.
         """
-        super().__init__(sock)
+        super().__init__(sock, waits)
         self._context = context
         self._alpn = alpn
         self._in_the_clear = in_the_clear
@@ -270,17 +291,17 @@ class TlsTransport(_SocketTransport):
 
     async def _shake_hands(self, tls: ssl.SSLSocket) -> None:
         turn = handshakes.turn()
-        wait: Callable[[ssl.SSLSocket], Awaitable[None]] = trio.lowlevel.wait_readable  # the client begins
+        wait = super().wait_readable  # the client begins
         try:
             while True:
-                await wait(tls)
+                await wait()
                 async with turn:
                     try:
                         tls.do_handshake()
                     except ssl.SSLWantReadError:
-                        wait = trio.lowlevel.wait_readable
+                        wait = super().wait_readable
                     except ssl.SSLWantWriteError:
-                        wait = trio.lowlevel.wait_writable
+                        wait = super().wait_writable
                     else:
                         return
         except OSError as failure:
@@ -304,7 +325,7 @@ class TlsTransport(_SocketTransport):
         dropped = 0
         with trio.move_on_after(_LINGER), contextlib.suppress(OSError):
             while dropped < _MOST_DROPPED:
-                await trio.lowlevel.wait_readable(self._raw)
+                await super().wait_readable()
                 with contextlib.suppress(BlockingIOError):
                     piece = len(socket.socket.recv(self._raw, _LEFT_OVER))
                     if not piece:
@@ -374,8 +395,8 @@ class TlsTransport(_SocketTransport):
     def wait_readable(self) -> Awaitable[None]:
         """Wait until `receive_into` is worth a try: not at all while decrypted bytes are left."""
         if not self._finished and self._socket.pending():
-            return trio.lowlevel.checkpoint()  # noqa: ASYNC105  # as above
-        return trio.lowlevel.wait_readable(self._raw)  # noqa: ASYNC105  # as above
+            return trio.lowlevel.checkpoint()  # noqa: ASYNC105  # the caller awaits it
+        return super().wait_readable()
 
     def send(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Encrypt and send the bytes that the kernel takes at once, 1 MiB at most, and return the rest.

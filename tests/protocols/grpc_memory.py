@@ -56,6 +56,9 @@ class MemoryTransport(Transport):
     async def handshake(self):
         await trio.lowlevel.checkpoint()
 
+    def use(self, now):
+        pass
+
     def receive_into(self, buffer):
         count = min(len(buffer), len(self.sent))
         buffer[:count] = self.sent[:count]

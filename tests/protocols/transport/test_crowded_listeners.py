@@ -186,6 +186,26 @@ async def test_a_newcomer_whose_first_bytes_come_later_than_it_is_served(serve):
 # One address
 
 
+CROWD = 400
+
+
+async def test_a_crowd_that_dies_at_once_keeps_no_other_client_waiting(serve, autojump_clock):
+    async with serve(2 * CROWD) as served, AsyncExitStack() as stack:
+        crowd = [await stack.enter_async_context(served.connect()) for _ in range(CROWD)]
+        await served.until(lambda now: now.phases[Phase.IDLE] == CROWD)
+        await trio.sleep(10)
+        other = await stack.enter_async_context(served.connect())
+        await other.send(HEALTH)
+        assert await other.receive(len(LIVE)) == LIVE
+        for client in crowd:
+            client.socket.close()
+        await other.send(HEALTH)
+        assert await other.receive(len(LIVE)) == LIVE
+        left = served.listener.statistics().phases[Phase.IDLE]
+        assert left > CROWD // 2  # in front of the client there was a portion only
+        await served.until(lambda now: now.phases[Phase.IDLE] == 1)
+
+
 async def test_an_address_has_so_many_connections_and_its_idle_ones_make_room(serve):
     async with serve(100, per_address=AddressLimit(2)) as served, AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(served.connect()) for _ in range(2)]
