@@ -32,7 +32,7 @@ def settle_garbage_collection() -> None:
     A full collection would stop the loop for tens of milliseconds. A collection also stops the loop by some
     two microseconds for each object that it frees. Requests make no cycles, but gRPC connections, crashes and
     loads do. So the collection runs often enough to be short, and no oftener. What is allocated and freed
-    again doesn't count.
+    again doesn't count. While the server serves, `engine.processes.collecting` has full collections.
     """
     gc.unfreeze()  # what was imported, in which there is waste as well
     gc.collect()

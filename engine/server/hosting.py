@@ -26,6 +26,7 @@ from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.openness import exposures, openness
+from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
 from engine.repository.advice import advice_on_repositories
@@ -156,6 +157,7 @@ class HostedTree:
         settle_garbage_collection()
         if running.catalog.start_failed and running.settings.exit_on_error:
             self._give_up("creating server: Internal - failed to load all models")
+        await collect_garbage()  # for as long as it serves
 
     async def _watch_tree(self, running: RunningServer) -> None:
         await running.wait_stopped()

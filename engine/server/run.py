@@ -20,6 +20,7 @@ from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.observability.openness import exposures, openness
+from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import (
     allow_many_files,
@@ -123,7 +124,7 @@ async def _report_start(running: RunningServer, told: trio.Event, log: Log, anno
     settle_garbage_collection()
     if not (running.catalog.start_failed and running.settings.exit_on_error):
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
-        return
+        await collect_garbage()  # for as long as it serves
     announcer.failed("creating server: Internal - failed to load all models")
     running.failures.append("failed to load all models")
     told.set()
