@@ -100,7 +100,10 @@ class HostedTree:
         kernel = this_kernel()
         found = replace(settings, sandbox=applicable(settings.sandbox, kernel))
         try:
-            async with open_server(found, http=False, environ=self._environ) as running:
+            async with (
+                open_server(found, http=False, environ=self._environ) as running,
+                trio.open_nursery() as life,
+            ):
                 self.running = running
                 self._proxies = settings.connections.proxies
                 for warning in _warnings(settings):
@@ -109,13 +112,14 @@ class HostedTree:
                 EventLog()(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._watch_loading, running)
+                    nursery.start_soon(self._watch_loading, running, life)
                     nursery.start_soon(self._watch_tree, running)
                     await self._stop.wait()
                     nursery.cancel_scope.cancel()
                 await self._serve_on(running)
                 if not await running.drain():
                     self.failure = self.failure or "Exit timeout expired. Exiting immediately."
+                life.cancel_scope.cancel()
         except* (AddressInUse, ServerFailed) as group:
             self.failure = "; ".join(map(str, leaves(group)))
         finally:
@@ -152,12 +156,12 @@ class HostedTree:
         if self._proxies is not None:
             put_client(scope, self._proxies)
 
-    async def _watch_loading(self, running: RunningServer) -> None:
+    async def _watch_loading(self, running: RunningServer, life: trio.Nursery) -> None:
         await running.wait_loaded()
         settle_garbage_collection()
+        life.start_soon(collect_garbage)
         if running.catalog.start_failed and running.settings.exit_on_error:
             self._give_up("creating server: Internal - failed to load all models")
-        await collect_garbage()  # for as long as it serves
 
     async def _watch_tree(self, running: RunningServer) -> None:
         await running.wait_stopped()

@@ -101,30 +101,37 @@ async def _serve(
     settings = replace(settings, sandbox=applicable(settings.sandbox, kernel))
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_server(settings, machine=machine, reload=reload) as running:
+        async with (
+            open_server(settings, machine=machine, reload=reload) as running,
+            trio.open_nursery() as life,
+        ):
             log(Event.SERVER_OPENED, **openness(running.settled()))
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
-                nursery.start_soon(_report_start, running, told, log, announcer)
+                nursery.start_soon(_report_start, running, told, log, announcer, life)
                 nursery.start_soon(_end_with_tree, running, told)
                 nursery.start_soon(beside, running, log)
                 await told.wait()
                 nursery.cancel_scope.cancel()
             await _serve_on(running, signals, log)
             status = await _drain(running, signals, announcer, sink)
+            life.cancel_scope.cancel()
     log(Event.SERVER_STOPPED)
     return status
 
 
-async def _report_start(running: RunningServer, told: trio.Event, log: Log, announcer: Announcer) -> None:
+async def _report_start(
+    running: RunningServer, told: trio.Event, log: Log, announcer: Announcer, life: trio.Nursery
+) -> None:
     await running.wait_loaded()
     models = await running.server.repository.index()
     await in_thread(announcer.tables, models, running.settings.options())
     settle_garbage_collection()
+    life.start_soon(collect_garbage)
     if not (running.catalog.start_failed and running.settings.exit_on_error):
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
-        await collect_garbage()  # for as long as it serves
+        return
     announcer.failed("creating server: Internal - failed to load all models")
     running.failures.append("failed to load all models")
     told.set()

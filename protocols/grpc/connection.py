@@ -151,14 +151,6 @@ class GrpcConnection(PingHandler):
         return self._h2.outward.waiting + self._writer.stalled_bytes
 
     @property
-    def idle_since(self) -> float:
-        """Since when no call has been open; inf while there is one.
-
-        `withdraw` ends such a connection gracefully.
-        """
-        return self._keepalive.idle_since(calls=len(self._h2.streams))
-
-    @property
     def served(self) -> bool:
         """Whether it ever brought a call (`protocols.transport.room.Occupant`)."""
         return self._calls.served
@@ -166,9 +158,11 @@ class GrpcConnection(PingHandler):
     @property
     def yields_at(self) -> float:
         """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
-        if self._yielding:
+        # Who looks for the one that is to go asks thousands.
+        if self._yielding or self._h2.streams:
             return math.inf
-        return self.idle_since + (0.0 if self.served else PATIENCE)
+        at = self._keepalive.idle_since(calls=0)
+        return at if self._calls.served else at + PATIENCE
 
     # The task
 
@@ -223,6 +217,8 @@ class GrpcConnection(PingHandler):
     async def _write(self) -> None:
         await self._writer.run()
         self._transport.finish()
+        if self._yielding and not self._calls.served:
+            self._transport.shut()  # no call is to be lost, and others wait
         self._linger()
 
     async def _read(self) -> None:
@@ -362,7 +358,7 @@ class GrpcConnection(PingHandler):
         A call that is on its way is not begun. Its client learns that from the GOAWAY.
         """
         self._yielding = True
-        if not self._serving:  # its client has still to show that it speaks HTTP/2
+        if not self._serving or self._unproven > 0:  # its client has still to show that it speaks HTTP/2
             self._transport.shut(abort=True)
             return
         self.deadline = min(self.deadline, trio.current_time() + _GIVING_WAY)

@@ -41,6 +41,7 @@ _MOST_STREAMS: Final = 1024
 _SCRATCH: Final = 256 * 1024
 _THREADS: Final = 2  # threads that compress and unfold
 _SWEEP_PERIOD: Final = 1.0
+_SEE_OFF_PERIOD: Final = 0.1
 _SHORTEST_PERIOD: Final = 0.01
 _SWEEPS: Final = 4  # sweeps within the shortest patience of the options
 
@@ -120,7 +121,7 @@ class GrpcListener(Listener[GrpcConnection]):
         )
 
     def _care(self) -> Collection[Callable[[], Awaitable[None]]]:
-        return (self._readiness.run, self._deadlines.watch, self._sweep)
+        return (self._readiness.run, self._deadlines.watch, self._sweep, self._see_off)
 
     def _adopt(self, accepted: socket.socket) -> GrpcConnection:
         if faults.points is not None:
@@ -167,6 +168,14 @@ class GrpcListener(Listener[GrpcConnection]):
                 connection.sweep(now)
             self._environment.room.sweep(now)
             self._relieve(now)
+
+    async def _see_off(self) -> None:
+        """End connections in time that were told to give way: until then, they take the room of others."""
+        while True:
+            await trio.sleep(_SEE_OFF_PERIOD)
+            now = trio.current_time()
+            async for connection in in_turns(self._leaving):
+                connection.sweep(now)
 
 
 class CallDeadlines:
