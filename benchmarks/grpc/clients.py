@@ -41,6 +41,7 @@ class Task:
     shape: Shape
     messages: Sequence[Sequence[bytes]]
     answer_size: int  # of an answer's message
+    metadata: Sequence[tuple[str, str]] = ()  # of each call; h2load's only
 
 
 class GrpcClient(Protocol):
@@ -77,6 +78,7 @@ def h2load(task: Task, seconds: float) -> Load:
         command = ["h2load", "-t1", f"-c{task.shape.connections}", f"-m{task.shape.streams}"]
         command += [f"-D{round(seconds * 1000)}ms", f"--log-file={log}", "-d", str(body)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+        command += [argument for name, value in task.metadata for argument in ("-H", f"{name}: {value}")]
         output = clients.finish(
             clients.start([*command, f"http://{task.address}{task.path}"]), "h2load", seconds + _GRACE
         )
