@@ -12,7 +12,7 @@ so that the connection lives on. A long one is read within `MOST_DISCARDED` and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from actors.values.callers import Caller, Peer
@@ -38,9 +38,9 @@ DISCARD_TIME: Final = 60.0
 """Seconds for which a refused body is read and dropped at the most, however fast it comes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Admitted:
-    """The body may come, up to `most` bytes.
+    """The body may come, up to `most` bytes. One is made for each request.
 
     `too_long` makes the answer to a longer body. It is told how long that is, as far as known. A body that is
     not `wanted` is dropped as it comes.
@@ -87,7 +87,9 @@ def unread(length: int) -> Admission:
     Clients that send an empty JSON object with every request are answered all the same.
     """
     admission = short(length)
-    return admission if isinstance(admission, Answer) else replace(admission, wanted=False)
+    if isinstance(admission, Admitted):
+        admission.wanted = False
+    return admission
 
 
 def admit_short(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from actors.values.auditing import Auditor, Requester
@@ -253,12 +253,15 @@ class V2App:
             assert target is not None, "an unknown path was turned away"
             if self._gate is None:
                 return self._limits.admit(target.route, headers, length)
-            caller = _let_in(self._gate, self._auditor, target.route, peer, method, headers, length)
-            uploads = caller.may(Action.UPLOAD, target.route.model)
-            verdict = self._limits.admit(target.route, headers, length, uploads=uploads)
-            return verdict if isinstance(verdict, Answer) else replace(verdict, caller=caller)
+            route = target.route
+            caller = _let_in(self._gate, self._auditor, route, peer, method, headers, length)
+            uploads = route.endpoint is not Endpoint.MODEL_LOAD or caller.may(Action.UPLOAD, route.model)
+            verdict = self._limits.admit(route, headers, length, uploads=uploads)
         except TritiumError as error:
             return failure(error)
+        if isinstance(verdict, Admitted):
+            verdict.caller = caller
+        return verdict
 
     def admit_scope(self, scope: Scope) -> Admission:
         """Do as `admit` for a request of a foreign server, and note in `scope` whose it is."""
