@@ -86,9 +86,13 @@ class Book:
         return proven
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Note:
-    """What a connection's last request has shown, and whose it was."""
+    """What a connection's last request has shown, and whose it was.
+
+    Each request of a connection shows other bytes, which are mostly the same text. They are noted, so that
+    the messages of that request need no comparison.
+    """
 
     book: Book
     authorization: bytes
@@ -154,6 +158,7 @@ class Gate(HeadGate):
             )
             and (note.until == math.inf or self._wall_clock() < note.until)
         ):
+            note.authorization = authorization
             return note.caller
         try:
             identity, until = self._established(authorization, peer)
@@ -302,8 +307,12 @@ class KnownCaller(Caller):
             self.require(action, model)
         if action is Action.HEALTH:
             return
+        usage = self._usage
+        if usage.free:
+            usage.admitted += 1
+            return
         try:
-            self._usage.take(size, self._gate.now, self.name)
+            usage.take(size, self._gate.now, self.name)
         except TritiumError as error:
             self._gate.refused(self.name, error)
             raise
@@ -314,12 +323,16 @@ class KnownCaller(Caller):
 
     def begin(self) -> None:
         """Count an inference as under way (`actors.values.callers.Caller`)."""
+        usage = self._usage
+        if usage.limits.concurrent == math.inf:
+            usage.running += 1
+            return
         try:
-            self._usage.begin(self.name)
+            usage.begin(self.name)
         except TritiumError as error:
             self._gate.refused(self.name, error)
             raise
 
     def end(self) -> None:
         """Count it no longer (`actors.values.callers.Caller`)."""
-        self._usage.end()
+        self._usage.running -= 1

@@ -83,6 +83,7 @@ class Usage:
         self.running = 0
         self.admitted = 0  # requests, ever
         self.limits = Limits()
+        self.free = True  # neither requests nor bytes are limited: there is nothing to take
         self._requests: Bucket | None = None
         self._bytes: Bucket | None = None
         self.bound_by(limits)
@@ -94,6 +95,7 @@ class Usage:
             return
         self._requests = _bucket(limits.requests, limits.burst)
         self._bytes = _bucket(limits.bytes, limits.burst)
+        self.free = self._requests is None and self._bytes is None
         self.limits = limits
 
     @property
@@ -110,9 +112,6 @@ class Usage:
     def take(self, size: int, now: Callable[[], float], name: str) -> None:
         """Take one request of `size` bytes. Raises TooManyRequests, and then takes nothing."""
         requests, volume = self._requests, self._bytes
-        if requests is None and volume is None:
-            self.admitted += 1
-            return
         at = now()
         wait = 0.0 if requests is None else requests.wait(at)
         if wait:
@@ -140,14 +139,10 @@ class Usage:
             self._bytes.take(size)
 
     def begin(self, name: str) -> None:
-        """Count an inference as under way. Raises TooManyRequests."""
+        """Count an inference as `running`; who does so takes it off. Raises TooManyRequests."""
         if self.running >= self.limits.concurrent:
             raise _too_many(name, f"{self.limits.concurrent:g} inferences at a time", 0.0)
         self.running += 1
-
-    def end(self) -> None:
-        """Count it no longer."""
-        self.running -= 1
 
 
 def _bucket(rate: float, burst: float) -> Bucket | None:
