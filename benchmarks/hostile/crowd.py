@@ -14,18 +14,22 @@ import json
 import resource
 import select
 import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from hpack import Encoder
 
 from benchmarks.grpc.blocks import request_headers
+from benchmarks.grpc.payloads import framed
 from benchmarks.grpc.wire import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame
+from benchmarks.hostile.inputs import FLOATS, infer_path
+from protocols.kserve.proto import grpc_service_pb2 as pb
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
+_FRAME: Final = 16 * 1024
 _PATIENCE: Final = 10.0
 _ANSWERED_AT_ONCE: Final = 64  # connections of a crowd that ask and wait for their answer together
 
@@ -62,9 +66,32 @@ def _half_head() -> bytes:
     return PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, block[:20])
 
 
-_POST: Final = "POST /v2/models/neighbour/infer HTTP/1.1\nhost: crowd\n"
+_POST: Final = f"POST {infer_path(FLOATS)} HTTP/1.1\nhost: crowd\n"
 # The smallest frame that no client is sent away for.
 _WINDOW: Final = frame(8, 0, 0, (1).to_bytes(4, "big"))
+
+_LARGE: Final = 256 * 1024  # bytes of a finished body, of which nothing should be kept
+
+
+def _large_body() -> bytes:
+    document = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]' + b" " * _LARGE + b"}"
+    return _http(_POST + f"content-length: {len(document)}\n\n", document)
+
+
+def _large_message() -> bytes:
+    request = pb.ModelInferRequest(model_name=FLOATS)
+    request.parameters["padding"].string_param = "x" * _LARGE
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(bytes(4))
+    data = framed(request.SerializeToString())
+    block = Encoder().encode(request_headers("crowd", _SERVICE + "ModelInfer"))
+    wide = struct.pack(">HI", 4, 1 << 30)
+    frames = [PREFACE, frame(SETTINGS, 0, 0, wide), frame(8, 0, 0, (1 << 30).to_bytes(4, "big"))]
+    frames.append(frame(HEADERS, END_HEADERS, 1, block))
+    pieces = [data[at : at + _FRAME] for at in range(0, len(data), _FRAME)]
+    frames += [frame(DATA, 0, 1, piece) for piece in pieces[:-1]]
+    return b"".join([*frames, frame(DATA, END_STREAM, 1, pieces[-1])])
+
 
 KINDS: Final[Mapping[str, Kind]] = {
     "HTTP: silent": Kind(),
@@ -75,9 +102,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "HTTP: kept": Kind(
         opening=_http("GET /v2/health/live HTTP/1.1\nhost: crowd\n\n"), answered=True, piece=b"GET /"
     ),
+    "HTTP: after a large body": Kind(opening=_large_body(), answered=True),
     "gRPC: silent": Kind(grpc=True),
     "gRPC: prefaces": Kind(opening=PREFACE + frame(SETTINGS, 0, 0), piece=_WINDOW, grpc=True),
     "gRPC: after a call": Kind(opening=_called("ServerLive"), answered=True, piece=_WINDOW, grpc=True),
+    "gRPC: after a large message": Kind(opening=_large_message(), answered=True, grpc=True),
     "gRPC: open streams": Kind(opening=_called("ModelStreamInfer", data=None), piece=_WINDOW, grpc=True),
     "gRPC: half messages": Kind(
         opening=_called("ModelInfer", end=False, data=b"\0\0\0\x10\0" + b"\0" * 900),
@@ -129,18 +158,34 @@ class Crowd:
             return False
         return True
 
-    @staticmethod
-    def _hear(sockets: list[socket.socket]) -> None:
-        """Wait until something has come on each; for HTTP that is the answer, for gRPC the settings or it."""
+    def _hear(self, sockets: list[socket.socket]) -> None:
+        """Wait until the whole answer has come on each."""
         poll = select.poll()
         waiting = {sock.fileno(): sock for sock in sockets}
+        heard = dict.fromkeys(waiting, b"")
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
         while waiting and (ready := poll.poll(_PATIENCE * 1e3)):
             for descriptor, _ in ready:
-                poll.unregister(descriptor)
-                with suppress(OSError):
-                    waiting.pop(descriptor).recv(65_536)
+                try:
+                    more = waiting[descriptor].recv(65_536)
+                except OSError:
+                    more = b""
+                heard[descriptor] += more
+                if not more or self._whole(heard[descriptor]):
+                    poll.unregister(descriptor)
+                    del waiting[descriptor]
+
+    def _whole(self, heard: bytes) -> bool:
+        """Whether the answer is whole. Over HTTP it is short, and comes in one piece."""
+        if not self._kind.grpc:
+            return True
+        at = 0
+        while at + 9 <= len(heard):
+            if heard[at + 3] == HEADERS and heard[at + 4] & END_STREAM:
+                return True
+            at += 9 + int.from_bytes(heard[at : at + 3], "big")
+        return False
 
 
 def main() -> None:
