@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
@@ -229,6 +229,17 @@ class Call(ReplyPort):
         """Whether it is answered, or its client left: later parts are dropped."""
         return self.state.closed
 
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can be done for it before its client sends, or takes, more."""
+        if self.state.closed:
+            return True
+        if self.claim is not None and self.claim.waiting:
+            return False
+        if self.server_stream is not None:
+            return self.server_stream.stalled
+        return self.state is RECEIVING and self.stream.remote_open
+
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part of a unary answer (`actors.values.requests.ReplyPort`). Never raises."""
         if self.state.closed:
@@ -293,6 +304,8 @@ class ServerStream(Generic[Request, Reply]):
         self._leaving = False
         self._sizes = LargestLately(FIRST_ANSWER)
         self._sent = 0
+        # The requests of which the method still owes an answer, if it says so.
+        self.owed: Collection[object] | None = None
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
         self.on_departure: Callable[[], object] | None = None  # called when something that waited has left
@@ -316,6 +329,12 @@ class ServerStream(Generic[Request, Reply]):
     def pending(self) -> int:
         """Bytes of answers that wait for the client to make room."""
         return self.call.stream.pending
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the method waits for the client alone, as far as it says."""
+        owes = self.taken > 0 if self.owed is None else len(self.owed) > 0
+        return not owes and not self._messages and not self._ended
 
     # Requests
 

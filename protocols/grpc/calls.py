@@ -39,6 +39,7 @@ from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.sockets import Transport
 
 _LEFT: Final = "the client left"
+_MOST_LOOKED_AT: Final = 64  # calls of a connection; with more of them it counts as busy
 _ENDING: Final = "Server exiting"
 
 
@@ -307,6 +308,22 @@ class Calls(Handler[CallHead[Method]]):
     def incomplete(self) -> bool:
         """Whether the client has sent part of a message, and not all."""
         return any(map(_is_incomplete, self._calls))
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can be done for any call before the client sends more, as far as a few of them tell."""
+        return len(self._calls) <= _MOST_LOOKED_AT and all(call.stalled for call in self._calls)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether any call is a stream of requests that has not ended."""
+        return any(call.server_stream is not None and not call.closed for call in self._calls)
+
+    def refuse_stalled(self, error: TritiumError) -> None:
+        """Refuse the calls that wait for their client."""
+        for call in list(self._calls):
+            if not call.closed and call.stalled:
+                self.refuse(call, error)
 
     def refuse_incomplete(self, error: TritiumError) -> None:
         """Refuse calls of which part of a message is here, and not all."""

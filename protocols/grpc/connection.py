@@ -19,13 +19,14 @@ from typing import Any, Final
 import trio
 
 from actors.seams import faults
+from actors.values.errors import Unavailable
 from protocols.grpc.calls import Calls, Environment
 from protocols.grpc.policy import Keepalive, KeepaliveAction
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import LARGEST_STREAM, ConnectionViolation, ErrorCode
 from protocols.http2.streams import PingHandler
 from protocols.transport.budget import FREE
-from protocols.transport.listening import Guest
+from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.receiving import Claim, no_room, too_slow
 from protocols.transport.room import PATIENCE
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -132,6 +133,9 @@ class GrpcConnection(PingHandler):
         self._farewell = Farewell(self._h2, self._calls)
         self._unproven = _PREFACE  # bytes until the client has shown that it speaks HTTP/2
         self._serving = False  # the handshake is over, and the socket open
+        # When bytes last came, if the sweep found that all calls wait for their client since.
+        self._stalled_since = math.inf
+        self.holding = False  # then: whether a stream is among them (`protocols.transport.room.Occupant`)
         self._yielding = False  # it was told to give way to another
         # Of the many short messages that are here or on their way; long ones have claims of their own.
         self._claim: Claim | None = None
@@ -159,8 +163,11 @@ class GrpcConnection(PingHandler):
     def yields_at(self) -> float:
         """The time from which on it may be ended for another connection (`protocols.transport.room.Occupant`)."""
         # Who looks for the one that is to go asks thousands.
-        if self._yielding or self._h2.streams:
+        if self._yielding:
             return math.inf
+        if self._h2.streams:
+            heard_at = self._keepalive.heard_at
+            return heard_at + PATIENCE if self._stalled_since == heard_at else math.inf
         at = self._keepalive.idle_since(calls=0)
         return at if self._calls.served else at + PATIENCE
 
@@ -263,6 +270,16 @@ class GrpcConnection(PingHandler):
             self._environment.on_violation(self.peer, violation.code, violation.message)
             await self._part()
 
+    def _note_stall(self, now: float) -> None:
+        """Find out whether all calls wait for their client, and have for a while."""
+        heard_at = self._keepalive.heard_at
+        if self._stalled_since == heard_at and self._h2.streams:
+            return
+        quiet = now >= heard_at + PATIENCE and (self._claim is None or not self._claim.waiting)
+        stalled = quiet and len(self._h2.streams) > 0 and self._calls.stalled
+        self._stalled_since = heard_at if stalled else math.inf
+        self.holding = stalled and self._calls.streaming
+
     async def _find_room(self) -> None:
         """Read no more until there is room for what is here: granted, or left by calls that are over."""
         window = self._h2.window
@@ -358,6 +375,7 @@ class GrpcConnection(PingHandler):
         A call that is on its way is not begun. Its client learns that from the GOAWAY.
         """
         self._yielding = True
+        self._calls.refuse_stalled(Unavailable(CROWDED, retry_after=1.0))
         if not self._serving or self._unproven > 0:  # its client has still to show that it speaks HTTP/2
             self._transport.shut(abort=True)
             return
@@ -406,6 +424,7 @@ class GrpcConnection(PingHandler):
         claim = self._claim
         if claim is not None and not claim.waiting and self._h2.window.held <= FREE:
             self._give_room_back()
+        self._note_stall(now)
         self._farewell.sweep(now)
         if self._calls.draining:
             self._calls.hurry(now)

@@ -368,6 +368,11 @@ class Keepalive:
         self._last_ping = -math.inf
         self._called = True
 
+    @property
+    def heard_at(self) -> float:
+        """When bytes last came."""
+        return self._heard_at
+
     def idle_since(self, *, calls: int) -> float:
         """Return since when there has been no call; inf while there are `calls`.
 

@@ -63,6 +63,8 @@ def _for_connection(admit: Admit | None, peer: Peer, clients: Clients | None) ->
 class Connection:
     """Serves one client. Bytes that are read go into `scratch`; nothing in it outlives a call of the parser."""
 
+    holding = False  # nothing of it outlives a request (`protocols.transport.room.Occupant`)
+
     __slots__ = (
         "_claim",
         "_conversation",

@@ -2,8 +2,8 @@
 
 The functions here decide, and are told the time. A connection is ended only to make room for another that
 waits to be accepted. It is never ended while it has something under way and keeps the pace. Connections that
-never sent a request go before those that did, and within each group the one that has been quiet for longest
-goes first.
+never sent a request go before those that did, and those whose clients would lose an open stream go last.
+Within each group the one that has been quiet for longest goes first.
 
 A newcomer has `PATIENCE` to bring its first request, as its first bytes may come later than it is accepted.
 But a flood of newcomers must not push out all connections that are in use. So once more than a quarter of all
@@ -33,6 +33,7 @@ LAST_CALL: Final = 5.0
 # connections takes a millisecond for a thousand.
 _LINE: Final = 256
 _FEW: Final = 16
+_PART: Final = 64  # or one in so many of all connections, where that is more
 _NEWCOMERS: Final = 4  # the part of all connections, one in so many, that may be newcomers
 _LOOK_AGAIN: Final = 0.1  # seconds to wait after a look that found no connection
 # Bits of an IPv6 address that count. Its owner may choose the rest (RFC 4291, section 2.5.4).
@@ -48,6 +49,10 @@ class Occupant(Protocol):
     @property
     def served(self) -> bool:
         """Whether it ever brought a request."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether its client would lose an open stream."""
 
     @property
     def yields_at(self) -> float:
@@ -66,9 +71,9 @@ def reserve(most: int) -> int:
     return min(most, max(8, most // 64))
 
 
-def order(occupant: Occupant) -> tuple[bool, float]:
+def order(occupant: Occupant) -> tuple[bool, bool, float]:
     """Return the key by which connections go: the lowest first."""
-    return occupant.served, occupant.yields_at
+    return occupant.served, occupant.holding, occupant.yields_at
 
 
 class GoingLine(Generic[C]):
@@ -100,12 +105,13 @@ def _next_to_go(occupants: Collection[C], now: float) -> Sequence[tuple[C, float
     """Return some that go next, and since when each is quiet."""
     silent: list[tuple[C, float]] = []
     used: list[tuple[C, float]] = []
+    holding: list[tuple[C, float]] = []
     fresh: list[tuple[C, float]] = []
     soon = now + PATIENCE
     for occupant in occupants:
         at = occupant.yields_at
         if at <= now:
-            (used if occupant.served else silent).append((occupant, at))
+            (silent if not occupant.served else holding if occupant.holding else used).append((occupant, at))
         elif at <= soon and not occupant.served:
             fresh.append((occupant, at))
     if silent:
@@ -113,7 +119,8 @@ def _next_to_go(occupants: Collection[C], now: float) -> Sequence[tuple[C, float
     if len(fresh) > max(1, len(occupants) // _NEWCOMERS):
         return heapq.nsmallest(min(_LINE, len(fresh) // 2), fresh, key=_quiet_since)
     # A few at a time, because connections that come meanwhile may never send a request.
-    return heapq.nsmallest(_FEW, used, key=_quiet_since)
+    few = max(_FEW, len(occupants) // _PART)
+    return heapq.nsmallest(few, used or holding, key=_quiet_since)
 
 
 def first_to_go(occupants: Collection[C], now: float) -> C | None:

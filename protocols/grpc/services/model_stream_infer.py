@@ -138,6 +138,7 @@ class StreamedInference:
         self._strict = stream.metadata.get(STRICT_KEY) == "true"
         self._forwarded = intake.forwarded(stream.call.head)
         self._open: dict[StreamedRequest, None] = {}  # not answered to the end, in the order of the requests
+        stream.owed = self._open
         self._line: deque[StreamedRequest] = deque()  # those that are answered in their turn
         self._arrivals: deque[tuple[StreamedRequest, Part, bool]] = deque()
         # Parts of decoupled models, until the client takes more.

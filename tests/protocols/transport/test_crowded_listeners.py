@@ -259,6 +259,62 @@ async def test_grpc_connections_that_are_idle_make_room_for_calls():
         assert served.listener.counts().gave_way >= 10
 
 
+HALF_REQUEST = wire.headers(1) + wire.data(1, b"\0\0\0\0\x10half of")
+OPEN_STREAM = wire.headers(
+    1, tuple((name, b"/toy.Toy/Idle" if name == b":path" else value) for name, value in wire.REQUEST)
+)
+WHOLE = wire.headers(1) + wire.data(1, b"\0\0\0\0\x02hi", wire.END_STREAM)
+
+
+@asynccontextmanager
+async def grpc_client(served, said):
+    async with await trio.open_tcp_stream(*served.socket.getsockname()) as stream:
+        await stream.send_all(wire.PREFACE + wire.settings() + said)
+        yield stream
+
+
+async def heard(stream, *, until):
+    """Return the payloads of all frames up to one for which `until` holds."""
+    received = b""
+    while not any(map(until, wire.split(received))):
+        more = await stream.receive_some()
+        assert more, "the connection ended before"
+        received += more
+    return b"".join(frame.payload for frame in wire.split(received))
+
+
+def ends_call(frame):
+    return frame.kind == wire.HEADERS and frame.flags & wire.END_STREAM != 0
+
+
+@pytest.mark.parametrize("said", [HALF_REQUEST, OPEN_STREAM], ids=["half a request", "an open stream"])
+async def test_grpc_calls_that_wait_for_their_client_make_room_after_a_while(said, autojump_clock):
+    async with (
+        serve_grpc(options=GrpcOptions(max_connections=1)) as served,
+        grpc_client(served, said) as idle,
+    ):
+        await until(lambda: served.listener.statistics().streams == 1)
+        await trio.sleep(5)
+        async with grpc_client(served, WHOLE) as other:
+            assert b"hi" in await heard(other, until=ends_call)
+            assert b"--max-connections" in await heard(idle, until=ends_call)
+        await trio.sleep(2)
+        assert served.listener.counts().open == 0
+        assert served.listener.counts().gave_way == 1
+
+
+async def test_grpc_calls_whose_client_waits_are_not_ended_for_others(autojump_clock):
+    async with serve_grpc(options=GrpcOptions(max_connections=1)) as served:
+        served.service.echo.held = []
+        async with grpc_client(served, WHOLE) as busy:
+            await until(lambda: served.service.echo.held)
+            await trio.sleep(5)
+            async with grpc_client(served, WHOLE) as other:
+                assert b"--max-connections" in await heard(other, until=ends_call)
+            served.service.echo.answer(served.service.echo.held[0])
+            assert b"hi" in await heard(busy, until=ends_call)
+
+
 @pytest.mark.slow
 async def test_a_grpc_client_whose_connection_made_room_does_not_notice():
     async with serve_grpc(options=GrpcOptions(max_connections=1)) as served:

@@ -16,6 +16,7 @@ from protocols.transport.room import PATIENCE, AddressLimit, GoingLine, first_to
 class Occupant:
     yields_at: float
     served: bool = False
+    holding: bool = False
 
     def give_way(self):
         self.yields_at = math.inf
@@ -49,7 +50,7 @@ def test_all_that_may_go_do_so_in_order_and_nobody_else(everybody, now):
         each.give_way()
     assert gone == sorted(gone)
     assert not [each for each in everybody if each.yields_at <= now]
-    assert len(gone) == len([at for _, at in gone if at <= now])
+    assert len(gone) == len([at for *_, at in gone if at <= now])
 
 
 def test_those_that_never_brought_a_request_go_first_and_then_the_longest_idle():
@@ -64,6 +65,15 @@ def test_those_that_never_brought_a_request_go_first_and_then_the_longest_idle()
         gone.append(each)
     assert gone == [silent, long_idle, short_idle]
     assert line.next(everybody, 7.0) is None
+
+
+def test_those_whose_clients_would_lose_a_stream_go_last():
+    holding, idle = Occupant(1.0, served=True, holding=True), Occupant(5.0, served=True)
+    everybody = [holding, idle]
+    line: GoingLine[Occupant] = GoingLine()
+    assert line.next(everybody, 7.0) is idle
+    idle.give_way()
+    assert line.next(everybody, 7.0) is holding
 
 
 def test_who_was_noted_and_has_something_to_do_since_stays():
