@@ -333,7 +333,6 @@ class Keepalive:
         "_awaited_since",
         "_called",
         "_grace_ends",
-        "_heard_at",
         "_idle_since",
         "_last_ping",
         "_options",
@@ -341,11 +340,12 @@ class Keepalive:
         "_rests",
         "_retires_at",
         "_strikes",
+        "heard_at",
     )
 
     def __init__(self, options: GrpcOptions, *, now: float, jitter: float) -> None:
         self._options = options
-        self._heard_at = now
+        self.heard_at = now  # when bytes last came
         self._awaited_since = math.inf  # when the ping was sent whose answer is missing
         self._pings_sent = 0  # since there was a call's data to send
         self._last_ping = -math.inf  # when the peer's last ping came
@@ -358,7 +358,7 @@ class Keepalive:
 
     def heard(self, now: float) -> None:
         """Note that bytes came. Whatever they are, the peer lives."""
-        self._heard_at = now
+        self.heard_at = now
         self._awaited_since = math.inf
 
     def sent_data(self) -> None:
@@ -368,11 +368,6 @@ class Keepalive:
         self._last_ping = -math.inf
         self._called = True
 
-    @property
-    def heard_at(self) -> float:
-        """When bytes last came."""
-        return self._heard_at
-
     def idle_since(self, *, calls: int) -> float:
         """Return since when there has been no call; inf while there are `calls`.
 
@@ -380,7 +375,7 @@ class Keepalive:
         """
         if calls:
             return math.inf
-        return self._heard_at if self._called else self._idle_since
+        return self.heard_at if self._called else self._idle_since
 
     def struck_out(self, now: float, *, calls: int) -> bool:
         """Count a ping that came while `calls` were open; return whether it was one too many.
@@ -414,7 +409,7 @@ class Keepalive:
         if now >= self._idle_since + options.idle_timeout and not self._rests:
             self._rests = True
             return KeepaliveAction.REST
-        if self._may_ping(calls) and now >= self._heard_at + options.keepalive_time:
+        if self._may_ping(calls) and now >= self.heard_at + options.keepalive_time:
             self._awaited_since = now
             self._pings_sent += 1
             return KeepaliveAction.PING
