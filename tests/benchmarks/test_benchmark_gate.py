@@ -2,7 +2,7 @@
 
 from actors.values.callers import Action, Peer
 from benchmarks.gate import KEYS, RULES, write_auth_file
-from engine.identity.gate import Gate
+from engine.identity.gate import Gate, KnownCaller
 from engine.identity.loading import load_book
 
 
@@ -16,6 +16,7 @@ def test_one_key_may_infer_and_another_is_denied_by_the_last_rule(tmp_path):
 
     def decided(key):
         caller = gate.identify(f"Bearer {key}".encode(), Peer())
+        assert isinstance(caller, KnownCaller)
         return caller.decide(Action.INFERENCE, "onnx_add_sub")
 
     good, denied = decided(keys.good), decided(keys.denied)

@@ -65,6 +65,6 @@ async def test_old_waste_is_gone_with_the_next_full_collection(collecting):
 
 async def test_the_interpreter_begins_no_full_collection_itself(collecting):
     full = gc.get_stats()[2]["collections"]
-    kept = [[] for _ in range(300_000)]
+    kept: list[list[int]] = [[] for _ in range(300_000)]
     assert gc.get_stats()[2]["collections"] == full
     assert len(kept) == 300_000

@@ -19,7 +19,7 @@ def turns(portions):
 
 
 def test_a_turn_takes_few_of_a_crowd_and_all_go_in_the_order_in_which_they_were_ready():
-    portions = Portions()
+    portions: Portions[tuple[str, int]] = Portions()
     crowd(portions, "quiet")
     assert len(portions) == MANY
     every = turns(portions)
@@ -29,15 +29,15 @@ def test_a_turn_takes_few_of_a_crowd_and_all_go_in_the_order_in_which_they_were_
 
 
 def test_connections_in_use_wait_for_no_crowd():
-    portions = Portions()
+    portions: Portions[tuple[str, int]] = Portions()
     crowd(portions, "quiet")
     crowd(portions, "gone", gone=True)
-    portions.add("in use", gone=False, used=True)
-    assert "in use" in portions.take()
+    portions.add(("in use", 0), gone=False, used=True)
+    assert ("in use", 0) in portions.take()
 
 
 def test_no_crowd_keeps_another_from_its_turns():
-    portions = Portions()
+    portions: Portions[tuple[str, int]] = Portions()
     crowd(portions, "used", used=True)
     crowd(portions, "quiet")
     crowd(portions, "gone", gone=True, used=True)
@@ -46,7 +46,8 @@ def test_no_crowd_keeps_another_from_its_turns():
 
 
 def test_fewer_go_in_a_turn_whose_client_has_left():
-    quiet, gone = Portions(), Portions()
+    quiet: Portions[tuple[str, int]] = Portions()
+    gone: Portions[tuple[str, int]] = Portions()
     crowd(quiet, "quiet")
     crowd(gone, "gone", gone=True)
     assert len(gone.take()) < len(quiet.take())
