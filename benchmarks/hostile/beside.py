@@ -1,4 +1,4 @@
-"""Well-meaning clients beside a crowd: they ask for health and infer, over HTTP and gRPC, and say how long it took.
+"""Well-meaning clients beside a crowd: they infer and ask for health, and say how long that took.
 
     python -m benchmarks.hostile.beside --http 8000 --grpc 8001
 

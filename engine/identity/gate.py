@@ -335,4 +335,4 @@ class KnownCaller(Caller):
 
     def end(self) -> None:
         """Count it no longer (`actors.values.callers.Caller`)."""
-        self._usage.running -= 1
+        self._usage.end()

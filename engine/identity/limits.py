@@ -139,10 +139,14 @@ class Usage:
             self._bytes.take(size)
 
     def begin(self, name: str) -> None:
-        """Count an inference as `running`; who does so takes it off. Raises TooManyRequests."""
+        """Count an inference as under way. Raises TooManyRequests."""
         if self.running >= self.limits.concurrent:
             raise _too_many(name, f"{self.limits.concurrent:g} inferences at a time", 0.0)
         self.running += 1
+
+    def end(self) -> None:
+        """Count it no longer."""
+        self.running -= 1
 
 
 def _bucket(rate: float, burst: float) -> Bucket | None:

@@ -311,7 +311,7 @@ class Calls(Handler[CallHead[Method]]):
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can be done for any call before the client sends more, as far as a few of them tell."""
+        """Whether nothing can be done for any call before the client sends more, if there are few."""
         return len(self._calls) <= _MOST_LOOKED_AT and all(call.stalled for call in self._calls)
 
     @property

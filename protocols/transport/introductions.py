@@ -7,7 +7,7 @@ the first bytes are the header, or the connection ends.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -24,19 +24,23 @@ class NotIntroduced(Exception):
     """A connection of a proxy did not begin with a header of the PROXY protocol. The message says why."""
 
 
-async def introduction(sock: socket.socket, ending: Callable[[], bool]) -> tuple[str, int] | None:
+async def introduction(
+    sock: socket.socket, wait: Callable[[], Awaitable[None]], ending: Callable[[], bool]
+) -> tuple[str, int] | None:
     """Take the header from `sock`, which does not block, and nothing behind it.
 
-    Returns the client's address and port, or None where the proxy speaks for itself. Raises NotIntroduced,
-    and ConnectionLost for a connection that ends before a byte has come, or is `ending` before all have. What
-    makes it so wakes the task that waits for the socket.
+    `wait` waits until there is something to read. Returns the client's address and port, or None where the
+    proxy speaks for itself. Raises NotIntroduced, and ConnectionLost for a connection that ends before a byte
+    has come, or is `ending` before all have. What makes it so wakes the task that waits for the socket.
     """
     with trio.move_on_after(PATIENCE):
-        return await _introduction(sock, ending)
+        return await _introduction(sock, wait, ending)
     raise NotIntroduced(f"no whole header of the PROXY protocol within {PATIENCE:g} s")
 
 
-async def _introduction(sock: socket.socket, ending: Callable[[], bool]) -> tuple[str, int] | None:
+async def _introduction(
+    sock: socket.socket, wait: Callable[[], Awaitable[None]], ending: Callable[[], bool]
+) -> tuple[str, int] | None:
     come = bytearray()
     while True:
         try:
@@ -45,7 +49,7 @@ async def _introduction(sock: socket.socket, ending: Callable[[], bool]) -> tupl
             if ending():
                 raise ConnectionLost("the connection was told to end") from None
             with suppress(trio.ClosedResourceError):  # woken
-                await trio.lowlevel.wait_readable(sock)
+                await wait()
             continue
         except OSError as failure:
             raise ConnectionLost(str(failure)) from failure

@@ -312,7 +312,11 @@ class Listener(ABC, Generic[C]):
         """Let the proxy say whose connection it is; False where that ends it."""
         proxy = address_of(accepted)
         try:
-            source = await introduction(accepted, lambda: self._drain.is_set() or connection in self._leaving)
+            source = await introduction(
+                accepted,
+                partial(self._readiness.readable, accepted),
+                lambda: self._drain.is_set() or connection in self._leaving,
+            )
         except ConnectionLost:
             return False
         except NotIntroduced as failure:

@@ -67,10 +67,10 @@ def test_as_many_run_as_may():
         usage.begin("alice")
     assert refused.value.retry_after == 0
     assert not usage.idle
-    usage.running -= 1
+    usage.end()
     usage.begin("alice")
-    usage.running -= 1
-    usage.running -= 1
+    usage.end()
+    usage.end()
     assert usage.idle
 
 

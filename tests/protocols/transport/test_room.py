@@ -69,11 +69,11 @@ def test_those_that_never_brought_a_request_go_first_and_then_the_longest_idle()
 
 def test_those_whose_clients_would_lose_a_stream_go_last():
     holding, idle = Occupant(1.0, served=True, holding=True), Occupant(5.0, served=True)
-    everybody = [holding, idle]
+    occupants = [holding, idle]
     line: GoingLine[Occupant] = GoingLine()
-    assert line.next(everybody, 7.0) is idle
+    assert line.next(occupants, 7.0) is idle
     idle.give_way()
-    assert line.next(everybody, 7.0) is holding
+    assert line.next(occupants, 7.0) is holding
 
 
 def test_who_was_noted_and_has_something_to_do_since_stays():
