@@ -89,12 +89,14 @@ class Peer:
 class Caller(ABC):
     """An identity that was established. `name` is for logs and metrics, and safe to print.
 
-    It judges by the rules that were in force when the gate returned it.
+    It judges by the rules that were in force when the gate returned it. `counted` says whether its inferences
+    under way are: only then `begin` and `end` are called.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("counted", "name")
 
     name: str
+    counted: bool
 
     @abstractmethod
     def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:

@@ -161,7 +161,8 @@ class InferRequest:
 
     def made_by(self, caller: Caller) -> None:
         """Note who asks, and count the request as under way. Raises TooManyRequests."""
-        caller.begin()
+        if caller.counted:
+            caller.begin()
         self.caller = caller
 
     @property

@@ -9,6 +9,7 @@ buckets are full again, with nothing under way. Nothing is noted at a request fo
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class AddressedCaller(Caller):
     A use is looked up each time, and not kept here: it may have been forgotten while the client rested.
     """
 
-    __slots__ = ("_accounts", "_addresses", "_caller", "_refused")
+    __slots__ = ("_accounts", "_addresses", "_caller", "_own", "_refused")
 
     def __init__(
         self,
@@ -99,6 +100,8 @@ class AddressedCaller(Caller):
         refused: Callable[[str, TritiumError], None],
     ) -> None:
         self.name = caller.name
+        self._own = caller.counted
+        self.counted = caller.counted or any(each.limits.concurrent < math.inf for each in accounts)
         self._caller = caller
         self._addresses = addresses
         self._accounts = accounts
@@ -150,7 +153,8 @@ class AddressedCaller(Caller):
         try:
             for account in self._accounts:
                 begun.append(self._begin(account))  # noqa: PERF401  # the next one may raise
-            self._caller.begin()
+            if self._own:
+                self._caller.begin()
         except TritiumError:
             for usage in begun:
                 usage.end()
@@ -171,7 +175,8 @@ class AddressedCaller(Caller):
             usage = self._addresses.usage(account)
             if usage.running:  # else it was forgotten, with very many others under way
                 usage.end()
-        self._caller.end()
+        if self._own:
+            self._caller.end()
 
 
 class Anyone(Caller):
@@ -181,6 +186,7 @@ class Anyone(Caller):
 
     def __init__(self) -> None:
         self.name = ANONYMOUS
+        self.counted = False
         self.admitted = 0  # requests, ever
 
     def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:

@@ -247,7 +247,9 @@ class KnownCaller(Caller):
         self.name = identity.name
         self._gate = gate
         self._permissions = book.rules.of(identity)
-        self._usage = gate.usage_of(identity, book.limits_of(identity))
+        limits = book.limits_of(identity)
+        self._usage = gate.usage_of(identity, limits)
+        self.counted = limits.concurrent < math.inf
         self.limits_by_address = book.limits_by_address(identity)
         self._verdicts: dict[tuple[Action, str, str | None], Decision] = {}
         # What is allowed, by action and model: the short way of almost all requests. It stays empty where
@@ -324,9 +326,6 @@ class KnownCaller(Caller):
     def begin(self) -> None:
         """Count an inference as under way (`actors.values.callers.Caller`)."""
         usage = self._usage
-        if usage.limits.concurrent == math.inf:
-            usage.running += 1
-            return
         try:
             usage.begin(self.name)
         except TritiumError as error:

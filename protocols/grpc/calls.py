@@ -17,7 +17,7 @@ import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from actors.values.callers import HeadGate, Peer
+from actors.values.callers import Caller, HeadGate, Peer
 from actors.values.errors import Cancelled, DeadlineExceeded, PermissionDenied, TritiumError, Unavailable
 from actors.values.tensors import Buffer
 from protocols.grpc.answers import status_of, trailing_metadata
@@ -107,6 +107,9 @@ class Calls(Handler[CallHead[Method]]):
         self._deadlines = environment.deadlines
         self._gate = options.gate
         self._auditor = options.auditor
+        # Whose call was let in last, and to which method. A caller's rules never change.
+        self._let_in_before: Caller | None = None
+        self._method_before: Method | None = None
         self._limit = options.max_receive_message
         self._last_call = options.last_call
         self._calls: dict[Call, None] = {}
@@ -165,8 +168,10 @@ class Calls(Handler[CallHead[Method]]):
     def _let_in(self, gate: HeadGate, call: Call, method: Method) -> bool:
         """Find out whose call it is; False where it is refused."""
         try:
-            call.caller = gate.identify(call.head.authorization, call.client)
-            call.caller.require(method.action)
+            call.caller = caller = gate.identify(call.head.authorization, call.client)
+            if caller is not self._let_in_before or method is not self._method_before:
+                caller.require(method.action)
+                self._let_in_before, self._method_before = caller, method
         except TritiumError as error:
             self.tell_denied(call, error)
             call.put(error, final=True)

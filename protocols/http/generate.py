@@ -102,7 +102,7 @@ class Generator:
             else:
                 await watched(receive, work)
         finally:
-            if caller is not None:
+            if caller is not None and caller.counted:
                 caller.end()
 
     def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:

@@ -169,7 +169,7 @@ async def _outcome(
         # of refusals would wait for the garbage collector.
         return error.with_traceback(None)
     finally:
-        if request.caller is not None:
+        if request.caller is not None and request.caller.counted:
             request.caller.end()
 
 

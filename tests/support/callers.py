@@ -20,6 +20,7 @@ class KnownCaller(Caller):
         self, name: str, allowed: Collection[tuple[Action, str]] = (), *, most: float = float("inf")
     ) -> None:
         self.name = name
+        self.counted = True
         self.allowed = allowed
         self.most = most
         self.closed: Collection[str] = ()

@@ -69,17 +69,33 @@ class MessageIntake:
         self._auditor = auditor
 
     def admit(self, call: Call, target: Target, size: int) -> None:
-        """Let a message of `size` bytes pass, by the rules in force now. Raises as `Caller.admit`."""
+        """Let a message of `size` bytes pass that came with its call's head. Raises as `Caller.admit`."""
+        if call.caller is None:
+            return
+        try:
+            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
+        except TritiumError as error:
+            self._tell_denied(call, target, error)
+            raise
+
+    def admit_later(self, call: Call, target: Target, size: int) -> None:
+        """Let a later message of a call pass, by the rules in force now.
+
+        Raises as `HeadGate.identify` and `Caller.admit`.
+        """
         if self._gate is None:
             return
         try:
             call.caller = self._gate.identify(call.head.authorization, call.client)
-            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
         except TritiumError as error:
-            if self._auditor is not None:
-                action, model = Action.INFERENCE.value, target.model_name
-                tell_denied(self._auditor, action, model, call.caller, call.client, error)
+            self._tell_denied(call, target, error)
             raise
+        self.admit(call, target, size)
+
+    def _tell_denied(self, call: Call, target: Target, error: TritiumError) -> None:
+        if self._auditor is not None:
+            action, model = Action.INFERENCE.value, target.model_name
+            tell_denied(self._auditor, action, model, call.caller, call.client, error)
 
     def find(self, target: Target) -> tuple[ServedModel, int]:
         """Return the model that `target` is for, and the version that it names, -1 for none.
@@ -223,7 +239,9 @@ class ModelInferMethod(UnaryMethod):
         accepted: _Accepted | None = call.context
         # The request holds the call. Together they would wait for the garbage collector.
         call.context = None
-        if accepted is not None and accepted[1].caller is not None:
-            accepted[1].caller.end()
+        if accepted is not None:
+            caller = accepted[1].caller
+            if caller is not None and caller.counted:
+                caller.end()
         if self._on_finished is not None and accepted is not None:
             self._on_finished(accepted[1], outcome, call.client.text)

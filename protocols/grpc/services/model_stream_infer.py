@@ -222,7 +222,7 @@ class StreamedInference:
         if not isinstance(target, Target):
             target = await in_slices(target)
         exchange.id, exchange.version = target.id, target.model_version
-        intake.admit(self._stream.call, target, len(message))
+        intake.admit_later(self._stream.call, target, len(message))
         exchange.model, version = intake.find(target)
         if exchange.model.spec.decoupled:
             exchange.decoupled = True
@@ -337,8 +337,9 @@ class StreamedInference:
     def _finish(self, exchange: StreamedRequest, outcome: Part) -> None:
         """Tell the request log the outcome of a request, before the memory of its answer is given back."""
         del self._open[exchange]
-        if exchange.request is not None and exchange.request.caller is not None:
-            exchange.request.caller.end()
+        caller = None if exchange.request is None else exchange.request.caller
+        if caller is not None and caller.counted:
+            caller.end()
         if self._on_finished is not None and exchange.request is not None:
             self._on_finished(exchange.request, outcome, self._stream.peer)
 
