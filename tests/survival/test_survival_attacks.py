@@ -376,7 +376,7 @@ async def test_under_hypercorn_no_way_of_writing_a_path_reaches_more(tmp_path):
         for target in TARGETS:
             reply = await ask(port, "POST", target, **bearer("operator"), **PRETENDED)
             assert reply.status in {400, 403, 404}, target
-        secure = re.search(r"Running on https://\S+:(\d+)", said.read_text())[1]
+        (secure,) = re.findall(r"Running on https://\S+:(\d+)", said.read_text())
         context = ssl.create_default_context(cafile=authority.root)
         url = f"https://localhost:{secure}"
         async with httpx.AsyncClient(base_url=url, http1=False, http2=True, verify=context) as client:
