@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from actors.values.errors import Unauthenticated
 from engine.identity.document import AuthFileError, Issuer
+from engine.identity.keys import LONGEST_TOKEN
 from engine.identity.rules import Identity
 
 LARGEST_JWKS: Final = 1024 * 1024
@@ -57,9 +58,12 @@ class Tokens:
             raise _refusal("it is from an issuer that this server does not know")
         from joserfc import jwt
         from joserfc.errors import ExpiredTokenError, JoseError
+        from joserfc.jws import JWSRegistry
 
+        heads = JWSRegistry(algorithms=issuer.algorithms)
+        heads.max_header_length = LONGEST_TOKEN  # certificates (x5c) pass the 512 bytes of the default
         try:
-            decoded = jwt.decode(token, self._key_sets[issuer.issuer], algorithms=list(issuer.algorithms))
+            decoded = jwt.decode(token, self._key_sets[issuer.issuer], registry=heads)
             registry = jwt.JWTClaimsRegistry(
                 now=int(now),
                 leeway=int(issuer.skew),

@@ -221,7 +221,7 @@ async def test_a_server_does_not_start_with_keys_that_can_not_be_read(tritium_se
         assert await server.wait_ended() == 1
         (told,) = server.failures
         assert "--require-signed" in told
-        assert "trusted.keys:1: 'nonsense…' is no public key" in told
+        assert "trusted.keys:1: 'nonsense'… is no public key" in told
 
 
 async def test_without_code_python_and_torch_are_refused_and_onnx_serves(tritium_server, repository):

@@ -8,6 +8,7 @@ import json
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
+from joserfc.jws import JWSRegistry
 
 from actors.values.errors import Unauthenticated
 from engine.identity.document import AuthFileError, Issuer
@@ -121,6 +122,13 @@ def test_what_must_be_there_must_be_there(tokens, missing):
     token = jwt.encode({"alg": "RS256", "kid": "rsa"}, claims, RSA)
     with pytest.raises(Unauthenticated):
         tokens().prove(token, NOW)
+
+
+def test_a_header_may_have_the_certificates_of_its_key(tokens):
+    heads = JWSRegistry(algorithms=["RS256"])
+    heads.max_header_length = 8192
+    header = {"alg": "RS256", "kid": RSA.kid, "x5c": ["A" * 2000]}
+    assert tokens().prove(jwt.encode(header, CLAIMS, RSA, registry=heads), NOW)
 
 
 def test_clock_skew_is_borne_and_no_more(tokens):
