@@ -156,7 +156,10 @@ def presented(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     Raises Unauthenticated where there are several, since a proxy may have judged another one
     (RFC 9110, section 5.3).
     """
-    found = [value for name, value in fields if name == b"authorization"]
-    if len(found) > 1:
-        raise Unauthenticated("more than one Authorization in the head: send one", invalid=True)
-    return found[0] if found else b""
+    found: bytes | None = None
+    for name, value in fields:
+        if name == b"authorization":
+            if found is not None:
+                raise Unauthenticated("more than one Authorization in the head: send one", invalid=True)
+            found = value
+    return found or b""

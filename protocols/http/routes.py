@@ -15,6 +15,9 @@ from urllib.parse import unquote
 
 from actors.values.callers import Action
 
+_SETTINGS: Final = frozenset({Action.LOGGING, Action.TRACE})
+"""Categories in which a POST changes settings."""
+
 
 class Endpoint(Enum):
     """What can be asked over HTTP.
@@ -55,15 +58,11 @@ class Endpoint(Enum):
         self.category = category
         self.methods = methods
         self._action = action or category
+        self._posted = Action.SETTINGS if category in _SETTINGS else self._action
 
     def action(self, method: str) -> Action:
         """Return what a request by `method` asks for."""
-        if method == "POST" and self in _SETTINGS:
-            return Action.SETTINGS
-        return self._action
-
-
-_SETTINGS: Final = frozenset({Endpoint.LOGGING, Endpoint.TRACE})
+        return self._posted if method == "POST" else self._action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
