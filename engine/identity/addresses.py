@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.values.callers import ANONYMOUS, Action, Caller, HeadGate, Peer
-from actors.values.errors import TritiumError
+from actors.values.errors import TooManyRequests, TritiumError
 from actors.values.marks import client_at
 from engine.identity.limits import Limits, Usage
 from engine.identity.refusals import Refusals
@@ -73,6 +73,12 @@ class Addresses:
             usage.bound_by(account.limits)
         return usage
 
+    def charge(self, address: str) -> None:
+        """Take a request of `address` that is refused. Raises TooManyRequests where none is left."""
+        if self.limited and address:
+            at = client_at(address)
+            self.usage(Account(at, at, self.limits)).take(0, self.now, at)
+
     def _make_room(self) -> None:
         """Forget one that is at rest or, where a few were not, the one that was counted for longest."""
         now = self.now()
@@ -109,7 +115,12 @@ class AddressedCaller(Caller):
 
     def require(self, action: Action, model: str = "", namespace: str | None = None) -> None:
         """Raise if `action` is not allowed on `model` (`actors.values.callers.Caller`)."""
-        self._caller.require(action, model, namespace)
+        try:
+            self._caller.require(action, model, namespace)
+        except TritiumError:
+            for account in self._accounts:
+                self._addresses.usage(account).owe_request()
+            raise
 
     def may(self, action: Action, model: str, namespace: str | None = None) -> bool:
         """Whether `action` is allowed on `model` (`actors.values.callers.Caller`)."""
@@ -127,7 +138,7 @@ class AddressedCaller(Caller):
                 for account in self._accounts:
                     taken.append(self._take(account, size))  # noqa: PERF401  # the next one may raise
             self._caller.admit(action, model, size=size)
-        except TritiumError:
+        except TooManyRequests:  # a denial costs what a request does
             for usage in taken:
                 usage.give_back(size)
             raise

@@ -25,10 +25,19 @@ from engine.identity.rules import BySubject, Decision, Identity, Rulebook
 from engine.identity.tokens import Proven, Tokens
 
 MOST_VERDICTS: Final = 4096
-"""Decisions of one caller, and tokens of all, that are kept."""
+"""Tokens whose verdicts are kept, and kinds of refusals."""
+
+MOST_DECISIONS: Final = 512
+"""Decisions that are kept of each caller."""
+
+LONGEST_MODEL: Final = 255
+"""Characters of a model's name. No directory has a longer one, so there is no such model to allow anything on.
+
+Names come from clients, are looked for in patterns, and are kept with the decisions.
+"""
 
 MOST_USAGES: Final = 100_000
-"""Identities whose use is counted. Beyond them those are forgotten that use nothing now.
+"""Identities whose use is counted. Beyond them the oldest are forgotten.
 
 One name with other groups is another identity: other limits may hold for it.
 """
@@ -52,7 +61,7 @@ class Book:
         self.tokens = tokens
         self._limits = BySubject(file.limits)
         self.by_address = any(limit.by_address for limit in file.limits)
-        self._callers: dict[Identity, KnownCaller] = {}
+        self._callers: OrderedDict[Identity, KnownCaller] = OrderedDict()
         self._proven: OrderedDict[bytes, Proven] = OrderedDict()
 
     def limits_of(self, identity: Identity) -> Limits:
@@ -70,7 +79,7 @@ class Book:
         caller = self._callers.get(identity)
         if caller is None:
             if len(self._callers) >= MOST_USAGES:
-                self._callers.clear()
+                self._callers.popitem(last=False)
             caller = self._callers[identity] = KnownCaller(identity, self, gate)
         return caller
 
@@ -127,7 +136,7 @@ class Gate(HeadGate):
         self._book = book
         self._wall_clock = wall_clock
         self._namespaces = namespaces
-        self._usages: dict[Identity, Usage] = {}
+        self._usages: OrderedDict[Identity, Usage] = OrderedDict()
 
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]:
@@ -164,6 +173,8 @@ class Gate(HeadGate):
             identity, until = self._established(authorization, peer)
         except Unauthenticated as error:
             self.refused("", error)
+            # Guessing has the limits of asking. Good credentials are counted when something is asked.
+            self.addresses.charge(peer.address)
             raise
         caller = self._at_its_address(self._book.caller(identity, self), identity, peer)
         peer.note = _Note(self._book, authorization, peer.names, caller, until)
@@ -224,7 +235,7 @@ class Gate(HeadGate):
         usage = self._usages.get(identity)
         if usage is None:
             if len(self._usages) >= MOST_USAGES:
-                self._usages = {known: each for known, each in self._usages.items() if not each.idle}
+                self._usages.popitem(last=False)
             usage = self._usages[identity] = Usage(limits)
         usage.bound_by(limits)
         return usage
@@ -259,10 +270,12 @@ class KnownCaller(Caller):
 
     def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:
         """Return whether the rules allow `action` on `model`, and which one decides (`Permissions`)."""
+        if len(model) > LONGEST_MODEL:
+            return Decision(allowed=False)
         key = (action, model, namespace)
         decision = self._verdicts.get(key)
         if decision is None:
-            if len(self._verdicts) >= MOST_VERDICTS:
+            if len(self._verdicts) >= MOST_DECISIONS:
                 self._verdicts.clear()
             decision = self._verdicts[key] = self._permissions.decide(action, model, namespace)
         return decision
@@ -284,7 +297,9 @@ class KnownCaller(Caller):
         if not self.may(action, model, namespace):
             # Not by a local name: the traceback would hold this frame, and this frame the error.
             raise self._denied(action, model)
-        if self._anywhere and len(self._allowed) < MOST_VERDICTS:
+        if self._anywhere:
+            if len(self._allowed) >= MOST_DECISIONS:
+                self._allowed.clear()
             self._allowed.add((action, model))
 
     def _denied(self, action: Action, model: str) -> TritiumError:

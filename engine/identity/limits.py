@@ -133,6 +133,11 @@ class Usage:
             self._bytes.take(-size)
         self.admitted -= 1
 
+    def owe_request(self) -> None:
+        """Take one request that was refused for another reason."""
+        if self._requests is not None:
+            self._requests.take(1)
+
     def owe(self, size: int) -> None:
         """Take `size` bytes that have come already."""
         if self._bytes is not None:

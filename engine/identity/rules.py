@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -100,12 +100,24 @@ class BySubject(Generic[E]):
         return [found[place] for place in sorted(found)]
 
 
+class _Compiled:
+    """A rule and its patterns, made once for all identities that it is about."""
+
+    __slots__ = ("models", "namespaces", "rule", "subjects")
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.subjects = rule.subjects
+        self.models = _pattern(rule.models)
+        self.namespaces = _pattern(rule.namespaces)
+
+
 class Rulebook:
     """The rules in force."""
 
     def __init__(self, rules: Sequence[Rule] = ()) -> None:
         self.rules = tuple(rules)
-        self._by_subject = BySubject(rules)
+        self._by_subject = BySubject([_Compiled(rule) for rule in rules])
         self.open = frozenset(
             action
             for action in OPEN_UNLESS_NAMED
@@ -127,9 +139,9 @@ class Rulebook:
 class Permissions:
     """The rules about one identity."""
 
-    def __init__(self, rules: Sequence[Rule], opened: Iterable[Action]) -> None:
-        self._rules = [(rule, _pattern(rule.models), _pattern(rule.namespaces)) for rule in rules]
-        self._open = frozenset(opened)
+    def __init__(self, rules: Sequence[_Compiled], opened: frozenset[Action]) -> None:
+        self._rules = rules
+        self._open = opened
 
     def decide(self, action: Action, model: str, namespace: str | None = "") -> Decision:
         """Return whether `action` is allowed on `model`, and by which rule.
@@ -141,7 +153,8 @@ class Permissions:
         """
         if action in self._open:
             return Decision(allowed=True)
-        for rule, models, namespaces in self._rules:
+        for each in self._rules:
+            rule, models, namespaces = each.rule, each.models, each.namespaces
             if not rule.covers(action):
                 continue
             if not model:
@@ -165,8 +178,9 @@ class Permissions:
         """
         if action in self._open:
             return True
-        for rule, models, namespaces in self._rules:
-            if rule.covers(action) and (not rule.allows or models is namespaces is None):
+        for each in self._rules:
+            rule = each.rule
+            if rule.covers(action) and (not rule.allows or each.models is each.namespaces is None):
                 return rule.allows
         return False
 

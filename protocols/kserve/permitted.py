@@ -8,9 +8,12 @@ from typing import Any, Final
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, Peer
-from actors.values.errors import PermissionDenied, TritiumError
+from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError
 from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, anywhere
 from protocols.kserve.auditing import tell_denied
+
+LONGEST_CONFIG: Final = 512 * 1024
+"""Characters of a configuration that is searched for models. The interpreter is held while it is parsed."""
 
 UPLOAD: Final = "file:"
 """What the name of a load's parameter begins with that brings a file (contract, http.md section 4)."""
@@ -69,10 +72,16 @@ def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ())
 def named_models(config: object) -> frozenset[str]:
     """Return the models that a load's `config`, a ModelConfig in JSON, names as steps of an ensemble.
 
-    What can't be read names none: the load refuses it.
+    What can't be read names none: the load refuses it. Raises InvalidArgument for a text that is longer than
+    `LONGEST_CONFIG`.
     """
     if not isinstance(config, str):
         return frozenset()
+    if len(config) > LONGEST_CONFIG:
+        raise InvalidArgument(
+            f"'config' has {len(config)} characters, and of callers whom rules bind {LONGEST_CONFIG} at most are"
+            " read: put the rest into the model's config.pbtxt"
+        )
     names: set[str] = set()
 
     def look(pairs: list[tuple[str, Any]]) -> None:

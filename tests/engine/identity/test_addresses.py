@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.values.callers import Action, Peer
-from actors.values.errors import InvalidArgument, PermissionDenied, TooManyRequests
+from actors.values.errors import InvalidArgument, PermissionDenied, TooManyRequests, Unauthenticated
 from engine.identity.addresses import Account, AddressedCaller, Addresses, AddressGate, Anyone
 from engine.identity.document import read_auth_file
 from engine.identity.gate import Book, Gate
@@ -284,18 +284,35 @@ def test_the_flags_count_an_address_for_all_identities(clock):
     assert refusal(unix) is None
 
 
-def test_what_a_rule_denies_costs_an_address_nothing(clock):
-    filed = Filed(clock, Limits(requests=1))
+def test_what_a_rule_denies_costs_an_address_what_a_request_does(clock):
+    filed = Filed(clock, Limits(requests=3))
     caller = filed.at(ONE, BOB)
-    for _ in range(3):
+    assert caller.may(Action.INFERENCE, "m")
+    assert not caller.may(Action.TRACE, "m")
+    assert not caller.may_all(Action.INFERENCE)
+    for _ in range(2):
         with pytest.raises(PermissionDenied):
             caller.admit(Action.INFERENCE, "other", size=5)
     with pytest.raises(PermissionDenied):
         caller.require(Action.TRACE)
-    assert caller.may(Action.INFERENCE, "m")
-    assert not caller.may(Action.TRACE, "m")
-    assert not caller.may_all(Action.INFERENCE)
+    with pytest.raises(TooManyRequests, match=f"'{ONE}' may make 3 requests a second"):
+        caller.admit(Action.INFERENCE, "m")
+    clock.now = 1.0
     assert refusal(caller) is None
+
+
+def test_bad_credentials_cost_an_address_what_a_request_does(clock):
+    filed = Filed(clock, Limits(requests=3))
+    for _ in range(3):
+        assert filed.at(ONE, BOB)  # good ones are counted when something is asked
+    for _ in range(3):
+        with pytest.raises(Unauthenticated):
+            filed.at(ONE, b"Bearer x.y")
+    with pytest.raises(TooManyRequests, match=f"'{ONE}' may make 3 requests a second"):
+        filed.at(ONE, b"Bearer x.y")
+    with pytest.raises(Unauthenticated):
+        filed.at(OTHER, b"Bearer x.y")
+    filed.at(ONE, BOB).admit(Action.HEALTH)
 
 
 def test_another_file_keeps_what_was_used_and_changes_what_may_be(clock):

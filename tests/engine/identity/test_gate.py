@@ -8,7 +8,7 @@ import pytest
 from actors.values.callers import Action, Peer, presented
 from actors.values.errors import PermissionDenied, TooManyRequests, Unauthenticated
 from engine.identity.document import read_auth_file
-from engine.identity.gate import MOST_VERDICTS, Book, Gate
+from engine.identity.gate import LONGEST_MODEL, MOST_DECISIONS, MOST_VERDICTS, Book, Gate
 from engine.identity.keys import digest_of
 from engine.identity.rules import Identity
 from engine.identity.tokens import Proven, Tokens
@@ -196,9 +196,20 @@ def test_the_anonymous_are_told_to_show_credentials(setting):
 
 def test_verdicts_that_are_kept_are_bounded(setting):
     caller = setting.gate.identify(ALICE, Peer())
-    for number in range(MOST_VERDICTS + 10):
+    for number in range(MOST_DECISIONS + 10):
+        caller.require(Action.INFERENCE, f"open{number}")
         assert caller.may(Action.INFERENCE, f"open{number}")
     assert not caller.may(Action.INFERENCE, "closed")
+
+
+def test_no_name_that_no_model_can_have_is_kept_or_looked_for_in_patterns(setting):
+    caller = setting.gate.identify(ALICE, Peer())
+    assert caller.may(Action.INFERENCE, "open" + "x" * (LONGEST_MODEL - 4))
+    too_long = "open" + "x" * (LONGEST_MODEL - 3)
+    assert not caller.may(Action.INFERENCE, too_long)
+    with pytest.raises(PermissionDenied) as refused:
+        caller.admit(Action.INFERENCE, too_long * 1000)
+    assert len(refused.value.message) < 300
 
 
 def test_limits_hold_for_an_identity_over_all_its_connections(setting):

@@ -3,9 +3,10 @@
 import pytest
 
 from actors.values.callers import Action, Peer
-from actors.values.errors import PermissionDenied
+from actors.values.errors import InvalidArgument, PermissionDenied
 from actors.values.interfaces import IndexEntry
 from protocols.kserve.permitted import (
+    LONGEST_CONFIG,
     check_steps,
     check_upload,
     named_models,
@@ -66,6 +67,12 @@ def test_files_that_a_caller_may_not_bring_are_told_to_the_audit_log():
 )
 def test_models_that_an_ensemble_would_ask_are_found(config, models):
     assert named_models(config) == models
+
+
+def test_a_configuration_that_would_hold_the_interpreter_is_not_searched():
+    with pytest.raises(InvalidArgument, match=rf"'config' has {LONGEST_CONFIG + 1} characters"):
+        named_models(" " * (LONGEST_CONFIG + 1))
+    assert named_models(" " * LONGEST_CONFIG) == frozenset()
 
 
 def test_a_caller_composes_models_only_that_it_may_ask():
