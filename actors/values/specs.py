@@ -378,6 +378,8 @@ class ModelSpec:
     recycle: Recycle | None = None
     confinement: Confinement = field(default_factory=Confinement)
     runtime: Runtime = field(default_factory=Runtime)
+    # What lies elsewhere and is the model's by links, where a strict sandbox has to know.
+    linked: tuple[Path, ...] = ()
 
     @property
     def key(self) -> ModelKey:

@@ -216,6 +216,11 @@ def _parser() -> argparse.ArgumentParser:
             flag, metavar="PATHS", help=f"what models in --sandbox=strict may ask to {what} beyond their own"
         )
     shared.add_argument(
+        "--model-repository-links",
+        metavar="WHERE",
+        help="how far symbolic links are followed: anywhere, or inside the repository",
+    )
+    shared.add_argument(
         "--model-config-name",
         metavar="NAME",
         help="prefer configs/NAME.pbtxt of each model to its config.pbtxt",
@@ -274,6 +279,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     given = (
         ("model-config-name", options.model_config_name),
         ("strict-model-config", options.strict_model_config),
+        ("model-repository-links", options.model_repository_links),
         *(("backend-config", pair) for pair in options.backend_config),
         ("backend-directory", options.backend_directory),
         ("default-execution-timeout", options.default_execution_timeout),
@@ -306,7 +312,7 @@ def inspect(
     With `build`, environments that Python models ask for are made if they are not there.
     """
     alone = [path for path in paths if is_model(path)]
-    found = scan([path for path in paths if path not in alone])
+    found = scan([path for path in paths if path not in alone], settings.links)
     models = dict(found.models)
     for path in alone:
         whole = path.resolve()
@@ -334,6 +340,7 @@ def inspect(
                 execution_timeout=settings.default_execution_timeout,
                 floor=settings.sandbox,
                 verify_files=True,
+                links=settings.links,
                 restrictions=Restrictions(
                     no_code=settings.provenance.no_code, signed=settings.provenance.require_signed
                 ),

@@ -15,6 +15,7 @@ from typing import Final
 
 from actors.values.errors import ErrorCode
 from engine.config.files import inside
+from engine.models.links import Links
 from engine.models.problems import Problem, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelRepositoryAgents
 
@@ -23,13 +24,13 @@ _ALGORITHMS: Final = {"MD5": 32, "SHA256": 64}  # and how many digits their dige
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]+\Z")
 
 
-def verify_agents(config: ModelConfig, model_directory: Path) -> list[Problem]:
+def verify_agents(config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE) -> list[Problem]:
     """Run the agents of `config`, and return what they find wrong. Reads every file that they name."""
     problems: list[Problem] = []
     for at, agent in enumerate(config.model_repository_agents.agents):
         key = f"model_repository_agents.agents[{at}]"
         if agent.name == CHECKSUM:
-            problems += _checksum(agent, key, config.name, model_directory)
+            problems += _checksum(agent, key, config.name, model_directory, links)
         elif not agent.name:
             problems.append(
                 Problem(
@@ -51,7 +52,7 @@ def verify_agents(config: ModelConfig, model_directory: Path) -> list[Problem]:
 
 
 def _checksum(
-    agent: ModelRepositoryAgents.Agent, key: str, model: str, model_directory: Path
+    agent: ModelRepositoryAgents.Agent, key: str, model: str, model_directory: Path, links: Links
 ) -> Iterator[Problem]:
     for parameter in sorted(agent.parameters):
         expected = agent.parameters[parameter].strip()
@@ -70,13 +71,13 @@ def _checksum(
                 hint=f"use its {_ALGORITHMS[algorithm]} hexadecimal digits",
             )
         else:
-            yield from _verify(algorithm, name, expected.lower(), where, model, model_directory)
+            path = inside(model_directory, name, links)
+            yield from _verify(algorithm, name, expected.lower(), where, model, path)
 
 
 def _verify(
-    algorithm: str, name: str, expected: str, key: str, model: str, model_directory: Path
+    algorithm: str, name: str, expected: str, key: str, model: str, path: Path | None
 ) -> Iterator[Problem]:
-    path = inside(model_directory, name)
     if path is None:
         yield Problem(
             message=f"file '{name}', which the checksum agent of model '{model}' reads, is outside model directory",

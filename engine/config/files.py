@@ -2,12 +2,14 @@
 
 They are read once, at loading.
 
-Names are resolved inside the model directory and never followed out of it (DESIGN section 9).
+Names are resolved inside the model directory. A name never leads out of it, and a link only with
+`Links.ANYWHERE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,7 @@ from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.specs import WarmupSample
 from actors.values.tensors import Tensor, element_count, unpack_bytes
 from engine.config.rules.instances import WARMUP_PREFIX, sample_problems
+from engine.models.links import Links
 from engine.models.problems import Problem
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching, ModelWarmup
 
@@ -44,8 +47,10 @@ class FileProblem(Exception):
         self.problem = problem
 
 
-def inside(directory: Path, name: str) -> Path | None:
-    """Return the file `name` of `directory`, or None if the name or a link leads out of it."""
+def inside(directory: Path, name: str, links: Links = Links.INSIDE) -> Path | None:
+    """Return the file `name` of `directory`, or None if the name leads out of it, or a link that may not."""
+    if links.follow(name):
+        return directory / os.path.normpath(name)
     try:
         root = directory.resolve()
         path = (root / name).resolve()
@@ -54,24 +59,34 @@ def inside(directory: Path, name: str) -> Path | None:
     return path if path.is_relative_to(root) else None
 
 
-def read_files(config: ModelConfig, model_directory: Path) -> Files:
+def read_files(config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE) -> Files:
     """Read every file that the completed `config` names, which may have any number of broken rules.
 
     What is left out if a rule is broken or a file can't be used is no loss: such a model is not started.
     """
-    labels, problems = read_labels(config, model_directory)
-    warmup, unusable = build_warmup(config, model_directory)
-    states, missing = read_initial_states(config, model_directory)
+    labels, problems = read_labels(config, model_directory, links)
+    warmup, unusable = build_warmup(config, model_directory, links)
+    states, missing = read_initial_states(config, model_directory, links)
     return Files(
         labels=labels,
         states=states,
         warmup=warmup,
-        problems=(*missing, *problems, *unusable),
+        problems=(*missing, *problems, *unusable, *_operator_libraries(config, model_directory, links)),
     )
 
 
+def _operator_libraries(config: ModelConfig, model_directory: Path, links: Links) -> Iterator[Problem]:
+    """Tell of libraries that lie elsewhere. The worker, which loads them, says whether they are there."""
+    for at, name in enumerate(config.model_operations.op_library_filename):
+        if inside(model_directory, name, links) is None:
+            yield Problem(
+                message=f"model '{config.name}': no operator library '{name}' in the model directory",
+                key=f"model_operations.op_library_filename[{at}]",
+            )
+
+
 def read_initial_states(
-    config: ModelConfig, model_directory: Path
+    config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE
 ) -> tuple[Mapping[str, bytes], list[Problem]]:
     """Return the data of every sequence state that begins with a file, if the rules about it are kept."""
     states: dict[str, bytes] = {}
@@ -83,7 +98,7 @@ def read_initial_states(
         if initial.WhichOneof("state_data") != "data_file" or any(dim < 0 for dim in initial.dims):
             continue
         try:
-            states[state.input_name] = _initial_state_file(state.input_name, initial, model_directory)
+            states[state.input_name] = _initial_state_file(state.input_name, initial, model_directory, links)
         except FileProblem as error:
             key = f"sequence_batching.state[{at}].initial_state[0].data_file"
             hint = "data files are named relative to the model's directory initial_state/"
@@ -92,13 +107,13 @@ def read_initial_states(
 
 
 def _initial_state_file(
-    state: str, initial: ModelSequenceBatching.InitialState, model_directory: Path
+    state: str, initial: ModelSequenceBatching.InitialState, model_directory: Path, links: Links
 ) -> bytes:
     datatype = BY_NUMBER.get(initial.data_type)
     if datatype is None:
         return b""  # told by the rules
     name = initial.data_file
-    path = inside(model_directory / "initial_state", name)
+    path = inside(model_directory / "initial_state", name, links)
     if path is None:
         raise FileProblem(
             Problem(
@@ -137,7 +152,7 @@ def _elements(data: bytes, name: str, elements: int, what: str) -> None:
 
 
 def read_labels(
-    config: ModelConfig, model_directory: Path
+    config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE
 ) -> tuple[Mapping[str, tuple[str, ...]], list[Problem]]:
     """Return the labels of every output that has a label file, by output name."""
     labels: dict[str, tuple[str, ...]] = {}
@@ -145,16 +160,16 @@ def read_labels(
     for at, output in enumerate(config.output):
         if output.label_filename:
             try:
-                labels[output.name] = _label_file(config, output.name, output.label_filename, model_directory)
+                path = inside(model_directory, output.label_filename, links)
+                labels[output.name] = _label_file(config, output.name, output.label_filename, path)
             except FileProblem as error:
                 hint = "label files are named relative to the model's directory, beside config.pbtxt"
                 problems.append(_at(error.problem, f"output[{at}].label_filename", hint))
     return labels, problems
 
 
-def _label_file(config: ModelConfig, output: str, name: str, model_directory: Path) -> tuple[str, ...]:
+def _label_file(config: ModelConfig, output: str, name: str, path: Path | None) -> tuple[str, ...]:
     who = f"for output '{output}' in model '{config.name}'"
-    path = inside(model_directory, name)
     if path is None:
         raise FileProblem(
             Problem(
@@ -191,7 +206,7 @@ def _content(path: Path, limit: int, what: str) -> bytes:
 
 
 def build_warmup(
-    config: ModelConfig, model_directory: Path
+    config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE
 ) -> tuple[tuple[WarmupSample, ...], list[Problem]]:
     """Return the samples as tensors (contract, scheduling.md section 10), in the configuration's order.
 
@@ -207,7 +222,8 @@ def build_warmup(
         for name, source in sorted(sample.inputs.items()):
             batched = config.max_batch_size > 0 and name in declared
             try:
-                tensors.append(_warmup_tensor(name, source, model_directory, batched=batched))
+                path = inside(model_directory / "warmup", source.input_data_file, links)
+                tensors.append(_warmup_tensor(name, source, path, batched=batched))
             except FileProblem as error:
                 hint = "data files are named relative to the model's directory warmup/"
                 problems.append(_at(error.problem, f'model_warmup[{at}].inputs["{name}"]', hint))
@@ -219,14 +235,14 @@ def build_warmup(
     return tuple(samples), problems
 
 
-def _warmup_tensor(name: str, source: ModelWarmup.Input, model_directory: Path, *, batched: bool) -> Tensor:
+def _warmup_tensor(name: str, source: ModelWarmup.Input, path: Path | None, *, batched: bool) -> Tensor:
     datatype = BY_NUMBER[source.data_type]
     elements = element_count(source.dims)
     if elements * max(datatype.size, 4) > _LARGEST_TENSOR:
         raise FileProblem(Problem(message=f"warmup input '{name}' is larger than {_LARGEST_TENSOR} bytes"))
     match source.WhichOneof("input_data_type"):
         case "input_data_file":
-            data = _warmup_file(name, source.input_data_file, model_directory, datatype, elements)
+            data = _warmup_file(name, source.input_data_file, path, datatype, elements)
         case "random_data" if datatype is not DataType.BYTES:
             data = _random(datatype, elements)
         case _:
@@ -251,10 +267,7 @@ def _random(datatype: DataType, elements: int) -> bytes:
     return values.tobytes()
 
 
-def _warmup_file(
-    name: str, file_name: str, model_directory: Path, datatype: DataType, elements: int
-) -> bytes:
-    path = inside(model_directory / "warmup", file_name)
+def _warmup_file(name: str, file_name: str, path: Path | None, datatype: DataType, elements: int) -> bytes:
     if path is None:
         raise FileProblem(
             Problem(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from actors.values.confinement import Sandbox
 from actors.values.errors import ErrorCode
 from actors.values.specs import ModelSpec, Runtime
 from engine.config import parse
@@ -30,6 +31,7 @@ from engine.config.translate import artifact, translate
 from engine.config.validate import validate
 from engine.environments.cache import Environments
 from engine.models.layout import VersionDirectory, select_versions, version_directories
+from engine.models.links import Links, targets
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.provenance.restrictions import NONE, Restrictions
@@ -60,6 +62,7 @@ def load_model_config(
     execution_timeout: float = 0.0,
     floor: SandboxSettings = NO_FLOOR,
     restrictions: Restrictions = NONE,
+    links: Links = Links.INSIDE,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
@@ -75,7 +78,8 @@ def load_model_config(
     returned as `unbuilt`; if no model code is to be run, there is a warning instead. Without `environments`,
     what models ask for is not considered.
 
-    What `restrictions` forbid is refused before anything of the model is run.
+    What `restrictions` forbid is refused before anything of the model is run. `links` says how far the
+    symbolic links of the model are followed.
 
     Each version is completed from its own file. Python models are run for that, each in a process of its own,
     unless `run_model_code` is false. With `verify_files` the model files are compared with it as well (see
@@ -87,15 +91,22 @@ def load_model_config(
     model_directory = model_directory.absolute()  # specifications outlive the working directory
     name = model_name or model_directory.name
     path = parse.config_path(model_directory, config_name)
-    available, problems = version_directories(model_directory)
+    available, problems = version_directories(model_directory, links)
     numbers = [directory.number for directory in available]
-    parsed, source = _parsed(path, model_directory, override, auto_complete=auto_complete)
+    parsed, source = _parsed(path, model_directory, override, links, auto_complete=auto_complete)
     file = path if os.path.lexists(path) else model_directory
     # Where problems without a place of their own are.
     named = Path("override") if override is not None else file
     if parsed.config is None:
         also = _wrong_besides(
-            parsed, model_directory, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete
+            parsed,
+            model_directory,
+            name,
+            path,
+            links,
+            backends=backends,
+            gpus=gpus,
+            auto_complete=auto_complete,
         )
         versions = select_versions(ModelVersionPolicy(), numbers)
         return LoadedConfig(
@@ -126,8 +137,10 @@ def load_model_config(
     said = backend_settings or {}
     settings = {**said.get("", {}), **said.get(base.config.backend, {})}  # its own go before those for all
     drafts = [base] * len(chosen)
-    agents = verify_agents(base.config, model_directory)
+    agents = verify_agents(base.config, model_directory, links)
     tritium, mistakes = _settings(base.config, traits, execution_timeout, floor)
+    is_strict = tritium.confinement.sandbox is Sandbox.STRICT
+    linked = targets(model_directory) if links is Links.ANYWHERE and is_strict else ()
     install = tritium.requirements == "install"
     if forbidden := restrictions.forbidden(base.config, traits, model_directory, install=install):
         return LoadedConfig(
@@ -140,7 +153,7 @@ def load_model_config(
     chosen_runtimes = Chosen()
     if environments is not None and not is_ensemble(base.config):
         parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
-        chosen_runtimes = choose(parameters, traits, tritium, chosen, model_directory, environments)
+        chosen_runtimes = choose(parameters, traits, tritium, chosen, model_directory, environments, links)
         if chosen_runtimes.unbuilt and run_model_code and not agents:
             return LoadedConfig(name=name, path=path, versions=versions, unbuilt=chosen_runtimes.unbuilt)
     runtimes = chosen_runtimes.runtimes
@@ -157,6 +170,8 @@ def load_model_config(
                 run_model_code=run_model_code,
                 runtime=runtimes.get(directory.number, Runtime()),
                 floor=floor,
+                links=links,
+                linked=linked,
             )
             for directory in chosen
             if not chosen_runtimes.fails(directory.number)
@@ -169,11 +184,11 @@ def load_model_config(
     files: dict[bytes, Files] = {}
     distinct = _distinct(drafts or [base], versions)
     for draft, alike in distinct:
-        files[_identity(draft)] = read_files(draft.config, model_directory)
+        files[_identity(draft)] = read_files(draft.config, model_directory, links)
         own = check(draft, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
         found += _blamed([*own, *files[_identity(draft)].problems], alike)
     found += mistakes
-    found += _versions(base.config, chosen, traits, model_directory)
+    found += _versions(base.config, chosen, traits, model_directory, links)
     unserved = [
         problem for draft, alike in distinct for problem in _blamed(refusals(draft.config, found), alike)
     ]
@@ -181,7 +196,7 @@ def load_model_config(
     if verify_files and not agents and not is_ensemble(base.config):
         for directory, draft in zip(chosen, drafts, strict=True):
             if not any(problem.is_error for problem in draft.problems):  # else what is wrong is told already
-                wrong = verify(draft.config, directory, model_directory.parent, traits)
+                wrong = verify(draft.config, directory, model_directory.parent, traits, links)
                 found += _blamed(wrong, (directory.number,))
     unserved += [problem for problem in agents if problem.code is ErrorCode.UNSUPPORTED]
     specs: tuple[ModelSpec, ...] = ()
@@ -200,6 +215,7 @@ def load_model_config(
                 namespace=namespace,
                 content=digests.get(spec.version, ""),
                 runtime=runtimes.get(spec.version, spec.runtime),
+                linked=linked,
             )
             for spec in specs
         ),
@@ -259,6 +275,7 @@ def _wrong_besides(
     model_directory: Path,
     name: str,
     path: Path,
+    links: Links,
     *,
     backends: Mapping[str, BackendTraits],
     gpus: int,
@@ -272,9 +289,9 @@ def _wrong_besides(
     )
     config = partial.config
     found = check(partial, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
-    found += read_files(config, model_directory).problems
+    found += read_files(config, model_directory, links).problems
     found += _settings(config, backends.get(config.backend, BackendTraits(name=config.backend)))[1]
-    found += verify_agents(config, model_directory)
+    found += verify_agents(config, model_directory, links)
     return certain([*found, *refusals(config, found)], parsed.spoilt)
 
 
@@ -307,15 +324,15 @@ def check(
 
 
 def _parsed(
-    path: Path, model_directory: Path, override: str | None, *, auto_complete: bool
+    path: Path, model_directory: Path, override: str | None, links: Links, *, auto_complete: bool
 ) -> tuple[parse.Parsed, Source]:
     if override is not None:
         return parse_override(override, model_directory), Source(name="override")
-    parsed = _read(path, model_directory.parent, auto_complete=auto_complete)
+    parsed = _read(path, model_directory.parent, links, auto_complete=auto_complete)
     return parsed, Source(name=str(path.relative_to(model_directory)), text=parsed.text)
 
 
-def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
+def _read(path: Path, repository: Path, links: Links, *, auto_complete: bool) -> parse.Parsed:
     try:
         path.lstat()
         present = True
@@ -325,7 +342,7 @@ def _read(path: Path, repository: Path, *, auto_complete: bool) -> parse.Parsed:
         # For example, the server has no permission to look into the directory.
         return parse.Parsed(config=None, problems=(parse.unreadable(path, error.strerror or str(error)),))
     if present:
-        if inside(repository, str(path)) is None:
+        if links is Links.INSIDE and inside(repository, str(path)) is None:
             leads_out = parse.unreadable(path, "it is a link out of the model repository")
             return parse.Parsed(config=None, problems=(leads_out,))
         return parse.read(path)
@@ -369,7 +386,11 @@ def _missing_tensors(config: ModelConfig, path: Path) -> list[Problem]:
 
 
 def _versions(
-    config: ModelConfig, chosen: list[VersionDirectory], traits: BackendTraits, model_directory: Path
+    config: ModelConfig,
+    chosen: list[VersionDirectory],
+    traits: BackendTraits,
+    model_directory: Path,
+    links: Links,
 ) -> list[Problem]:
     if not chosen:
         return [
@@ -390,7 +411,7 @@ def _versions(
         return []
     if traits.implementation:  # which is the backend's
         return list(_closed(chosen))
-    return [*_closed(chosen), *_led_out(config, chosen, artifact(config, traits), model_directory)]
+    return [*_closed(chosen), *_led_out(config, chosen, artifact(config, traits), model_directory, links)]
 
 
 def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
@@ -411,7 +432,7 @@ def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
 
 
 def _led_out(
-    config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path
+    config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path, links: Links
 ) -> list[Problem]:
     return [
         Problem(
@@ -423,7 +444,7 @@ def _led_out(
             versions=(directory.number,),
         )
         for directory in chosen
-        if leads_out(directory.path, file_name, model_directory.parent)
+        if leads_out(directory.path, file_name, model_directory.parent, links)
     ]
 
 

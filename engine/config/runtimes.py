@@ -17,6 +17,7 @@ from engine.environments.cache import Environments, NotBuilt
 from engine.environments.declared import PATH_PARAMETER, Environment, declared
 from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import VersionDirectory
+from engine.models.links import Links
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings
@@ -50,6 +51,7 @@ def choose(
     versions: Sequence[VersionDirectory],
     model_directory: Path,
     environments: Environments,
+    links: Links = Links.INSIDE,
 ) -> Chosen:
     """Look up the environment of every version of a model whose backend runs Python code of its owner's."""
     if not traits.runs_python:
@@ -60,7 +62,7 @@ def choose(
     install = settings.requirements == "install"
     for version in versions:
         try:
-            environment = declared(parameters, version.path, model_directory, install=install)
+            environment = declared(parameters, version.path, model_directory, links, install=install)
             if environment is None:
                 continue
             if settings.isolation == "thread":

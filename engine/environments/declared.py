@@ -15,6 +15,7 @@ from typing import Final
 
 from engine.environments import requirements
 from engine.environments.layout import EnvironmentFailed
+from engine.models.links import Links
 
 PATH_PARAMETER: Final = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
@@ -43,7 +44,12 @@ class Environment:
 
 
 def declared(
-    parameters: Mapping[str, str], version_directory: Path, model_directory: Path, *, install: bool = True
+    parameters: Mapping[str, str],
+    version_directory: Path,
+    model_directory: Path,
+    links: Links = Links.INSIDE,
+    *,
+    install: bool = True,
 ) -> Environment | None:
     """Return what a version asks for; None if it runs on the server's own interpreter.
 
@@ -57,7 +63,7 @@ def declared(
     path = requirements.find(version_directory, model_directory) if install else None
     if path is None:
         return None
-    digest = requirements.digest(path, root=model_directory.parent)
+    digest = requirements.digest(path, root=model_directory.parent, links=links)
     return Environment(kind=Kind.REQUIREMENTS, source=path.absolute(), digest=digest)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.environments.layout import FORMAT, EnvironmentFailed
+from engine.models.links import Links
 
 FILE_NAME: Final = "requirements.txt"
 
@@ -39,20 +40,21 @@ def find(version_directory: Path, model_directory: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def digest(path: Path, *, root: Path) -> str:
+def digest(path: Path, *, root: Path, links: Links = Links.INSIDE) -> str:
     """Return the SHA-256 (hex) of what decides what `path` installs: its files, this Python, this machine.
 
-    `root` is the model repository, which files that it includes must not lie outside of. Raises
-    EnvironmentFailed.
+    `root` is the model repository, which files that it includes must not lie outside of, unless `links` lead
+    there. Raises EnvironmentFailed.
     """
-    return _Digest(root).of(path)
+    return _Digest(root, links).of(path)
 
 
 class _Digest:
     """One digest in the making."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, links: Links) -> None:
         self._root = root.resolve()
+        self._links = links
         self._seen: set[Path] = set()
         # An environment gets the server's numpy if nothing in it wants another.
         numpy = metadata.version("numpy")
@@ -107,7 +109,7 @@ class _Digest:
 
     def _beside(self, within: Path, name: str) -> Path:
         path = (within.parent / name).resolve()
-        if not path.is_relative_to(self._root):
+        if not (self._links.follow(name) or path.is_relative_to(self._root)):
             raise EnvironmentFailed(f"'{within}' includes '{name}', which is outside the model repository")
         return path
 

@@ -1,8 +1,7 @@
 """What lies in a model repository: models, and their version directories.
 
 Contract: repository.md sections 1 and 2. These are pure functions over directories. What is found is named by
-the entries of a listing, so that no name leads anywhere else. A link is followed only as far as its own
-repository (DESIGN section 9).
+the entries of a listing, so that no name leads anywhere else. `Links` says how far a link is followed.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from actors.values.errors import ErrorCode
 from actors.values.interfaces import DUPLICATE_REASON
+from engine.models.links import Links, resolved
 from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
 
@@ -52,7 +52,7 @@ class Scan:
     problems: tuple[Problem, ...] = ()
 
 
-def scan(repositories: Sequence[Path]) -> Scan:
+def scan(repositories: Sequence[Path], links: Links = Links.INSIDE) -> Scan:
     """Return every model directory of `repositories`, by name."""
     models: dict[str, ModelDirectory] = {}
     duplicates: set[str] = set()
@@ -65,7 +65,7 @@ def scan(repositories: Sequence[Path]) -> Scan:
             problems.append(not_a_repository(repository))
             continue
         for name in names:
-            found = _candidate(repository / name, repository)
+            found = _candidate(repository / name, repository, links)
             if isinstance(found, Problem):
                 problems.append(found)
             elif found is not None and found.name in models:
@@ -93,7 +93,9 @@ def not_a_repository(path: Path) -> Problem:
     return Problem(message="repository path is not a valid directory", path=path)
 
 
-def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, ...], tuple[Problem, ...]]:
+def version_directories(
+    model_directory: Path, links: Links = Links.INSIDE
+) -> tuple[tuple[VersionDirectory, ...], tuple[Problem, ...]]:
     """Return a model's versions, ascending, and what was found in their place.
 
     A name counts by the digits it begins with (`1abc` is version 1), but the plain number goes first.
@@ -101,9 +103,7 @@ def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, 
     found: dict[int, Path] = {}
     problems: list[Problem] = []
     try:
-        entries = sorted(
-            path for path in model_directory.iterdir() if path.name not in _RESERVED and path.is_dir()
-        )
+        entries = sorted(path for path in model_directory.iterdir() if path.name not in _RESERVED)
     except OSError as error:
         reason = error.strerror or str(error)
         return (), (Problem(message=f"model directory can't be listed: {reason}", path=model_directory),)
@@ -112,6 +112,9 @@ def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, 
         digits = _LEADING_NUMBER.match(path.name)
         if digits is None:
             continue
+        if not path.is_dir():
+            problems += _dangling(path)
+            continue
         if path.name.startswith(("0", "+", "-")):
             problems.append(_ignored(path, "a version is a positive number without leading zeros"))
             continue
@@ -119,15 +122,15 @@ def version_directories(model_directory: Path) -> tuple[tuple[VersionDirectory, 
         if number > _LARGEST_VERSION:
             problems.append(_ignored(path, f"it is too large, a version is at most {_LARGEST_VERSION}"))
             continue
-        resolved = _resolved_inside(path, root)
-        if resolved is None:
-            problems.append(leads_out(path))
+        strays = _strays(path, root, links)
+        if strays is not None:
+            problems.append(strays)
             continue
         if path.name != digits[0]:
             problems.append(_prefixed(path, number, taken=number in found))
         # From here on only a link's target is used, because the link may be switched at any time. Sorted: `1`
         # comes before `1abc`.
-        found.setdefault(number, resolved if path.is_symlink() else path)
+        found.setdefault(number, resolved(path) if path.is_symlink() else path)
     return tuple(VersionDirectory(number, found[number]) for number in sorted(found)), tuple(problems)
 
 
@@ -147,7 +150,7 @@ def select_versions(policy: ModelVersionPolicy, available: Iterable[int]) -> tup
             return tuple(versions[-1:])
 
 
-def _candidate(path: Path, repository: Path) -> ModelDirectory | Problem | None:
+def _candidate(path: Path, repository: Path, links: Links) -> ModelDirectory | Problem | None:
     """Return the model at `path`, None if that is no directory, or what is wrong with its name or link."""
     try:
         if not path.is_dir():
@@ -156,9 +159,8 @@ def _candidate(path: Path, repository: Path) -> ModelDirectory | Problem | None:
         return None
     if not _sayable(path.name):
         return Problem(message=f"directory name '{shown(path.name)}' is not UTF-8", path=path.parent)
-    if _resolved_inside(path, repository) is None:
-        return leads_out(path)
-    return ModelDirectory(name=path.name, path=path, repository=repository)
+    strays = _strays(path, repository, links)
+    return strays or ModelDirectory(name=path.name, path=path, repository=repository)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -183,12 +185,24 @@ def _sayable(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _resolved_inside(path: Path, root: Path) -> Path | None:
+def _strays(path: Path, repository: Path, links: Links) -> Problem | None:
+    """Return what is wrong with where the directory `path` leads, if anything."""
     try:
-        resolved = path.resolve()
+        target = path.resolve()
     except (OSError, RuntimeError):  # a loop of links
-        return None
-    return resolved if resolved != root and resolved.is_relative_to(root) else None
+        return leads_out(path)
+    if links is Links.ANYWHERE:
+        return leads_up(path) if repository.is_relative_to(resolved(path)) else None
+    return None if target != repository and target.is_relative_to(repository) else leads_out(path)
+
+
+def _dangling(path: Path) -> Iterator[Problem]:
+    """Tell of a version that is a link to nothing: without a word its model would have no version."""
+    try:
+        if path.is_symlink() and not path.exists():
+            yield _ignored(path, f"it is a link to '{shown(os.readlink(path))}', and there is nothing")
+    except OSError:  # removed meanwhile, or a loop that may not be looked at
+        return
 
 
 def leads_out(path: Path, *, name: str = "") -> Problem:
@@ -200,6 +214,18 @@ def leads_out(path: Path, *, name: str = "") -> Problem:
         message=f"'{shown(name or path.name)}' is a link out of the model repository",
         path=Path(shown(str(path))),
         hint="copy the directory into the repository, or make its target a repository of its own",
+    )
+
+
+def leads_up(path: Path, *, name: str = "") -> Problem:
+    """Return the problem of a link to its own repository, or to a directory above: it would never end.
+
+    `name` is how the link is called, if not by its last part.
+    """
+    return Problem(
+        message=f"'{shown(name or path.name)}' is a link to a directory that holds the model repository itself",
+        path=Path(shown(str(path))),
+        hint="link only what the model needs",
     )
 
 

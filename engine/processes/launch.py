@@ -246,7 +246,7 @@ class WorkerLauncher:
 def _files(spec: ModelSpec) -> tuple[Path, ...]:
     """Return the model's own files, which it may read in any sandbox."""
     own = spec.model_directory, spec.version_directory, (spec.version_directory / spec.artifact).parent
-    return tuple(dict.fromkeys(own))
+    return tuple(dict.fromkeys((*own, *spec.linked)))
 
 
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,10 +7,10 @@ any write changes it. A rewrite that restores size and modification time still m
 program can set. `contents` are digests of the bytes, and say whether a model is another one. A file is read
 again only if its metadata changed (`Digests`).
 
-Nothing outside of the repository is ever read. Everything is opened through descriptors. After each open the
-kernel is asked where the descriptor really leads, so that a link switched between check and use leads
-nowhere. A link out of the repository is a problem of the survey, and so is whatever else makes a directory
-unfit to be served.
+Links are followed wherever they lead, as `Links.ANYWHERE` has it. With `Links.INSIDE` nothing outside of the
+repository is ever read. Everything is opened through descriptors. After each open the kernel is asked where
+the descriptor really leads, so that a link switched between check and use leads nowhere. A link out of the
+repository is then a problem of the survey, and so is whatever else makes a directory unfit to be served.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from engine.models.layout import leads_out, shown
+from engine.models.layout import leads_out, leads_up, shown
+from engine.models.links import DEEPEST, MOST_ENTRIES, Links
 from engine.models.problems import Problem
 from engine.provenance.manifest import MANIFEST, MARKER, SIGNATURE
 from engine.repository.source import Contents, FetchCancelled, Stamp, contents_of, version_of
-
-MOST_ENTRIES: Final = 250_000  # a model that brings an unpacked environment has some 100,000 files
-DEEPEST: Final = 64
 
 _CHUNK: Final = 1 << 20
 _FRESH: Final = 2_000_000_000  # ns; FAT's times are the coarsest
@@ -94,15 +92,18 @@ class Identity(NamedTuple):
 
 
 class Root:
-    """An open repository, out of which nothing is opened. Close it, or use it as a context manager.
+    """An open repository, out of which nothing is opened that `links` forbid.
 
-    Raises OSError if `path` is no directory that can be opened.
+    Close it, or use it as a context manager. Raises OSError if `path` is no directory that can be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, links: Links = Links.INSIDE) -> None:
+        self.links = links
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self.path = _where(self.fd)
+            self._where = self.path = _where(self.fd)
+            if links is Links.ANYWHERE and not self._is_at(self.path):  # it lies in another container
+                self.path = str(path)
         except BaseException:
             os.close(self.fd)
             raise
@@ -125,6 +126,19 @@ class Root:
         status = os.fstat(self.fd)
         return status.st_dev, status.st_ino
 
+    def above(self) -> frozenset[tuple[int, int]]:
+        """Return device and inode of the repository, and of each directory that it lies in."""
+        found: set[tuple[int, int]] = set()
+        path = "."
+        with suppress(PermissionError):
+            while True:
+                status = os.stat(path, dir_fd=self.fd)
+                if (status.st_dev, status.st_ino) in found:  # that of the root is the root
+                    break
+                found.add((status.st_dev, status.st_ino))
+                path += "/.."
+        return frozenset(found)
+
     @contextmanager
     def opened(self, path: str, flags: int, *, directory: int | None = None) -> Iterator[int]:
         """Open `path`, relative to the root or to an open `directory`, for the time of the block.
@@ -133,23 +147,32 @@ class Root:
         """
         fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=self.fd if directory is None else directory)
         try:
-            if not self._holds(_where(fd)):
+            if self.links is Links.INSIDE and not self.holds(fd):
                 raise LeadsOut(path)
             yield fd
         finally:
             os.close(fd)
 
-    def _holds(self, where: str) -> bool:
-        if _below(where, self.path):
+    def holds(self, fd: int) -> bool:
+        """Whether what is open lies in the repository, and is not the repository itself."""
+        where = _where(fd)
+        if _below(where, self._where):
             return True
         now = _where(self.fd)  # it may have been moved
-        if now == self.path:
+        if now == self._where:
             return False
         there = os.stat(now)
         if (there.st_dev, there.st_ino) != self.identity:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
-        self.path = now
+        self._where = self.path = now
         return _below(where, now)
+
+    def _is_at(self, path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
 
 
 class Survey(NamedTuple):
@@ -160,6 +183,7 @@ class Survey(NamedTuple):
     directories: Mapping[str, int]  # modification times, ns
     others: Mapping[str, str]  # links to nowhere, pipes and so on; a stamp's token each
     problems: tuple[Problem, ...]
+    outside: frozenset[str] = frozenset()  # links that lead out of the repository, and are followed
 
     @property
     def stamp(self) -> Stamp:
@@ -189,7 +213,9 @@ def survey(
         if error.errno != errno.EACCES:
             return None
         walk.unreadable("", error)
-    return Survey(name, walk.files, walk.directories, walk.others, tuple(walk.problems))
+    return Survey(
+        name, walk.files, walk.directories, walk.others, tuple(walk.problems), frozenset(walk.outside)
+    )
 
 
 class Digests:
@@ -299,17 +325,25 @@ class _Walk:
         self.directories: dict[str, int] = {}
         self.others: dict[str, str] = {}
         self.problems: list[Problem] = []
+        self.outside: set[str] = set()
         self._entries = 0
+        self._homes: list[str] = []  # where the model's directory is, and those that links have led to
+        follows = root.links is Links.ANYWHERE
+        self._above = root.above() if follows else frozenset()
+        self._made_up = _made_up() if follows else frozenset()
 
     def directory(self, fd: int, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
         """Walk over an open directory; `above` are those that led to it, to end loops of links."""
         self._alive()
         status = os.fstat(fd)
         identity = (status.st_dev, status.st_ino)
+        if self._is_refused(prefix.rstrip("/"), status):
+            return
         if prefix:
             self.directories[prefix.rstrip("/")] = status.st_mtime_ns
         if identity in above:
             return
+        self._homes += [] if above else [_where(fd)]
         if len(above) >= DEEPEST:
             self._too_much(prefix, f"directories are nested more than {DEEPEST} deep")
             return
@@ -343,16 +377,23 @@ class _Walk:
         try:
             with self._root.opened(name, os.O_PATH, directory=fd) as target:
                 status = os.fstat(target)
+                where = _where(target)
+                if not any(_below(where, home) for home in self._homes) and not self._root.holds(target):
+                    self.outside.add(path)
                 if not stat.S_ISDIR(status.st_mode):
                     self._file(path, status)
                     return
                 # The same directory, whatever has become of the link.
                 with self._root.opened(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_DIRECTORY) as below:
-                    self.directory(below, f"{path}/", above)
+                    self._homes.append(where)
+                    try:
+                        self.directory(below, f"{path}/", above)
+                    finally:
+                        self._homes.pop()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-            if not self._leads_inside(fd, name):
+            if self._root.links is Links.INSIDE and not self._leads_inside(fd, name):
                 raise LeadsOut(path) from error
             self.others[path] = "a link to nothing"
 
@@ -361,7 +402,20 @@ class _Walk:
         target = os.path.realpath(os.path.join(_where(fd), os.readlink(name, dir_fd=fd)))
         return _below(target, self._root.path)
 
+    def _is_refused(self, path: str, status: os.stat_result) -> bool:
+        """Whether a link has led to what would never end; that is a problem then."""
+        place = Path(self._root.path, self._name, path)
+        if (status.st_dev, status.st_ino) in self._above:
+            self.refuse(path, leads_up(place, name=path))
+        elif status.st_dev in self._made_up:
+            self.refuse(path, _leads_to_the_kernel(place, path or self._name))
+        else:
+            return False
+        return True
+
     def _file(self, path: str, status: os.stat_result) -> None:
+        if self._is_refused(path, status):
+            return
         identity = Identity.of(status)
         if stat.S_ISREG(status.st_mode):
             self.files[path] = identity
@@ -391,6 +445,25 @@ class _Walk:
         if not any(problem.message == message for problem in self.problems):
             path = Path(self._root.path, self._name, shown(prefix))
             self.refuse(prefix, Problem(message=message, path=path, hint="is this a model directory?"))
+
+
+def _made_up() -> frozenset[int]:
+    """Return the devices whose files the kernel makes up as they are read, some without an end."""
+    found: set[int] = set()
+    for path in ("/proc", "/sys"):
+        with suppress(OSError):
+            found.add(os.stat(path).st_dev)
+    with suppress(OSError):
+        found.discard(os.stat("/").st_dev)  # nothing is mounted there
+    return frozenset(found)
+
+
+def _leads_to_the_kernel(place: Path, name: str) -> Problem:
+    return Problem(
+        message=f"'{shown(name)}' is a link to what the kernel makes up as it is read, and no file of a model",
+        path=Path(shown(str(place))),
+        hint="link a file or directory on a disk",
+    )
 
 
 def _raise_if_broken(error: OSError) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 
 from actors.catalog.settling import Seen
 from engine.models.layout import candidate_names, shown
+from engine.models.links import Links
 from engine.models.problems import Problem
 from engine.repository.fingerprint import (
     Digests,
@@ -49,7 +50,7 @@ class LocalSource:
     """Implements `engine.repository.source.Source` over the directory at `path`.
 
     `digests` may be shared among sources. With `compare` false the contents of models are not needed, and
-    `fetch` reads no file. `clock` counts seconds and may stand anywhere; it is read from threads.
+    `fetch` reads no file. `links` says how far those of models are followed. `clock` counts seconds and may stand anywhere; it is read from threads.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class LocalSource:
         *,
         digests: Digests | None = None,
         compare: bool = True,
+        links: Links = Links.INSIDE,
         return_after: float = RETURN_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +67,7 @@ class LocalSource:
         self.uri = str(path)  # as the operator wrote it
         self._path = Path(path).absolute()
         self._compare = compare
+        self._links = links
         self._return_after = return_after
         self._clock = clock
         self._lock = threading.Lock()
@@ -166,7 +169,7 @@ class LocalSource:
         Raises SourceUnavailable, also for what happens in the block.
         """
         try:
-            with Root(self._path) as root:
+            with Root(self._path, self._links) as root:
                 self._admit(root)
                 yield root
         except OSError as error:

@@ -3,7 +3,8 @@
 A manifest, `SHA256SUMS` as `sha256sum` prints it, stands in the model directory or in a version directory and
 lists files below it. What it lists must be there and must match; otherwise the model is never served. It
 vouches only for what it lists, so a model is known to be complete once manifests that match list all of its
-files.
+files. What it lists must lie in the repository, or in the directory that the manifest itself lies in: no link
+leads out of these, however far the server follows links otherwise.
 
 A marker is the file `_SUCCESS` in the model directory. A tool that copies a model writes it last. It counts
 for as long as nothing is newer than it. Change times decide that, because modification times are copied
@@ -22,6 +23,7 @@ from typing import Final
 from actors.catalog.settling import Complete, Completeness, Incomplete, Unknown
 from actors.values.errors import ErrorCode
 from engine.models.layout import shown
+from engine.models.links import Links
 from engine.models.problems import Problem
 from engine.provenance.manifest import MANIFEST, MARKER
 from engine.repository.fingerprint import (
@@ -73,16 +75,18 @@ def verify_manifest(
     *,
     repository: Path | None = None,
     digests: Digests | None = None,
+    links: Links = Links.INSIDE,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Problem]:
     """Return what is wrong with a model directory by its manifests; nothing if it has none.
 
-    Links are followed within the `repository`, which by default is the directory that the model's stands in.
+    The `repository` is by default the directory that the model's stands in; `links` says how far those of the
+    model are followed.
     With `digests` that were used to fetch the model, no file is read again. Once `cancelled`, the rest is not
     looked at. Reads files, so do not call it on the event loop.
     """
     try:
-        with Root(repository or model_directory.parent) as root:
+        with Root(repository or model_directory.parent, links) as root:
             found = survey(root, model_directory.name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -143,7 +147,12 @@ class _Check:
     def missing(self) -> None:
         """Find what is listed and is not there."""
         for manifest, path, _ in self._entries():
-            if path not in self._found.files:
+            if self._leads_out(manifest, path):
+                self._wrong(
+                    manifest,
+                    f"'{shown(path)}' is listed in {manifest} and is a link out of the model repository",
+                )
+            elif path not in self._found.files:
                 self._wrong(manifest, f"'{shown(path)}' is listed in {manifest} and is not there")
 
     def still_written(self, previous: Survey | None) -> None:
@@ -163,7 +172,7 @@ class _Check:
         """Find what differs from what is listed."""
         for manifest, path, expected in self._entries():
             identity = self._found.files.get(path)
-            if identity is None:
+            if identity is None or self._leads_out(manifest, path):
                 continue
             if self._cancelled():
                 return
@@ -182,10 +191,20 @@ class _Check:
                         f"'{shown(path)}' does not match {manifest}: expected sha256 {expected}, found {digest}",
                     )
 
+    def _leads_out(self, manifest: str, path: str) -> bool:
+        """Whether a link that leads out is on the way from a manifest's directory to a file that it lists."""
+        if not self._found.outside:
+            return False
+        start = len(manifest.removesuffix(MANIFEST))
+        ends = (at for at, character in enumerate(f"{path}/") if character == "/" and at > start)
+        return any(path[:end] in self._found.outside for end in ends)
+
     def _read(self, path: str) -> dict[str, str] | None:
         """Return what a manifest lists, except for itself: it can't hold its own digest."""
         directory = path.removesuffix(MANIFEST)
         try:
+            if self._leads_out(path, path):
+                raise LeadsOut(path)
             text = self._text(path)
             listed = {f"{directory}{name}": digest for name, digest in read_manifest(text).items()}
         except ValueError as error:

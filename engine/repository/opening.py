@@ -48,7 +48,7 @@ def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digest
 
     def opened(uri: str) -> Source:
         if not is_remote(uri):
-            return LocalSource(uri, digests=digests, compare=compare)
+            return LocalSource(uri, digests=digests, compare=compare, links=settings.links)
         from engine.repository.remote.source import open_source  # only they pay for it
 
         return open_source(uri, environ, cache_directory=cache, cache_bytes=settings.model_cache_size)

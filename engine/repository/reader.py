@@ -28,6 +28,7 @@ from engine.config.load import load_model_config
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
+from engine.models.links import Links
 from engine.processes import users
 from engine.processes.backends import BackendTraits
 from engine.processes.placement import place, undefined_policies
@@ -73,6 +74,7 @@ class ReadOptions:
     floor: SandboxSettings = field(default_factory=SandboxSettings)
     restrictions: Restrictions = NONE
     uploads: Uploads = Uploads.ON
+    links: Links = Links.INSIDE
     signed: SignedModels | None = None  # admits models, where only signed ones are
     # After which a source that does not list its models counts as unavailable.
     listing_seconds: float = LISTING_SECONDS
@@ -256,7 +258,11 @@ class RepositoryReader:
     ) -> FoundModel | _Unbuilt:
         options, contents = self._options, fetched.contents
         shut_in = is_uploaded and options.uploads is Uploads.STRICT
-        damaged = [] if fetched.verified else verify_manifest(fetched.path, digests=self._digests)
+        damaged = (
+            []
+            if fetched.verified
+            else verify_manifest(fetched.path, digests=self._digests, links=options.links)
+        )
         if damaged:
             return FoundModel(
                 key=key,
@@ -280,6 +286,7 @@ class RepositoryReader:
             content=None if contents is None else _by_version(contents),
             environments=environments or self._standing,
             restrictions=options.restrictions,
+            links=options.links,
         )
         if loaded.unbuilt and shut_in:
             return _brings_environment(key)

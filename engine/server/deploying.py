@@ -190,6 +190,7 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         execution_timeout=settings.default_execution_timeout,
         floor=settings.sandbox,
         uploads=settings.uploads,
+        links=settings.links,
         restrictions=Restrictions(
             no_code=settings.provenance.no_code, signed=settings.provenance.require_signed
         ),

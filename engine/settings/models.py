@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Final
 
 from actors.serving.policy.holding import StartAfter
-from engine.settings.forms import SWITCH, SettingsError, misshapen
+from engine.models.links import Links
+from engine.settings.forms import SWITCH, Form, SettingsError, misshapen, one_of
 from engine.settings.option import Given, Group, combined
 from engine.settings.secrets import concealed, looks_secret
 
@@ -160,6 +161,19 @@ def _count(environ: Mapping[str, str], name: str) -> int:
             f"{name} is '{text}', which is no number of requests", hint="such as 12; 0 holds nothing back"
         )
     return int(text)
+
+
+LINKS: Final[Form[Links]] = one_of("WHERE", *(each.value for each in Links)).into(Links)
+
+
+def links_of(links: Links, given: Given) -> Links:
+    """Return how far links are followed: what is signed must lie in the model's folder."""
+    name = "model-repository-links"
+    if not given.has("require-signed"):
+        return links
+    if given.has(name) and links is not Links.INSIDE:
+        given.warn_of(name, "--require-signed takes what lies in the model's folder, and no link out of it")
+    return Links.INSIDE
 
 
 # -- where models come from: signatures, and code

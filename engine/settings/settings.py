@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from actors.serving.policy.holding import StartAfter
+from engine.models.links import Links
 from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cache_secret, read_cache
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
@@ -50,11 +51,13 @@ from engine.settings.management import (
     in_explicit_mode,
 )
 from engine.settings.models import (
+    LINKS,
     ProvenanceSettings,
     backend_secret,
     config_name,
     default_cache_directory,
     default_environment_cache,
+    links_of,
     poll_interval,
     read_backend_directory,
     read_backend_settings,
@@ -124,6 +127,11 @@ class Settings:
         "Tritium's own, in explicit mode: whether a load request may bring the model's files. on: as in"
         " Triton. strict: such a model runs in the strict sandbox, whatever its configuration says. off: such"
         " requests are refused."
+    )
+    links: Links = Group.MODELS.option("--model-repository-links=anywhere", LINKS, links_of).means(
+        "Tritium's own: how far symbolic links in local repositories are followed. anywhere: wherever they"
+        " lead, as in Triton. inside: only within the repository, and within the model for labels, warmup data"
+        " and the like; models with other links are refused. --require-signed means inside."
     )
     namespacing: bool = Group.MODELS.option("--model-namespacing=false", BOOL).means(
         "Let models of several repositories have the same name; otherwise such models are not served."
@@ -370,6 +378,7 @@ class Settings:
             ("model_repository_path", ", ".join(map(without_query, self.model_repositories))),
             ("model_control_mode", self.control_mode),
             *self._control_options(),
+            ("model_repository_links", self.links.value),
             ("model_namespacing", str(int(self.namespacing))),
             ("resident_memory_limit", self.resident_memory_limit),
             ("strict_model_config", str(int(self.disable_auto_complete_config))),

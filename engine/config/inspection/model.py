@@ -35,6 +35,7 @@ from engine.config.provenance import Provenance
 from engine.config.settings import CONFINING, NO_FLOOR, read_settings
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
+from engine.models.links import Links
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import confining_environ, own_user
@@ -73,6 +74,8 @@ class Inspection:
     runtime: Runtime = field(default_factory=Runtime)
     environ: Mapping[str, str] | None = None  # of processes that run the model's code
     floor: SandboxSettings = NO_FLOOR
+    links: Links = Links.INSIDE
+    linked: tuple[Path, ...] = ()  # what lies elsewhere and is the model's, for a strict sandbox
 
     def applies(self, config: ModelConfig) -> bool:
         """Whether there is anything to ask the model for, of a configuration whose backend is known."""
@@ -89,7 +92,8 @@ class Inspection:
         """Complete `config` in place as far as the model tells, and return what is to be said about it."""
         traits = self.backends.get(config.backend, BackendTraits(name=config.backend))
         file_name = artifact(config, traits)
-        if not traits.implementation and leads_out(self.version.path, file_name, self.model_directory.parent):
+        repository = self.model_directory.parent
+        if not traits.implementation and leads_out(self.version.path, file_name, repository, self.links):
             # The code that checks the versions says so.
             return []
         if traits.completes:
@@ -101,7 +105,7 @@ class Inspection:
     def _read_file(self, config: ModelConfig, provenance: Provenance, file_name: str) -> list[Problem]:
         is_onnx = config.backend == "onnxruntime"
         path = onnx_path(self.version, file_name) if is_onnx else torch_path(self.version, file_name)
-        problem = missing(config, path, self.model_directory.parent)
+        problem = missing(config, path, self.model_directory.parent, self.links)
         if problem is not None:
             return [problem]
         try:
@@ -143,7 +147,7 @@ class Inspection:
         strict = settings.confinement.sandbox is Sandbox.STRICT
         environ = scrubbed(environ) if strict else environ
         timeout, problems = self._timeout(config)
-        files = (self.model_directory, self.version.path, path.parent)
+        files = (self.model_directory, self.version.path, path.parent, *self.linked)
         try:
             granted, _ = own_user(settings.confinement, files, self.runtime, variables(environ, self.runtime))
         except OSError as error:
@@ -238,9 +242,9 @@ def torch_path(version: VersionDirectory, file_name: str) -> Path:
     return other if file_name == "model.pt" and not os.path.exists(path) and os.path.exists(other) else path
 
 
-def missing(config: ModelConfig, path: Path, repository: Path) -> Problem | None:
+def missing(config: ModelConfig, path: Path, repository: Path, links: Links = Links.INSIDE) -> Problem | None:
     """Return the problem of a model file that is not there, or is a link out of the repository."""
-    if inside(repository, str(path)) is None:
+    if links is Links.INSIDE and inside(repository, str(path)) is None:
         return Problem(
             message=f"model file '{path.name}' of model '{config.name}' is outside the model repository",
             path=path,
@@ -258,8 +262,10 @@ def missing(config: ModelConfig, path: Path, repository: Path) -> Problem | None
     return None
 
 
-def leads_out(version_directory: Path, file_name: str, repository: Path) -> bool:
+def leads_out(version_directory: Path, file_name: str, repository: Path, links: Links = Links.INSIDE) -> bool:
     """Whether a model file is named outside its version directory, or is a link out of the repository."""
+    if links.follow(file_name):
+        return False
     path = version_directory / file_name
     named_out = inside(version_directory.resolve(), file_name) is None and not path.is_symlink()
     return named_out or inside(repository, str(path)) is None

@@ -20,6 +20,7 @@ from engine.config.inspection.torch_file import read_torch
 from engine.config.inspection.wire import Ports, Unloadable, Unreadable
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
+from engine.models.links import Links
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BUILT_IN, BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
@@ -28,14 +29,18 @@ _LARGEST_SOURCE: Final = 16 * 1024 * 1024
 
 
 def verify(
-    config: ModelConfig, version: VersionDirectory, repository: Path, traits: BackendTraits
+    config: ModelConfig,
+    version: VersionDirectory,
+    repository: Path,
+    traits: BackendTraits,
+    links: Links = Links.INSIDE,
 ) -> Iterator[Problem]:
     """Yield what keeps a version from loading; `config` is its completed configuration.
 
     Model code is not executed.
     """
     file_name = artifact(config, traits)
-    if not traits.implementation and leads_out(version.path, file_name, repository):
+    if not traits.implementation and leads_out(version.path, file_name, repository, links):
         # The code that checks the versions says so.
         return
     ports: Ports | None = None
@@ -44,16 +49,16 @@ def verify(
         match traits.name:
             case "onnxruntime":
                 path = onnx_path(version, file_name)
-                problem = missing(config, path, repository)
+                problem = missing(config, path, repository, links)
                 if problem is not None:
                     yield problem
                 else:
                     ports, problem = _onnx(config, path)
                     yield from [problem] if problem is not None else []
             case "pytorch":
-                yield from _torch(config, torch_path(version, file_name), repository)
+                yield from _torch(config, torch_path(version, file_name), repository, links)
             case "python":
-                yield from _python(config, version.path / file_name, repository)
+                yield from _python(config, version.path / file_name, repository, links)
     if ports is not None and _comparable(config):
         file = str(onnx_path(version, file_name).relative_to(version.path.parent))
         yield from disagreements(config, ports, file)
@@ -77,8 +82,8 @@ def _onnx(config: ModelConfig, path: Path) -> tuple[Ports | None, Problem | None
         return None, Problem(severity=Severity.WARNING, message=said, path=path)
 
 
-def _torch(config: ModelConfig, path: Path, repository: Path) -> Iterator[Problem]:
-    problem = missing(config, path, repository)
+def _torch(config: ModelConfig, path: Path, repository: Path, links: Links) -> Iterator[Problem]:
+    problem = missing(config, path, repository, links)
     if problem is not None:
         yield problem
         return
@@ -90,12 +95,12 @@ def _torch(config: ModelConfig, path: Path, repository: Path) -> Iterator[Proble
         pass  # of a form that only torch knows
 
 
-def _python(config: ModelConfig, path: Path, repository: Path) -> Iterator[Problem]:
+def _python(config: ModelConfig, path: Path, repository: Path, links: Links) -> Iterator[Problem]:
     if path.suffix != ".py":
         message = f"Model name must end with '.py'. Model name is \"{path.name}\"."
         yield Problem(message=message, key="default_model_filename", code=ErrorCode.INTERNAL)
         return
-    problem = missing(config, path, repository)
+    problem = missing(config, path, repository, links)
     if problem is not None:
         yield problem
         return

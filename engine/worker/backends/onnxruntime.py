@@ -368,10 +368,11 @@ def _graph_level(onnxruntime: Any, model: ModelInfo) -> Any:
 def _inside(model: ModelInfo, filename: str) -> str:
     """Return the path of a file in the model directory.
 
-    Raises LoadError if the file lies elsewhere or is missing.
+    The server has decided where links may lead. Raises LoadError if the file's name leads elsewhere, or it is
+    missing.
     """
-    root = os.path.realpath(model.model_directory)
-    path = os.path.realpath(os.path.join(root, filename))
+    root = os.path.abspath(model.model_directory)
+    path = os.path.normpath(os.path.join(root, filename))
     if not path.startswith(root + os.sep) or not os.path.isfile(path):
         raise LoadError(f"model '{model.name}': no operator library '{filename}' in the model directory")
     return path
