@@ -103,16 +103,18 @@ def version_directories(
     found: dict[int, Path] = {}
     problems: list[Problem] = []
     try:
-        entries = sorted(path for path in model_directory.iterdir() if path.name not in _RESERVED)
+        entries = sorted(
+            (path, path.is_dir()) for path in model_directory.iterdir() if path.name not in _RESERVED
+        )
     except OSError as error:
         reason = error.strerror or str(error)
         return (), (Problem(message=f"model directory can't be listed: {reason}", path=model_directory),)
     root = model_directory.parent.resolve()
-    for path in entries:
+    for path, is_directory in entries:
         digits = _LEADING_NUMBER.match(path.name)
         if digits is None:
             continue
-        if not path.is_dir():
+        if not is_directory:
             problems += _dangling(path)
             continue
         if path.name.startswith(("0", "+", "-")):
@@ -223,7 +225,7 @@ def leads_up(path: Path, *, name: str = "") -> Problem:
     `name` is how the link is called, if not by its last part.
     """
     return Problem(
-        message=f"'{shown(name or path.name)}' is a link to a directory that holds the model repository itself",
+        message=f"'{shown(name or path.name)}' is a link to a directory that the repository lies in",
         path=Path(shown(str(path))),
         hint="link only what the model needs",
     )

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Final
 
 MOST_ENTRIES: Final = 250_000
-"""Files and directories of a model, as seen through links; one with an unpacked environment has some 100,000."""
+"""Files and directories of a model, as seen through links.
+
+One with an unpacked environment has some 100,000.
+"""
 
 DEEPEST: Final = 64
 

@@ -460,7 +460,7 @@ def _made_up() -> frozenset[int]:
 
 def _leads_to_the_kernel(place: Path, name: str) -> Problem:
     return Problem(
-        message=f"'{shown(name)}' is a link to what the kernel makes up as it is read, and no file of a model",
+        message=f"'{shown(name)}' is a link to what the kernel makes up, and no file of a model",
         path=Path(shown(str(place))),
         hint="link a file or directory on a disk",
     )

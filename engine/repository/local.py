@@ -50,7 +50,8 @@ class LocalSource:
     """Implements `engine.repository.source.Source` over the directory at `path`.
 
     `digests` may be shared among sources. With `compare` false the contents of models are not needed, and
-    `fetch` reads no file. `links` says how far those of models are followed. `clock` counts seconds and may stand anywhere; it is read from threads.
+    `fetch` reads no file. `links` says how far those of models are followed. `clock` counts seconds and may
+    stand anywhere; it is read from threads.
     """
 
     def __init__(

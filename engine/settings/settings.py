@@ -130,8 +130,8 @@ class Settings:
     )
     links: Links = Group.MODELS.option("--model-repository-links=anywhere", LINKS, links_of).means(
         "Tritium's own: how far symbolic links in local repositories are followed. anywhere: wherever they"
-        " lead, as in Triton. inside: only within the repository, and within the model for labels, warmup data"
-        " and the like; models with other links are refused. --require-signed means inside."
+        " lead, as in Triton. inside: only within the repository, and within the model for labels, warmup"
+        " data and the like; models with other links are refused. --require-signed means inside."
     )
     namespacing: bool = Group.MODELS.option("--model-namespacing=false", BOOL).means(
         "Let models of several repositories have the same name; otherwise such models are not served."

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 PROMTOOL = shutil.which("promtool")
 MODEL, ANOTHER = "onnx_add_sub", "python_add_sub"
+MESHED, MESHED_CODE = "onnx-add-sub__isvc-0123456789", "python-add-sub__isvc-0123456789"
 PATIENCE = 60.0
 
 
@@ -35,7 +36,26 @@ def started(folder, *flags):
     repository = Repository(folder / "models")
     repository.onnx_add_sub()
     repository.python_add_sub()
+    repository.onnx_add_sub(MESHED)
+    repository.python_add_sub(MESHED_CODE)
+    for name in (MESHED, MESHED_CODE):
+        meshed(repository.path / name, folder / "pulled" / name)
     return standing(repository.path, "--model-control-mode=explicit", *flags, files=folder / "server")
+
+
+def meshed(model, pulled):
+    """Lay a model out as ModelMesh's adapter does: files lie where they were pulled to, versions are links.
+
+    The adapter removes the name from a configuration, since the folder has another.
+    """
+    pulled.parent.mkdir(exist_ok=True)
+    model.rename(pulled)
+    model.mkdir()
+    lines = (pulled / "config.pbtxt").read_text().splitlines()
+    (model / "config.pbtxt").write_text("\n".join(line for line in lines if not line.startswith("name:")))
+    for version in pulled.iterdir():
+        if version.is_dir():
+            (model / version.name).symlink_to(version)
 
 
 @pytest.fixture(scope="module")
@@ -138,28 +158,30 @@ def test_kserves_agent_loads_and_unloads_at_the_data_port(plain):
         assert ask(plain.http_port, "GET", f"/v2/models/{ANOTHER}/ready")[0] in ready
 
 
-def test_modelmeshs_adapter_begins_loads_and_unloads_at_the_data_port(plain):
+@pytest.mark.parametrize("name", [MESHED, MESHED_CODE], ids=["onnx", "python"])
+def test_modelmeshs_adapter_begins_loads_and_unloads_at_the_data_port(plain, name):
     with grpc.insecure_channel(plain.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE).live
         assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=PATIENCE).ready
         index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=PATIENCE)
-        for name in (*(model.name for model in index.models), "never-there"):
+        for each in (*(model.name for model in index.models), "never-there"):
             stub.RepositoryModelUnload(
-                service_pb2.RepositoryModelUnloadRequest(model_name=name), timeout=PATIENCE
+                service_pb2.RepositoryModelUnloadRequest(model_name=each), timeout=PATIENCE
             )
         assert stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=PATIENCE).version
-        stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=MODEL), timeout=PATIENCE)
-        assert stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=PATIENCE).ready
+        stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE)
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name=name), timeout=PATIENCE).ready
         with pytest.raises(grpc.RpcError):
             stub.RepositoryModelLoad(
                 service_pb2.RepositoryModelLoadRequest(model_name="never-there"), timeout=PATIENCE
             )
-        assert (
-            stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=MODEL), timeout=PATIENCE).name == MODEL
-        )
+        assert stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=PATIENCE).name == name
+        with closing(tritonclient.grpc.InferenceServerClient(plain.grpc_url)) as client:
+            answer = client.infer(name, inputs_of(tritonclient.grpc))
+        assert answer.as_numpy("SUM") is not None
         stub.RepositoryModelUnload(
-            service_pb2.RepositoryModelUnloadRequest(model_name=MODEL), timeout=PATIENCE
+            service_pb2.RepositoryModelUnloadRequest(model_name=name), timeout=PATIENCE
         )
 
 

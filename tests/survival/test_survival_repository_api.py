@@ -269,18 +269,27 @@ async def test_requests_that_make_no_sense_say_so(server, path, document, status
     assert (response.status, response.error) == (status, message)
 
 
-async def test_a_link_out_of_the_repository_is_no_model(server, shop, tmp_path):
-    shop.model("inside")
+async def test_links_are_followed_into_and_out_of_the_repository(server, shop, tmp_path):
+    shop.model("within")
     shop.model("outside").rename(tmp_path / "outside")
     (shop.repository / "outside").symlink_to(tmp_path / "outside")
-    (shop.repository / "alias").symlink_to("inside")
-    status, message = await triton_refusal(server, "load_model", "outside")
-    assert (status, message.startswith(NOT_POLLED.format("outside") + ": ")) == ("500", True)
-    (shop.repository / "outside").unlink()
-    await triton(server, "unload_model", "outside")
+    (shop.repository / "alias").symlink_to("within")
+    for name in ("outside", "alias"):
+        await triton(server, "load_model", name)
+        assert await identity(server, name) == (1, 1)
+
+
+async def test_a_link_to_everything_is_no_model_and_holds_nothing_up(server, shop):
+    shop.model("beside")
+    (shop.repository / "everything").symlink_to("/")
+    status, message = await triton_refusal(server, "load_model", "everything")
+    assert (status, message.startswith(NOT_POLLED.format("everything") + ": ")) == ("500", True)
+    assert message.endswith("'everything' is a link to a directory that the repository lies in")
+    (shop.repository / "everything").unlink()
+    await triton(server, "unload_model", "everything")
     assert await ready(server)
-    await triton(server, "load_model", "alias")
-    assert await identity(server, "alias") == (1, 1)
+    await triton(server, "load_model", "beside")
+    assert await identity(server, "beside") == (1, 1)
 
 
 # -- loads that fail

@@ -337,3 +337,15 @@ def test_nothing_is_written_into_the_repository(repository, checked):
     before = sorted(os.walk(root))
     checked(root)
     assert sorted(os.walk(root)) == before
+
+
+@pytest.mark.parametrize(("flags", "status"), [((), 0), (("--model-repository-links=inside",), 1)])
+@pytest.mark.parametrize("linked", ["m", "m/1"], ids=["model", "version"])
+def test_links_are_followed_as_the_server_follows_them(repository, checked, tmp_path, linked, flags, status):
+    path = Path(repository(repository={"m/1/model.py": PYTHON["1/model.py"], "m/config.pbtxt": CONFIG}))
+    target = path / "repository" / linked
+    target.rename(tmp_path / "elsewhere")
+    target.symlink_to(tmp_path / "elsewhere")
+    found, out = checked(str(path / "repository"), "--no-model-code", *flags)
+    assert found == status
+    assert (f"'{target.name}' is a link out of the model repository" in out) is bool(status)

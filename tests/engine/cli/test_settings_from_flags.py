@@ -16,6 +16,7 @@ from engine.settings.tls import PemFile, TlsFiles
 from tests.support.examples import examples
 
 REPOSITORY = "--model-repository=/models"
+SIGNED = ("--require-signed", "--trusted-keys=release.key.pub")
 FILES = ("--grpc-server-cert=server.pem", "--grpc-server-key=server.key")
 
 
@@ -166,6 +167,22 @@ def test_a_bad_quantile_is_skipped_with_a_warning():
     settings = read("--metrics-config=summary_quantiles=0.5:0.1,nonsense,2:0.1")
     assert dict(settings.metrics.summary_quantiles) == {0.5: 0.1}
     assert ["'nonsense'" in settings.warnings[0], "'2:0.1'" in settings.warnings[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "links", "warnings"),
+    [
+        ((), "anywhere", 0),
+        (("--model-repository-links=inside",), "inside", 0),
+        (SIGNED, "inside", 0),
+        ((*SIGNED, "--model-repository-links=inside"), "inside", 0),
+        ((*SIGNED, "--model-repository-links=anywhere"), "inside", 1),
+    ],
+)
+def test_what_must_be_signed_has_no_links_out(flags, links, warnings):
+    settings = read(*flags)
+    assert (settings.links.value, len(settings.warnings)) == (links, warnings)
+    assert ("model_repository_links", links) in settings.options()
 
 
 def test_backend_settings_are_kept_by_backend_those_for_all_under_no_name():
