@@ -101,3 +101,14 @@ def test_where_the_operator_requires_it_the_model_is_not_served_and_the_error_sa
         trio.run(server.wait_loaded)
         (entry,) = trio.run(server.index).values()
         assert f"chmod o+x '{place / 'private'}'" in entry["reason"]
+
+
+def test_what_a_model_links_to_has_to_be_readable_as_well_and_the_error_names_it(place):
+    (place / "private/weights").write_text("1 2 3")
+    (place / "models/asks/1/weights").symlink_to(place / "private/weights")
+    with serving(place, "--sandbox=strict", "--exit-on-error=false") as server:
+        trio.run(server.wait_ports)
+        trio.run(server.wait_loaded)
+        (entry,) = trio.run(server.index).values()
+        assert f"keeps another user from '{place / 'private/weights'}'" in entry["reason"]
+        assert f"chmod o+x '{place / 'private'}'" in entry["reason"]
