@@ -145,11 +145,21 @@ async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(served):
 async def test_connections_are_retired_with_age_and_clients_do_not_notice(served, channel):
     echo = unary(channel)
 
-    def ask_for_a_while():
-        return [echo(b"%d" % number, timeout=5) for number in range(1500)]
+    retired = threading.Event()
 
-    assert len(await in_thread(ask_for_a_while)) == 1500
-    await served.until(lambda: served.listener.statistics().accepted >= 2)
+    def ask_until_retired():
+        number = 0
+        while not retired.is_set():
+            assert echo(b"%d" % number, timeout=30) == b"%d" % number
+            number += 1
+        assert echo(b"again", timeout=30) == b"again"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_thread, ask_until_retired)
+        try:
+            await served.until(lambda: served.listener.statistics().accepted >= 2)
+        finally:
+            retired.set()
 
 
 @pytest.mark.slow
