@@ -181,7 +181,7 @@ class Served:
 
     async def until(self, condition):
         """Let everything work until `condition()` holds."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not condition():
                 await trio.sleep(0.002)
 
