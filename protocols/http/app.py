@@ -118,10 +118,14 @@ def _let_in(
 def _ask_gate(
     gate: HeadGate, auditor: Auditor | None, route: Route, scope: Scope, receive: Receive
 ) -> Receive:
-    """Put the caller into `scope`. Return a `receive` that tells it of bytes that no head announced."""
+    """Put the caller into `scope`. Return a `receive` that tells it of bytes that no head announced.
+
+    The native listener has read the body, and says how long it was.
+    """
     headers = scope["headers"]
-    length = announced(headers)
     caller: Caller | None = scope.get("tritium.caller")
+    size: int | None = scope.get("tritium.size") if caller is None else None
+    length = announced(headers) if size is None else size
     if caller is None:
         caller = _let_in(gate, auditor, route, connecting(scope), scope["method"], headers, length)
         scope["tritium.caller"] = caller

@@ -136,6 +136,7 @@ class Conversation:
             "extensions": self._extensions,
             "tritium.raw_headers": request.raw_headers,
             "tritium.caller": request.caller,
+            "tritium.size": request.size,
             "tritium.of_page": request.of_page,
         }
         if self._clients is not None:

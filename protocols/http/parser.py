@@ -68,6 +68,7 @@ class Request:
         "query",
         "raw_headers",
         "release",
+        "size",
     )
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.raw_headers: list[tuple[bytes, bytes]] = []  # names as received
         self.body: Buffer = b""
+        self.size = 0  # of the body as it came, also where it was not wanted
         self.of_page = False  # a browser says which page it is of
         self.caller: Caller | None = None  # that of a long body, which was asked for
         self.keep_alive = True
@@ -278,6 +280,7 @@ class RequestParser:
         if self._parts:
             request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
+        request.size = self.received
         self.begun = self.in_body = self.awaits_continue = False
         self._last = not request.keep_alive
         if self._skipping:
