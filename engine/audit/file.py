@@ -41,6 +41,14 @@ class AuditUnusable(Exception):
     """The file can't be an audit log, with a message for the operator: what is wrong, and what would work."""
 
 
+class _Unfit(OSError):
+    """What was opened is none. Its text goes on behind the name of the file."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.EPERM, f"the file {text}")
+        self.text = text
+
+
 def _libc_fallocate() -> Callable[[int, int], None]:
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -228,7 +236,7 @@ def _lock(descriptor: int) -> None:
 def _opened(path: str) -> int:
     """Return a descriptor of the file at `path`, made if it is not there.
 
-    Raises OSError and AuditUnusable.
+    Raises OSError, also for a file that can't be an audit log: another may take its place at any time.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -243,11 +251,13 @@ def _opened(path: str) -> int:
         complaint = "may be written by other users: `chmod go-w` it"
     if complaint:
         os.close(descriptor)
-        raise AuditUnusable(f"the audit log '{path}' {complaint}")
+        raise _Unfit(complaint)
     return descriptor
 
 
 def _why_unusable(path: str, error: OSError) -> str:
+    if isinstance(error, _Unfit):
+        return f"the audit log '{path}' {error.text}"
     if error.errno == errno.ELOOP:
         return f"the audit log '{path}' is a symbolic link, and links are not followed: name the file itself"
     folder = os.path.dirname(os.path.abspath(path))

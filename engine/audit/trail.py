@@ -21,7 +21,7 @@ import trio
 from actors.seams.bell import Bell
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
-from actors.supervision.spec import ChildSpec
+from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.auditing import DENIALS, Asked, Auditor, AuditUnwritable, ManagedChange, Requester
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
@@ -37,6 +37,8 @@ AGAIN: Final = 1.0
 
 MOST_NOTES: Final = 1000
 """Notes and outcomes that wait for a log that can't be written. Those beyond are counted as lost."""
+
+_INTENSITY: Final = Intensity(3, 60.0)
 
 
 class Trail:
@@ -238,8 +240,8 @@ class Trail:
     # The actor
 
     def spec(self) -> ChildSpec:
-        """Return the child spec of the actor."""
-        return ChildSpec("audit", self.run)
+        """Return the child spec of the actor. Its restarts are its own: no trouble of it ends the server."""
+        return ChildSpec("audit", self.run, intensity=_INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
         """Write what waits, for ever. The start function of a permanent child."""

@@ -201,6 +201,21 @@ class TestWhatIsNoAuditLog:
         opened(path).check()
 
 
+def test_a_file_of_others_in_the_place_of_the_log_is_a_write_that_failed_until_it_is_mended(path, opened):
+    file = opened(path)
+    file.check()
+    file.append([record("a")], room=0)
+    path.rename(f"{path}.1")
+    path.touch()
+    path.chmod(0o664)
+    for _ in range(2):
+        with pytest.raises(OSError, match="may be written by other users: `chmod go-w` it"):
+            file.append([record("b")], room=0)
+    path.chmod(0o600)
+    file.append([record("b")], room=0)
+    assert actions(path) == ["a", "b"]
+
+
 def test_a_file_that_may_not_grow_refuses_what_needs_room_and_keeps_room_for_outcomes(path, opened):
     file = opened(path)
     with no_file_over(3 * LONGEST):

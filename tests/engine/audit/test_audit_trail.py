@@ -266,6 +266,20 @@ class TestTheEnd:
         await trio.sleep(5)
         assert world.told == [("server_started", "done")]
 
+    async def test_a_bug_of_the_actor_ends_nothing_else_and_is_tried_again(self, autojump_clock, world):
+        append = world.file.append
+
+        def broken(*_, **__):
+            raise ValueError("a bug")
+
+        world.file.append = broken
+        world.trail.note("server_started", {})
+        await trio.sleep(600)
+        assert world.root.is_running
+        world.file.append = append
+        await trio.sleep(60)
+        assert world.told == [("server_started", "done")]
+
 
 async def test_metrics_tell_of_records_failures_and_whether_it_can_be_written(autojump_clock, world):
     await world.change(done)

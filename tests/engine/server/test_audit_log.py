@@ -218,6 +218,42 @@ def test_the_log_may_be_moved_away_while_the_server_runs(server, log):
     assert len(records_in(log)) >= count + 2
 
 
+def test_a_file_of_others_in_the_place_of_the_log_refuses_changes_and_ends_nothing(server, log):
+    """As logrotate makes one by `create 0664`."""
+    Path(f"{log}.1").rename(f"{log}.2")
+    log.rename(f"{log}.1")
+    log.touch()
+    log.chmod(0o664)
+    with tritonclient.http.InferenceServerClient(server.address()) as client:
+        with pytest.raises(InferenceServerException, match="may be written by other users") as caught:
+            client.load_model("double", headers=bearer("ops"))
+        assert caught.value.status() == "503"
+        with pytest.raises(InferenceServerException):
+            infer(tritonclient.http, client)
+        server.wait_said("audit_unavailable")
+        until_failed_again(server)
+        assert infer(tritonclient.http, client, bearer("user")) == [2.0, 4.0]
+        log.chmod(0o600)
+        server.wait_said("audit_available")
+        client.load_model("double", headers=bearer("ops"))
+    assert [each.outcome for each in records_in(log) if each.action == "model_load"][-2:] == ["asked", "done"]
+
+
+def until_failed_again(server):
+    """Wait until the audit log could not be written several times more."""
+    name = b"\ntritium_audit_write_failures_total "
+    first = None
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        told = server.get("/metrics", service="Metrics Service")[2]
+        failures = float(told.partition(name)[2].split()[0])
+        first = failures if first is None else first
+        if failures > first + 2:
+            return
+        time.sleep(0.02)
+    raise AssertionError("it was not tried again")
+
+
 def test_a_log_that_can_not_be_one_keeps_the_server_from_starting(folder):
     models = folder / "models"
     ran = command(
