@@ -110,10 +110,15 @@ class AuditFile:
             os.fdatasync(self._descriptor)
 
     def close(self, *, trim: bool = True) -> None:
-        """Let go of the file and, with `trim`, of the room that is kept in it for any process."""
+        """Let go of the file and, with `trim`, of the room that is kept in it for any process.
+
+        The room stays while another process writes, which may need it.
+        """
         if self._descriptor >= 0:
             if trim:
-                with suppress(OSError):  # a file with the attribute `append only` keeps it
+                # A file with the attribute `append only` keeps it as well.
+                with suppress(OSError):
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
             os.close(self._descriptor)
             self._descriptor = -1

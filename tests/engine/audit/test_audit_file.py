@@ -1,6 +1,8 @@
 """The file: appended to, chained over restarts, rotations and other writers, and whole on a full disk."""
 
+import ctypes
 import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -245,12 +247,47 @@ def test_a_write_that_is_cut_short_is_told_and_the_next_begins_a_line(path, open
     assert len(census.damaged[str(path)]) == 1
 
 
+def keeps_room(folder):
+    """Whether the file system keeps room behind the end of a file, and counts it."""
+    with (folder / "probe").open("wb") as file:
+        libc = ctypes.CDLL(None)
+        failed = libc.fallocate(file.fileno(), 1, ctypes.c_int64(0), ctypes.c_int64(MIB))
+        return not failed and os.fstat(file.fileno()).st_blocks * 512 >= MIB
+
+
 def test_room_that_was_kept_is_given_back_at_the_end(path, opened):
+    if not keeps_room(path.parent):
+        pytest.skip("this file system keeps no room behind the end of a file")
     file = opened(path)
     file.append([record()], room=MIB)
     assert path.stat().st_blocks * 512 >= MIB
     file.close()
     assert path.stat().st_blocks * 512 < MIB
+
+
+def test_what_another_process_writes_at_that_moment_is_not_cut_off(path, opened, monkeypatch):
+    """The end of the file is looked at under the lock, and not at all while another has that."""
+    cut = []
+    truncate = os.ftruncate
+
+    def watched(descriptor, size):
+        with path.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        cut.append(size)
+        truncate(descriptor, size)
+
+    monkeypatch.setattr(os, "ftruncate", watched)
+    file = opened(path)
+    file.append([record("a")], room=MIB)
+    file.close()
+    assert cut == [path.stat().st_size]
+    file.append([record("b")], room=MIB)
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        file.close()
+    assert len(cut) == 1
+    file.append([record("c")], room=MIB)
+    assert actions(path) == [*"abc"]
 
 
 @pytest.mark.system
