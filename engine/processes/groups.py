@@ -39,10 +39,10 @@ _BOOTED: Final = Path("/run/systemd/system")  # it is there where systemd runs t
 def find(proc: Path = Path("/proc"), booted: Path = _BOOTED) -> Found | None:
     """Return what this process finds of its control group; None if there is none of version 2."""
     try:
-        mount = group_plan.mounted((proc / "self/mountinfo").read_text())
+        mount = group_plan.mounted(_text(proc / "self/mountinfo"))
         if mount is None:
             return None
-        group = group_plan.group_of((proc / "self/cgroup").read_text(), mount)
+        group = group_plan.group_of(_text(proc / "self/cgroup"), mount)
         if group is None:
             return None
         path = Path(group)
@@ -85,9 +85,22 @@ def _is_ours(pid: int, proc: Path = Path("/proc")) -> bool:
             return True
         try:
             pid = int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            return not _is_hidden(pid)  # it has just gone
         except OSError:
-            return True  # it has just gone
+            return False  # it is not for this user to look at
     return pid == os.getpid()
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether a process that is not in /proc lives: a mount with `hidepid=2` leaves other users' out."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Group:
@@ -312,7 +325,9 @@ def _remove_emptied(group: Path, remove: Callable[[Path], None]) -> None:
 
 
 def _below(group: Path) -> list[Path]:
-    return [path for path in sorted(group.iterdir()) if path.is_dir()]
+    with contextlib.suppress(OSError):  # the group has just gone
+        return [path for path in sorted(group.iterdir()) if path.is_dir()]
+    return []
 
 
 def _processes(group: Path) -> list[int]:
@@ -321,6 +336,11 @@ def _processes(group: Path) -> list[int]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text()
+        return _text(file)
     except OSError:
         return ""
+
+
+def _text(file: Path) -> str:
+    """Return what the kernel tells in a file. The names of mounts and groups may be any bytes."""
+    return file.read_text(errors="surrogateescape")

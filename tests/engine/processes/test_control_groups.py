@@ -170,6 +170,17 @@ def test_each_worker_has_a_group_with_its_limits_below_one_of_its_server(fake):
     assert homes(folder) == []
 
 
+def test_a_group_that_has_gone_by_itself_is_ended_without_a_word(fake):
+    groups, folder = fake
+    group = groups.make(GroupLimits(0, 9))
+    (home,) = homes(folder)
+    for path in home.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    group.end()
+    assert homes(folder) == []
+
+
 def test_what_a_dead_server_left_is_removed_and_what_a_living_one_has_is_not(fake):
     groups, folder = fake
     living = groups.make(GroupLimits(0, 9))
@@ -216,19 +227,24 @@ def test_a_gate_opens_without_a_group_and_says_why(tmp_path):
     assert told.startswith(f"{NO_GROUP}: there is no hierarchy")
 
 
-def test_processes_that_descend_from_this_one_are_told_from_others(tmp_path):
-    proc = tmp_path / "proc"
-    group = tmp_path / "group"
+def standing_for_a_group(folder):
+    """Make a /proc and a group that it tells of, in a folder."""
+    group, proc = folder / "group", folder / "proc"
     group.mkdir()
     (proc / "self").mkdir(parents=True)
     (proc / "self/mountinfo").write_text(f"1 1 0:1 / {group} rw - cgroup2 c rw\n")
     (proc / "self/cgroup").write_text("0::/\n")
+    (group / "cgroup.type").write_text("domain\n")
+    return group, proc
+
+
+def test_processes_that_descend_from_this_one_are_told_from_others(tmp_path):
+    group, proc = standing_for_a_group(tmp_path)
     for pid, parent in ((7000001, os.getpid()), (7000002, 7000001), (7000003, 1)):
         (proc / str(pid)).mkdir()
         (proc / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0\n")
     (group / "cgroup.procs").write_text(f"{os.getpid()}\n7000001\n7000002\n7000003\n")
     (group / "cgroup.controllers").write_text("cpu memory pids\n")
-    (group / "cgroup.type").write_text("domain\n")
     (group / "cgroup.subtree_control").write_text("")
     found = find(proc, booted=tmp_path / "nowhere")
     assert found is not None
@@ -236,6 +252,33 @@ def test_processes_that_descend_from_this_one_are_told_from_others(tmp_path):
     uppermost = find(proc, booted=tmp_path / "nowhere")
     assert uppermost == replace(found, is_root=True, other=None)
     assert found == replace(WHOLE, path=str(group), other=7000003)
+
+
+def test_a_process_that_may_not_be_looked_at_is_anothers_and_one_that_has_gone_is_not(tmp_path):
+    group, proc = standing_for_a_group(tmp_path)
+    (group / "cgroup.procs").write_text("7000001\n7000002\n")
+    found = find(proc, booted=tmp_path / "nowhere")
+    assert found is not None
+    assert found.other is None
+    (proc / "7000002" / "stat").mkdir(parents=True)  # can't be read
+    found = find(proc, booted=tmp_path / "nowhere")
+    assert found is not None
+    assert found.other == 7000002
+
+
+def test_names_of_mounts_and_groups_may_be_any_bytes(tmp_path):
+    group, proc = standing_for_a_group(tmp_path)
+    mounts = proc / "self/mountinfo"
+    mounts.write_bytes(b"2 1 0:2 / /mnt/caf\xe9 rw - ext4 /dev/sda rw\n" + mounts.read_bytes())
+    (proc / "self/cgroup").write_bytes(b"9:name=caf\xe9:/\n0::/caf\xe9\n")
+    own = os.fsencode(group) + b"/caf\xe9"
+    os.mkdir(own)
+    with open(own + b"/cgroup.controllers", "wb") as file:
+        file.write(b"memory pids")
+    found = find(proc, booted=tmp_path / "nowhere")
+    assert found is not None
+    assert os.fsencode(found.path) == own
+    assert found.controllers == {"memory", "pids"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what another user may write was handed over to it")
