@@ -51,10 +51,10 @@ class File(NamedTuple):
         return "".join(letter for right, letter in ((4, "r"), (1, "x")) if self.needed & right & ~granted)
 
 
-def why_none(user: int, status: str, uid_map: str) -> str | None:
+def why_none(user: int, status: str, uid_map: str, gid_map: str) -> str | None:
     """Return why a server of this user can't give ids away: None if it can, "" if it is not root.
 
-    `status` and `uid_map` are those files of its /proc/self.
+    `status`, `uid_map` and `gid_map` are those files of its /proc/self.
     """
     if user != 0:
         return ""
@@ -62,10 +62,17 @@ def why_none(user: int, status: str, uid_map: str) -> str | None:
     missing = [name for number, name in _NEEDED.items() if not effective >> number & 1]
     if missing:
         return f"the server runs as root without {', '.join(missing)}"
-    ranges = [tuple(map(int, line.split())) for line in uid_map.splitlines()]
-    if not any(first <= FIRST and first + count > LAST for first, _, count in ranges):
+    if not _has(uid_map, FIRST, LAST):
         return f"the server's user namespace has no ids {FIRST} to {LAST}"
+    if not _has(gid_map, GROUP, GROUP):
+        return f"the server's user namespace has no group id {GROUP}"
     return None
+
+
+def _has(id_map: str, first: int, last: int) -> bool:
+    """Whether one line of a user namespace's map has all of these ids."""
+    ranges = [tuple(map(int, line.split())) for line in id_map.splitlines()]
+    return any(start <= first and start + count > last for start, _, count in ranges)
 
 
 def unable() -> str | None:
@@ -73,9 +80,10 @@ def unable() -> str | None:
     try:
         status = Path("/proc/self/status").read_text()
         uid_map = Path("/proc/self/uid_map").read_text()
+        gid_map = Path("/proc/self/gid_map").read_text()
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    return why_none(os.geteuid(), status, uid_map)
+    return why_none(os.geteuid(), status, uid_map, gid_map)
 
 
 @contextmanager
@@ -110,21 +118,28 @@ def give_back(user: int) -> None:
 
 
 def share(directory: Path) -> None:
-    """Let workers with ids of their own read a private directory of the server's, if it gives such ids."""
+    """Let workers with ids of their own read a private directory of the server's, if it gives such ids.
+
+    On a file system without owners, such as CIFS, it is left as it is: `barred` tells of it where that
+    matters.
+    """
     if unable() is None:
-        os.chown(directory, -1, GROUP)
-        directory.chmod(0o750)
+        with suppress(OSError):
+            os.chown(directory, -1, GROUP)
+            directory.chmod(0o750)
 
 
 def let_through(directory: Path) -> None:
     """Let workers with ids of their own pass a private directory on their way, if the server gives such ids.
 
-    They may not list it. A directory that another group may use is left as it is.
+    They may not list it. A directory that another group may use is left as it is, and so is what `share`
+    leaves.
     """
     mode = directory.stat().st_mode
     if unable() is None and not mode & (stat.S_IRWXG | stat.S_IXOTH):
-        os.chown(directory, -1, GROUP)
-        directory.chmod(stat.S_IMODE(mode) | stat.S_IXGRP)
+        with suppress(OSError):
+            os.chown(directory, -1, GROUP)
+            directory.chmod(stat.S_IMODE(mode) | stat.S_IXGRP)
 
 
 def barred(

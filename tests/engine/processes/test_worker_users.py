@@ -1,5 +1,6 @@
 """User ids of workers' own: who may give them, which are free, and what keeps another user from files."""
 
+import errno
 import json
 import os
 import re
@@ -24,19 +25,20 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give user 
 
 
 @pytest.mark.parametrize(
-    ("user", "status", "uid_map", "why"),
+    ("user", "status", "uid_map", "gid_map", "why"),
     [
-        (0, EVERYTHING, WHOLE, None),
-        (0, EVERYTHING, "0 100000 65536\n", None),
-        (1000, EVERYTHING, WHOLE, ""),
-        (0, "CapEff:\t00000000a80425fb\n", WHOLE, "the server runs as root without CAP_SYS_PTRACE"),
-        (0, "", WHOLE, "root without CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE"),
-        (0, EVERYTHING, "0 1000 1\n", "the server's user namespace has no ids 61184 to 65519"),
-        (0, EVERYTHING, "", "has no ids 61184 to 65519"),
+        (0, EVERYTHING, WHOLE, WHOLE, None),
+        (0, EVERYTHING, "0 100000 65536\n", "0 100000 65536\n", None),
+        (1000, EVERYTHING, WHOLE, WHOLE, ""),
+        (0, "CapEff:\t00000000a80425fb\n", WHOLE, WHOLE, "the server runs as root without CAP_SYS_PTRACE"),
+        (0, "", WHOLE, WHOLE, "root without CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE"),
+        (0, EVERYTHING, "0 1000 1\n", WHOLE, "the server's user namespace has no ids 61184 to 65519"),
+        (0, EVERYTHING, "", WHOLE, "has no ids 61184 to 65519"),
+        (0, EVERYTHING, WHOLE, "0 1000 1\n", "the server's user namespace has no group id 61184"),
     ],
 )
-def test_root_with_the_capabilities_for_it_gives_ids_away(user, status, uid_map, why):
-    told = users.why_none(user, status, uid_map)
+def test_root_with_the_capabilities_for_it_gives_ids_away(user, status, uid_map, gid_map, why):
+    told = users.why_none(user, status, uid_map, gid_map)
     assert told == why if not why else told is not None and why in told
 
 
@@ -144,6 +146,19 @@ def test_a_private_directory_on_the_way_is_passed_and_not_listed(model, mode, be
     users.let_through(model)
     assert model.stat().st_mode & 0o777 == becomes
     assert model.stat().st_gid == (group if mode == becomes else users.GROUP)
+
+
+@as_root
+@pytest.mark.parametrize("lets", [users.let_through, users.share])
+def test_a_directory_that_can_not_change_its_group_is_left_as_it_is(model, monkeypatch, lets):
+    def refused(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    model.chmod(0o700)
+    monkeypatch.setattr(os, "chown", refused)
+    lets(model)
+    assert model.stat().st_mode & 0o777 == 0o700
+    assert str(model) in users.barred([model])
 
 
 # -- what that comes to for a worker
