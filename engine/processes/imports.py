@@ -41,7 +41,7 @@ class Imports:
 def imports_of(runtime: Runtime, environ: Mapping[str, str]) -> Imports:
     """Return what a process of this runtime, with these environment variables, imports.
 
-    It may start a process; call it on a thread.
+    It may start a process; call it on a thread. Raises OSError if that does not answer.
     """
     searched = _split(environ.get("LD_LIBRARY_PATH", ""))
     if runtime.interpreter:
@@ -65,19 +65,28 @@ def _telling(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=64)
 def _own_folders(environ: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Return the path of this interpreter, with what its `.pth` files add."""
+    """Return the path of this interpreter, with what its `.pth` files add.
+
+    Raises OSError; then it is asked again.
+    """
     libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    answer = subprocess.run(
-        [sys.executable, "-c", _ASK],
-        env={**libraries, **dict(environ)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        check=False,
-        timeout=_ANSWERS_WITHIN,
-    )
-    return tuple(path for path in map(os.fsdecode, answer.stdout.split(b"\0")) if path.startswith("/"))
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK],
+            env={**libraries, **dict(environ)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            check=True,
+            timeout=_ANSWERS_WITHIN,
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(f"{sys.executable} does not say where it finds modules: {error}") from error
+    found = tuple(path for path in map(os.fsdecode, answer.stdout.split(b"\0")) if path.startswith("/"))
+    if not found:
+        raise OSError(f"{sys.executable} does not say where it finds modules: it names no folder")
+    return found
 
 
 def _mapped() -> list[str]:

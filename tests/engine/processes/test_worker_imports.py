@@ -11,7 +11,7 @@ import pytest
 
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.specs import Runtime
-from engine.processes import users
+from engine.processes import imports, users
 from engine.processes.confining import own_user
 from engine.processes.imports import imports_of
 
@@ -53,6 +53,34 @@ def test_the_folders_of_pythonpath_and_of_libraries_are_searched(place):
     found = imports_of(Runtime(), told)
     assert {str(place / "first"), str(place / "second")} <= set(found.folders)
     assert str(place / "libraries") in found.libraries
+
+
+@pytest.mark.system
+def test_a_python_that_fails_is_an_error_each_time_and_is_asked_again(monkeypatch, place):
+    answering = place / "python"
+    answering.write_text("#!/bin/sh\nexit 3\n")
+    answering.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(answering))
+    told = {"PYTHONPATH": str(place / "asked again")}
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"does not say where it finds modules: .*exit status 3"):
+            imports_of(Runtime(), told)
+    answering.write_text("#!/bin/sh\n")
+    with pytest.raises(OSError, match="it names no folder"):
+        imports_of(Runtime(), told)
+    answering.write_text("#!/bin/sh\nprintf /found\n")
+    assert imports_of(Runtime(), told).folders == ("/found",)
+
+
+@pytest.mark.system
+def test_a_python_that_does_not_answer_is_an_error(monkeypatch, place):
+    silent = place / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(imports, "_ANSWERS_WITHIN", 0.01)
+    with pytest.raises(OSError, match="timed out"):
+        imports_of(Runtime(), {"PYTHONPATH": str(place / "silent")})
 
 
 def test_a_models_python_searches_its_layout_and_its_pth_files_without_running_them(place):
