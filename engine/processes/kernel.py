@@ -24,6 +24,7 @@ from engine.worker.sandbox import landlock_version, unavailable
 from engine.worker.syscalls import MACHINES
 
 _PR_GET_SECCOMP: Final = 21
+_ENTERED_WITHIN: Final = 60.0  # seconds
 _ENTER: Final = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -61,14 +62,21 @@ def this_kernel() -> Kernel:
 
 
 def _kills() -> bool:
-    """Whether a process that enters a sandbox is killed for it."""
-    tried = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parents[2])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    """Whether a process that enters a sandbox is killed for it.
+
+    One that does not come through in time tells nothing: models keep their sandbox then.
+    """
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parents[2])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=_ENTERED_WITHIN,
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return tried.returncode < 0
 
 

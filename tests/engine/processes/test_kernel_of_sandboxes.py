@@ -1,12 +1,14 @@
 """What a server says at its start of a floor that its kernel can't apply."""
 
 import os
+import sys
 from dataclasses import replace
 
 import pytest
 
 from actors.values.confinement import Sandbox
 from actors.values.events import Event
+from engine.processes import kernel
 from engine.processes.kernel import Kernel, applicable, lacking, tell_what_lacks, this_kernel
 from engine.settings.sandbox import SandboxSettings
 
@@ -85,3 +87,13 @@ def test_this_kernel_is_asked():
     found = this_kernel()
     assert found.machine == os.uname().machine
     assert (found.no_users == "") == (os.geteuid() != 0)
+
+
+@pytest.mark.system
+def test_a_process_that_never_comes_through_holds_up_no_start(monkeypatch, tmp_path):
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(kernel, "_ENTERED_WITHIN", 0.01)
+    assert not kernel._kills()
