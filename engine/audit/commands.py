@@ -18,7 +18,7 @@ _NEVER: Final = 2**62  # bytes: the server begins other files, as its flags say
 
 
 class NotRecorded(Exception):
-    """The audit log can't be written, so nothing was done. The message is for the operator."""
+    """The audit log can't be written. The message tells the operator what was done, mostly nothing."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def recorded_command(path: str, action: str, facts: Mapping[str, object]) -> Ite
     """Record in the audit log at `path` that `action` is asked for, and around the block what comes of it.
 
     The block may add facts to the dictionary that it gets. Without a path nothing is recorded. Raises
-    NotRecorded before the block, and AuditUnusable.
+    AuditUnusable before the block, and NotRecorded before and after it.
     """
     more: dict[str, object] = {}
     if not path:
@@ -65,8 +65,9 @@ def _tell(file: AuditFile, record: Record) -> None:
     try:
         file.append([replace(record, time=time.time())])  # noqa: TID251  # as above
     except OSError as error:
+        came = "it was done" if record.outcome == DONE else f"it failed ({record.reason})"
         raise NotRecorded(
-            f"it was done, but the audit log '{file.path}' can't be written any more: {error.strerror}"
+            f"{came}, but the audit log '{file.path}' can't be written any more: {error.strerror}"
         ) from error
 
 
