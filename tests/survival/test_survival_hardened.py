@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import ssl
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from engine.identity.keys import digest_of, new_secret
 from tests.support.certificates import Authority
+from tests.support.interpreters import shared_interpreter, with_these_packages
 from tests.support.operators import ROOT, clean_environ, serving
 from tests.support.signing import new_key, sign_model
 from tests.survival.repository import Repository
@@ -85,9 +87,12 @@ def folder(tmp_path_factory):
 def server(folder):
     flags = block("--model-repository").replace("/srv/models", str(folder / "models"))
     flags = flags.replace("/etc/tritium", str(folder)).replace("/var/cache/tritium", str(folder / "cache"))
-    environ = {**clean_environ(), "HOME": str(folder)}
-    prefix = as_another_user()
-    with serving(folder / "server", *flags.split(), *PORTS, prefix=prefix, environ=environ) as server:
+    prefix, python, environ = as_another_user(), sys.executable, clean_environ()
+    if prefix:
+        python, environ = shared_interpreter(), with_these_packages(environ)
+    environ["HOME"] = str(folder)
+    given = {"prefix": prefix, "python": python, "environ": environ}
+    with serving(folder / "server", *flags.split(), *PORTS, **given) as server:
         server.wait_ready()
         yield server
 
