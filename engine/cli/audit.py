@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -13,8 +12,9 @@ from typing import Final
 from engine.audit.reading import Census, read, with_older
 from engine.audit.records import OUTCOMES, Entry
 from engine.audit.selecting import Chain, Told, Wanted, told
+from engine.cli.periods import add_period, period
 from engine.observability.reading.reading import STDIN, LogUnreadable, open_log
-from engine.observability.reading.selecting import NoTime, moment
+from engine.observability.reading.selecting import NoTime
 from engine.observability.text import aligned
 
 _DESCRIPTION: Final = """\
@@ -99,12 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument(
         "--outcome", action="append", default=[], choices=OUTCOMES, help="with this outcome; see below"
     )
-    wanted.add_argument(
-        "--since",
-        metavar="TIME",
-        help="not before TIME: 2026-11-21T01:57:53Z, 01:57 (UTC, today) or 5m (ago)",
-    )
-    wanted.add_argument("--until", metavar="TIME", help="not after TIME")
+    add_period(wanted)
     form = parser.add_argument_group("form")
     form.add_argument("--json", action="store_true", help="the records as they were written, one a line")
     form.add_argument(
@@ -115,15 +110,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _wanted(options: argparse.Namespace) -> Wanted:
     """Raises NoTime."""
-    now = datetime.now(UTC).timestamp()
+    since, until = period(options)
     return Wanted(
         identities=options.identity,
         actions=options.action,
         outcomes=options.outcome,
         models=options.model,
         addresses=options.address,
-        since=-math.inf if options.since is None else moment(options.since, now=now),
-        until=math.inf if options.until is None else moment(options.until, now=now),
+        since=since,
+        until=until,
     )
 
 

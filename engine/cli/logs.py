@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from engine.cli.logs_text import (
@@ -25,12 +23,13 @@ from engine.cli.logs_text import (
     trace_page,
     write_pages,
 )
+from engine.cli.periods import add_period, period
 from engine.observability.reading.counting import rates, summary
 from engine.observability.reading.following import PAUSE, follow
 from engine.observability.reading.formats import Line
 from engine.observability.reading.reading import STDIN, Census, LogUnreadable, is_archive, read
 from engine.observability.reading.requests import slowest
-from engine.observability.reading.selecting import LEVELS, NoTime, Selection, moment, span
+from engine.observability.reading.selecting import LEVELS, NoTime, Selection, span
 from engine.observability.reading.timeline import timeline
 from engine.observability.reading.tracing import trace
 from engine.settings.re2 import compiled
@@ -113,9 +112,7 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     ):
         wanted.add_argument(*flags, action="append", default=[], metavar=metavar, help=explanation)
     wanted.add_argument("--level", choices=LEVELS, default="", help="at least as severe")
-    for flag, explanation in (("--since", "not before TIME"), ("--until", "not after TIME")):
-        more = ": 2026-11-21T01:57:53Z, 01:57 (UTC, today) or 5m (ago)" if flag == "--since" else ""
-        wanted.add_argument(flag, metavar="TIME", help=explanation + more)
+    add_period(wanted)
     wanted.add_argument(
         "--request", metavar="ID", default="", help="that name this request; #12 is the server's own number"
     )
@@ -169,14 +166,14 @@ def _positive(text: str) -> int:
 
 def _selection(options: argparse.Namespace) -> Selection:
     """Raises NoTime."""
-    now = datetime.now(UTC).timestamp()
+    since, until = period(options)
     return Selection(
         models=options.model,
         instances=options.instance,
         events=options.event,
         level=options.level,
-        since=-math.inf if options.since is None else moment(options.since, now=now),
-        until=math.inf if options.until is None else moment(options.until, now=now),
+        since=since,
+        until=until,
         request=options.request,
         grep=options.grep,
     )
