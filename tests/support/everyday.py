@@ -338,32 +338,32 @@ def opened_a_ring():
     os.close(call("io_uring_setup", 1, bytes(120)))
 
 
-def made_namespaces():
-    """Have users, processes, a network and a root of its own, as a browser has for its pages."""
+def in_a_child(deed):
+    """Do it in a child, since it can't be undone."""
     child = os.fork()
     if child == 0:
         try:
-            call("unshare", 0x10000000 | 0x20000000 | 0x40000000)
-            os.chroot("/proc/self/fdinfo")
+            deed()
             os._exit(0)
         except OSError as error:
             os._exit(error.errno or 1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
         raise OSError(status, os.strerror(status))
+
+
+def made_namespaces():
+    """Have users, processes, a network and a root of its own, as a browser has for its pages."""
+
+    def enter():
+        call("unshare", 0x10000000 | 0x20000000 | 0x40000000)
+        os.chroot("/proc/self/fdinfo")
+
+    in_a_child(enter)
 
 
 def changed_its_root():
-    child = os.fork()
-    if child == 0:
-        try:
-            os.chroot("/tmp")
-            os._exit(0)
-        except OSError as error:
-            os._exit(error.errno or 1)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status:
-        raise OSError(status, os.strerror(status))
+    in_a_child(lambda: os.chroot("/tmp"))
 
 
 def ran_many_threads():
