@@ -31,7 +31,7 @@ MOST_DECISIONS: Final = 512
 """Decisions that are kept of each caller."""
 
 LONGEST_MODEL: Final = 255
-"""Characters of a model's name. No directory has a longer one, so there is no such model to allow anything on.
+"""Characters of a model's name. No directory has a longer one, so nothing is allowed on such a model.
 
 Names come from clients, are looked for in patterns, and are kept with the decisions.
 """

@@ -79,8 +79,8 @@ def named_models(config: object) -> frozenset[str]:
         return frozenset()
     if len(config) > LONGEST_CONFIG:
         raise InvalidArgument(
-            f"'config' has {len(config)} characters, and of callers whom rules bind {LONGEST_CONFIG} at most are"
-            " read: put the rest into the model's config.pbtxt"
+            f"'config' has {len(config)} characters, and may have {LONGEST_CONFIG} at most where rules say"
+            " which models a caller may ask: put the rest into the model's config.pbtxt"
         )
     names: set[str] = set()
 

@@ -41,7 +41,8 @@ made += [(0x06, 0, 0, 0x7FFF0000)]
 code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in made))
 program = struct.pack("HP", len(made), ctypes.addressof(code))
 libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges: without CAP_SYS_ADMIN no filter is taken otherwise
+# Without CAP_SYS_ADMIN, a filter is taken from a process only that gains no privileges.
+assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execvp(sys.argv[1], sys.argv[1:])
 """
