@@ -81,7 +81,8 @@ def give(pace: Pace) -> None:
 async def in_slices(steps: Steps[T]) -> T:
     """Return what `steps` returns. Gives other tasks a turn after every slice.
 
-    Raises what `steps` raises. Where the caller is cancelled, `steps` is closed.
+    Raises what `steps` raises. Where the caller is cancelled, `steps` is closed. A caller that gets a result
+    is not cancelled, and other tasks have not run since the last step.
     """
     turn, pace = _shared(_turn, _Turn), _pace.get()
     try:
@@ -90,6 +91,9 @@ async def in_slices(steps: Steps[T]) -> T:
         while True:
             # Taking the turn gives all other tasks theirs.
             async with turn.lock:
+                # Taking it ends in a wait that can't be cancelled. Without this look, work whose caller was
+                # cancelled in that wait could return as if nothing had happened.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 if turn.made_way != passing.batches and worked >= pace.unrested:
                     turn.made_way = passing.batches
                     await trio.sleep(REST_SECONDS)

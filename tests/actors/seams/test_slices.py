@@ -89,6 +89,23 @@ async def test_work_whose_caller_leaves_is_closed(short_slices):
     assert closed == [True]
 
 
+async def test_work_whose_caller_leaves_as_its_turn_comes_gives_no_result(short_slices):
+    """Its caller would go on without a checkpoint, and give a model what nobody waits for."""
+    scopes = [trio.CancelScope() for _ in range(2)]
+    ended: list[int] = []
+
+    async def caller(own):
+        with scopes[own]:
+            await in_slices(counting([], "work", 1))
+            ended.append(own)
+            scopes[1 - own].cancel()  # which has just been given the turn
+
+    async with trio.open_nursery() as nursery:
+        for own in range(2):
+            nursery.start_soon(caller, own)
+    assert len(ended) == 1
+
+
 def naming_threads():
     names = []
     for _ in range(3):
