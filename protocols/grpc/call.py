@@ -304,7 +304,7 @@ class ServerStream(Generic[Request, Reply]):
         self._leaving = False
         self._sizes = LargestLately(FIRST_ANSWER)
         self._sent = 0
-        # The requests of which the method still owes an answer, if it says so.
+        # The requests of which the method still owes an answer, if it says so: without that, all that it took.
         self.owed: Collection[object] | None = None
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
@@ -332,9 +332,15 @@ class ServerStream(Generic[Request, Reply]):
 
     @property
     def stalled(self) -> bool:
-        """Whether the method waits for the client alone, as far as it says."""
-        owes = self.taken > 0 if self.owed is None else len(self.owed) > 0
-        return not owes and not self._messages and not self._ended
+        """Whether the method owes the client nothing before that sends more, as far as it says."""
+        if self._messages:
+            return False
+        if self.owed is not None:
+            return not self.owed and not self._ended
+        if self._unary_reply or not self._sent:
+            return not self.taken and not self._ended
+        # An answer to each request, as of reflection; more of them where it watches, though its client is done.
+        return self.taken <= self._sent
 
     # Requests
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from protocols.grpc.policy import GrpcOptions
+from protocols.grpc.services.offered import services
 from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.patience import ConnectionLimits, Phase
@@ -300,6 +301,33 @@ async def test_grpc_calls_that_wait_for_their_client_make_room_after_a_while(sai
             assert b"--max-connections" in await heard(idle, until=ends_call)
         await trio.sleep(2)
         assert served.listener.counts().open == 0
+        assert served.listener.counts().gave_way == 1
+
+
+def question(path, message, flags=0):
+    head = wire.headers(1, tuple((name, path if name == b":path" else value) for name, value in wire.REQUEST))
+    return head + wire.data(1, b"\0" + len(message).to_bytes(4, "big") + message, flags)
+
+
+WATCH = question(b"/grpc.health.v1.Health/Watch", b"", wire.END_STREAM)
+REFLECTION = question(b"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"\x3a\x01*")
+
+
+@pytest.mark.parametrize("said", [WATCH, REFLECTION], ids=["a watch", "reflection"])
+async def test_grpc_calls_that_have_their_answers_and_may_get_more_make_room_too(
+    said, backend, autojump_clock
+):
+    """Anyone may open such calls, and keep them open for ever."""
+    options = GrpcOptions(max_connections=1)
+    _, health, reflection, _ = services(backend.server)
+    offered = health if said is WATCH else reflection
+    async with serve_grpc(offered, options) as served, grpc_client(served, said) as idle:
+        await heard(idle, until=lambda frame: frame.kind == wire.DATA)
+        await trio.sleep(5)
+        async with grpc_client(served, said) as other:
+            await heard(other, until=lambda frame: frame.kind == wire.DATA)
+            assert b"--max-connections" in await heard(idle, until=ends_call)
+        await trio.sleep(2)
         assert served.listener.counts().gave_way == 1
 
 
