@@ -25,7 +25,10 @@ MOST_HOPS: Final = 32
 """Entries of a list that are read, from its right end."""
 
 LONGEST_FORWARDED: Final = 2048
-"""Bytes of a `Forwarded` field that is read. It can't be cut from the right, since commas may be quoted."""
+"""Bytes of all fields of one name together that are read, from their right end: entries may be empty.
+
+A `Forwarded` field is read as a whole or not at all, since commas may be quoted.
+"""
 
 _LONGEST_NODE: Final = 64
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
@@ -98,17 +101,24 @@ class TrustedProxies:
 
 def _listed_nodes(fields: Sequence[bytes]) -> Iterator[Node | None]:
     """Yield what `X-Forwarded-For` lists, from the right; None for an entry that can't be read."""
-    for field in reversed(fields):
-        for entry in reversed(field.rsplit(b",", MOST_HOPS)):
-            text = entry.strip(b" \t")
-            if text:  # empty entries of a list mean nothing (RFC 9110, section 5.6.1)
-                yield node_of(text.decode("latin-1")) if len(text) <= _LONGEST_NODE else None
+    whole = b",".join(fields)
+    entries = whole[-LONGEST_FORWARDED:].split(b",")
+    if len(whole) > LONGEST_FORWARDED:
+        del entries[0]  # it may be cut
+    for entry in reversed(entries):
+        text = entry.strip(b" \t")
+        if text:  # empty entries of a list mean nothing (RFC 9110, section 5.6.1)
+            yield node_of(text.decode("latin-1")) if len(text) <= _LONGEST_NODE else None
 
 
 def _forwarded_nodes(fields: Sequence[bytes]) -> Iterator[Node | None]:
     """Yield the nodes that `Forwarded` names by `for`, from the right; None for one that can't be read."""
+    left = LONGEST_FORWARDED
     for field in reversed(fields):
-        elements = forwarded_elements(field.decode("latin-1")) if len(field) <= LONGEST_FORWARDED else None
+        if len(field) > left:
+            return
+        left -= len(field) + 1  # with the comma that it stands for
+        elements = forwarded_elements(field.decode("latin-1"))
         for element in reversed(_GARBAGE if elements is None else elements):
             name = element.get("for")
             yield None if name is None else node_of(name)

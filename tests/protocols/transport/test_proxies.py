@@ -133,6 +133,25 @@ def test_no_more_than_so_many_hops_are_followed():
     assert told([", ".join(f"for={hop}" for hop in hops.split(", "))]) == "10.0.0.0"
 
 
+@pytest.mark.parametrize("way", [{"x": [CLIENT]}, {"forwarded": [f"for={CLIENT}"]}], ids=["x", "forwarded"])
+def test_no_more_than_so_many_bytes_are_read_of_all_fields_together(way):
+    """Lists of empty entries have no hops to count."""
+    ((name, fields),) = way.items()
+    assert told(**{name: [*fields, *(["," * 100] * 15)]}) == CLIENT
+    assert told(**{name: [*fields, *(["," * 100] * 30)]}) is None
+    assert told(**{name: [*fields, *([""] * LONGEST_FORWARDED)]}) is None
+    assert told(**{name: ["," * LONGEST_FORWARDED, *fields]}) == CLIENT
+    # A hop that was read before the end counts.
+    near = [field.replace(CLIENT, PROXY) for field in fields]
+    assert told(**{name: [*fields, "," * LONGEST_FORWARDED, *near]}) == PROXY
+
+
+@pytest.mark.parametrize("cut", range(len(CLIENT) + 1))
+def test_no_part_of_an_address_that_is_cut_is_taken_for_one(cut):
+    rest = "," * (LONGEST_FORWARDED - len(PROXY) - cut) + PROXY
+    assert told(x=[f"{CLIENT}{rest}"]) == (CLIENT if cut == len(CLIENT) else PROXY)
+
+
 @given(st.ip_addresses(), st.integers(0, 65535), st.booleans())
 def test_a_node_is_what_was_written(address, port, with_port):
     mapped = getattr(address, "ipv4_mapped", None)
