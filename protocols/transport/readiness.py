@@ -99,7 +99,9 @@ class Readiness:
                 watch = watches.get(descriptor)
                 if watch is not None:
                     watch.flags |= flags
-                    portions.add(watch, gone=flags & _GONE != 0, used=now < watch.used_until)
+                    if not watch.queued:
+                        watch.queued = True
+                        portions.add(watch, gone=flags & _GONE != 0, used=now < watch.used_until)
             for watch in portions.take():
                 watch.wake()
 
@@ -139,13 +141,14 @@ class DirectWaits(Waits):
 class Watch(Waits):
     """Waits for a turn. `used_until` is until when the connection counts as in use."""
 
-    __slots__ = ("_descriptor", "_epoll", "_reader", "_watches", "_writer", "flags", "used_until")
+    __slots__ = ("_descriptor", "_epoll", "_reader", "_watches", "_writer", "flags", "queued", "used_until")
 
     def __init__(
         self, epoll: select.epoll, watches: dict[int, Watch], descriptor: int, used_until: float
     ) -> None:
         self.used_until = used_until
         self.flags = 0  # what the kernel has reported since the last `wake`
+        self.queued = False  # it stands in line for its `wake`, and needs no second place there
         self._epoll = epoll
         self._watches = watches
         self._descriptor = descriptor
@@ -170,6 +173,7 @@ class Watch(Waits):
 
     def wake(self) -> None:
         """Wake the tasks that wait for what was reported."""
+        self.queued = False
         flags, self.flags = self.flags, 0
         reader, writer = self._reader, self._writer
         if reader is not None and flags & _READS:

@@ -209,6 +209,28 @@ async def test_a_connection_that_ends_while_it_stands_in_line_is_passed_over(aut
         each.end()  # again, for nothing
 
 
+async def test_who_waits_again_while_it_stands_in_line_has_one_place_in_it(autojump_clock):
+    async with waiting() as waits, trio.open_nursery() as nursery:
+
+        async def wait_again_and_again(each):
+            while True:
+                with trio.move_on_after(0):
+                    await each.writable()
+
+        for _ in range(100):
+            nursery.start_soon(wait_again_and_again, waits.pair()[0])
+        for _ in range(30):
+            await turn()
+        (client,) = waits.crowd(1)
+        client.send(b"x")
+        turns = 0
+        while not waits.woken:
+            await turn()
+            turns += 1
+        assert turns < 10
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_watch_that_is_called_again_after_a_crash_goes_on(autojump_clock):
     with ExitStack() as stack:
         async with trio.open_nursery() as nursery:
