@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -60,6 +61,9 @@ class Readiness:
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
         self._portions: Portions[Watch] = Portions()
+        self._portion: deque[Watch] = (
+            deque()
+        )  # what is left of the one of this turn, should `run` crash in it
 
     def waits(self, sock: socket.socket) -> Waits:
         """Return what the connection of `sock` waits with; `end` it before the socket is closed."""
@@ -89,7 +93,10 @@ class Readiness:
     async def run(self) -> None:
         """Wake tasks, for ever. Called again after a crash, it goes on."""
         epoll, portions, watches = self._epoll, self._portions, self._watches
+        portion = self._portion
         while True:
+            while portion:
+                portion.popleft().wake()
             if portions:
                 await trio.lowlevel.checkpoint()
             else:
@@ -102,8 +109,7 @@ class Readiness:
                     if not watch.queued:
                         watch.queued = True
                         portions.add(watch, gone=flags & _GONE != 0, used=now < watch.used_until)
-            for watch in portions.take():
-                watch.wake()
+            portion.extend(portions.take())
 
 
 class DirectWaits(Waits):

@@ -243,3 +243,31 @@ async def test_a_watch_that_is_called_again_after_a_crash_goes_on(autojump_clock
             await most_at_once(waits, 1)
             nursery.cancel_scope.cancel()
         waits.readiness.close()
+
+
+async def test_a_wait_that_fails_costs_the_others_of_its_turn_nothing(autojump_clock):
+    with ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            waits = Waiting(stack, nursery)
+            clients = waits.crowd(200)
+            broken, ours, theirs = waits.pair()
+            filled(ours)
+            nursery.start_soon(broken.readable)
+            nursery.start_soon(broken.writable)
+            later = waits.crowd(20)
+            await trio.testing.wait_all_tasks_blocked()
+            for client in (*clients, theirs, *later):
+                client.send(b"x")
+
+            @nursery.start_soon
+            async def run():
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    await waits.readiness.run()
+                await waits.readiness.run()
+
+            while not waits.woken:
+                await turn()
+            ours.close()  # while it stands in line
+            await most_at_once(waits, 220)
+            nursery.cancel_scope.cancel()
+        waits.readiness.close()
