@@ -4,7 +4,8 @@ An address is a client's own, or the one that a trusted proxy tells of it; of IP
 Clients of a Unix socket have none, and are not limited.
 
 A client can have many addresses, so what is kept of them is bounded. Those go first whose use is over: whose
-buckets are full again, with nothing under way. Nothing is noted at a request for that.
+buckets are full again, with nothing under way. Nothing is noted at a request for that. Those with something
+under way never go: they are as many as there are inferences, and these end where they began.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from engine.identity.refusals import Refusals
 from engine.identity.rules import Identity
 
 MOST_ADDRESSES: Final = 100_000
-"""Addresses whose use is counted, each once for all identities and once for each that has limits there."""
+"""Addresses whose use is counted, each once for all identities and once for each that has limits there.
+
+Where most of them have inferences under way, there may be some more.
+"""
 
 _TRIES: Final = 8  # that are looked at to make room for one
 
@@ -80,14 +84,21 @@ class Addresses:
             self.usage(Account(at, at, self.limits)).take(0, self.now, at)
 
     def _make_room(self) -> None:
-        """Forget one that is at rest or, where a few were not, the one that was counted for longest."""
+        """Forget what is at rest of a few or, where nothing is, the one that was counted for longest."""
         now = self.now()
+        longest: str | None = None
         for _ in range(_TRIES):
-            key = next(iter(self._usages))
-            if self._usages[key].at_rest(now):
-                break
-            self._usages.move_to_end(key)
-        self._usages.popitem(last=False)
+            key, usage = next(iter(self._usages.items()))
+            if usage.at_rest(now):
+                del self._usages[key]
+                if len(self._usages) < self._most:
+                    return
+            else:
+                self._usages.move_to_end(key)
+                if longest is None and not usage.running:
+                    longest = key
+        if longest is not None:
+            del self._usages[longest]
 
 
 class AddressedCaller(Caller):
@@ -183,9 +194,7 @@ class AddressedCaller(Caller):
     def end(self) -> None:
         """Count it no longer (`actors.values.callers.Caller`)."""
         for account in self._accounts:
-            usage = self._addresses.usage(account)
-            if usage.running:  # else it was forgotten, with very many others under way
-                usage.end()
+            self._addresses.usage(account).end()
         if self._own:
             self._caller.end()
 

@@ -158,20 +158,42 @@ def test_those_go_first_whose_use_is_over(clock):
     assert len(addresses) == 3
 
 
-def test_the_bound_holds_where_all_are_in_use(clock):
-    limits = Limits(concurrent=1)
+def test_nobody_is_forgotten_whose_inferences_are_under_way(clock):
+    limits = Limits(concurrent=2)
     addresses = Addresses(limits, clock, most=20)
-    callers = []
-    for number in range(100):
-        caller = AddressedCaller(Anyone(), addresses, [account(str(number), limits)], Refusals())
+
+    def at(address):
+        return AddressedCaller(Anyone(), addresses, [account(str(address), limits)], Refusals())
+
+    running = [at(number) for number in range(100) for _ in range(2)]
+    for caller in running:
         caller.begin()
-        callers.append(caller)
-    assert len(addresses) == 20
-    for caller in callers:
+    assert len(addresses) == 100
+    for number in range(100):
+        with pytest.raises(TooManyRequests):
+            at(number).begin()
+        at(f"other {number}").received(1)
+    assert len(addresses) < 120
+    for caller in running:
         caller.end()
-    for number in range(20):
+    for number in range(100):
+        at(number).begin()
+        at(number).end()
         assert addresses.usage(account(str(number), limits)).running == 0
+    for number in range(100):
+        at(f"later {number}").received(1)
     assert len(addresses) == 20
+
+
+def test_where_none_is_at_rest_the_bound_holds_and_the_one_that_was_counted_for_longest_goes(clock):
+    limits = Limits(requests=1)
+    addresses = Addresses(limits, clock, most=20)
+    for number in range(100):
+        addresses.usage(account(str(number), limits)).take(0, clock, "")
+    assert len(addresses) == 20
+    addresses.usage(account("99", limits)).begin("99")
+    with pytest.raises(TooManyRequests):
+        addresses.usage(account("99", limits)).take(0, clock, "")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.1, 1.0])), max_size=100))
