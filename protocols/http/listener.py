@@ -168,6 +168,7 @@ class HttpListener(Listener[Connection]):
         connection.close()
 
     def _refused(self, peer: str, reason: str) -> None:
+        # The base's hook. Connections tell of their handshakes themselves.
         self._on_refused(peer, reason)
 
     def _squeeze_in(self, connection: Connection) -> None:

@@ -364,7 +364,11 @@ class Listener(ABC, Generic[C]):
         """
 
     def _refused(self, peer: str, reason: str) -> None:  # not every listener has a log
-        """Tell that the client at `peer` is sent away, and why."""
+        """Tell that the client at `peer` is sent away, and why.
+
+        Called here where a proxy does not introduce it. A listener that has a log overrides this, and may
+        call it for reasons of its own.
+        """
 
     def _squeeze_in(self, connection: C) -> None:
         """Note that `connection` was let in although there is no room: all others are busy."""
