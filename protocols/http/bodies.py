@@ -153,7 +153,11 @@ class ForeignBody:
         self._size += len(message.get("body", b""))
 
     async def discard(self) -> None:
-        """Drop the rest as it comes, so that the client reads its answer; see `protocols.http.admission`."""
+        """Drop the rest as it comes, so that the client reads its answer; see `protocols.http.admission`.
+
+        In a `stream` there is no bound but the server's own: for how long it waits for its client's bytes
+        (hypercorn's `--read-timeout`). An answer that was ended before would cost more than one that waits.
+        """
         while self._stream and not self.ended:
             self._note(await self._receive())
         most = self._size + MOST_DISCARDED
