@@ -101,7 +101,7 @@ class Calls(Handler[CallHead[Method]]):
         self.tasks = CallTasks(self, environment.on_crash)
         self.writer = AnswerWriter(transport, self.h2, self, self.tasks, keepalive, options, room)
         self.reader = RequestReader(self.h2, self, self.writer, self.tasks, options, environment.room)
-        self._transport = transport
+        self._watch = transport.watch
         self._room = room
         self._heads = environment.heads
         self._deadlines = environment.deadlines
@@ -145,7 +145,8 @@ class Calls(Handler[CallHead[Method]]):
         if self._clients is not None:
             call.client = self._clients.of(head.fields)
         self.served = True
-        self._transport.use(self.now)
+        if self._watch is not None:
+            self._watch.use(self.now)
         self._calls[call] = None
         method = head.method
         if head.refusal is not None or method is None:

@@ -303,8 +303,9 @@ class Connection:
         """Note that no request is under way."""
         now = trio.current_time()
         self._patience.rest(now)
-        if self.served:
-            self._transport.use(now)
+        watch = self._transport.watch
+        if watch is not None and self.served:
+            watch.use(now)
 
     async def _cut_short(self) -> None:
         """Refuse a request that has expired. A client that has left is told nothing."""

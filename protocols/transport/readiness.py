@@ -43,9 +43,6 @@ class Waits(Protocol):
     def writable(self) -> Awaitable[None]:
         """Wait until a write is worth a try. Raises ClosedResourceError where the task is roused."""
 
-    def use(self, now: float) -> None:
-        """Note that a request came, or was answered."""
-
     def rouse(self) -> None:
         """End all waits."""
 
@@ -130,9 +127,6 @@ class DirectWaits(Waits):
         """See `Waits`."""
         return trio.lowlevel.wait_writable(self._descriptor)  # noqa: ASYNC105  # as above
 
-    def use(self, now: float) -> None:
-        """Do nothing: it has its turn anyway."""
-
     def rouse(self) -> None:
         """See `Waits`."""
         trio.lowlevel.notify_closing(self._descriptor)
@@ -162,7 +156,7 @@ class Watch(Waits):
         self._writer: trio.lowlevel.Task | None = None
 
     def use(self, now: float) -> None:
-        """See `Waits`."""
+        """Note that a request came, or was answered: connections in use go first."""
         self.used_until = now + IN_USE
 
     async def readable(self) -> None:

@@ -24,7 +24,7 @@ from actors.values.tensors import Buffer
 from protocols.transport import handshakes
 from protocols.transport.buffers import Cut, behind
 from protocols.transport.names import client_names
-from protocols.transport.readiness import DirectWaits, Waits
+from protocols.transport.readiness import DirectWaits, Waits, Watch
 
 _NETWORK: Final = frozenset(
     (
@@ -86,6 +86,7 @@ class Transport(ABC):
     peer: str
     client_names: tuple[str, ...]
     secured: bool  # whether TLS is spoken
+    watch: Watch | None  # is told when a request comes or is answered, as `protocols.transport.portions` asks
 
     @abstractmethod
     def endpoints(self) -> tuple[Endpoint | None, Endpoint | None]:
@@ -123,13 +124,6 @@ class Transport(ABC):
         """Wait until `send` is worth a try."""
 
     @abstractmethod
-    def use(self, now: float) -> None:
-        """Note that a request came, or was answered: connections in use go first.
-
-        See `protocols.transport.portions`.
-        """
-
-    @abstractmethod
     def rouse(self) -> None:
         """End the wait of the task that waits for the socket."""
 
@@ -159,12 +153,13 @@ class _SocketTransport(Transport):
     It ends its `waits`; without them, it waits with trio.
     """
 
-    __slots__ = ("_raw", "_waits", "client_names", "peer")
+    __slots__ = ("_raw", "_waits", "client_names", "peer", "watch")
 
     def __init__(self, sock: socket.socket, waits: Waits | None = None) -> None:
         sock.setblocking(False)
         self._raw = sock
         self._waits = waits or DirectWaits(sock.fileno())
+        self.watch = waits if isinstance(waits, Watch) else None
         self.peer = address_of(sock)
         self.client_names = ()
 
@@ -176,9 +171,6 @@ class _SocketTransport(Transport):
 
     def wait_writable(self) -> Awaitable[None]:
         return self._waits.writable()
-
-    def use(self, now: float) -> None:
-        self._waits.use(now)
 
     def rouse(self) -> None:
         self._waits.rouse()

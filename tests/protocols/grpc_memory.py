@@ -41,6 +41,7 @@ class MemoryTransport(Transport):
     peer = "memory:"
     client_names = ()
     secured = False
+    watch = None
 
     def __init__(self):
         self.sent = bytearray()
@@ -55,9 +56,6 @@ class MemoryTransport(Transport):
 
     async def handshake(self):
         await trio.lowlevel.checkpoint()
-
-    def use(self, now):
-        pass
 
     def receive_into(self, buffer):
         count = min(len(buffer), len(self.sent))

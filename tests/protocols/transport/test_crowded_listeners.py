@@ -5,6 +5,7 @@
 import ipaddress
 import json
 import math
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
@@ -205,6 +206,38 @@ async def test_a_crowd_that_dies_at_once_keeps_no_other_client_waiting(serve, au
         left = served.listener.statistics().phases[Phase.IDLE]
         assert left > CROWD // 2  # in front of the client there was a portion only
         await served.until(lambda now: now.phases[Phase.IDLE] == 1)
+
+
+def say_at_once(clients, said):
+    """Have all clients say the same, in one turn of the loop."""
+    for client in clients:
+        os.write(client.socket.fileno(), said)
+
+
+async def test_an_http_client_in_use_goes_before_a_crowd_that_was_quiet(serve, backend, autojump_clock):
+    async with serve(2 * CROWD) as served, AsyncExitStack() as stack:
+        *crowd, other = [await stack.enter_async_context(served.connect()) for _ in range(CROWD + 1)]
+        await served.until(lambda now: now.phases[Phase.IDLE] == CROWD + 1)
+        await trio.sleep(10)
+        await other.send(HEALTH)
+        assert await other.receive(len(LIVE)) == LIVE
+        say_at_once(crowd, HEAD)
+        say_at_once([other], HEALTH)
+        assert await other.receive(len(LIVE)) == LIVE
+        assert served.listener.statistics().phases[Phase.READING] < CROWD * 3 // 4
+
+
+async def test_a_grpc_client_in_use_goes_before_a_crowd_that_was_quiet(autojump_clock):
+    async with serve_grpc() as served, AsyncExitStack() as stack:
+        *crowd, other = [await stack.enter_async_context(grpc_client(served, b"")) for _ in range(CROWD + 1)]
+        await until(lambda: served.listener.statistics().connections == CROWD + 1)
+        await trio.sleep(10)
+        await other.send_all(WHOLE)
+        await heard(other, until=ends_call)
+        say_at_once(crowd, HALF_REQUEST)
+        say_at_once([other], wire.headers(3) + wire.data(3, b"\0\0\0\0\x02hi", wire.END_STREAM))
+        await heard(other, until=ends_call)
+        assert served.listener.statistics().streams < CROWD * 3 // 4
 
 
 async def test_an_address_has_so_many_connections_and_its_idle_ones_make_room(serve):
