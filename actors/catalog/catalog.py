@@ -182,7 +182,7 @@ class Catalog:
                 # It may serve though its directory is gone.
                 self._lanes.of(each).deployment.set_back({0: NOWHERE})
             raise
-        permit(key.namespace)
+        permit(name, key.namespace)
         await self._lanes.of(key).ask(Load(self._source, self.parts.ensure, override))
 
     async def unload(
@@ -193,14 +193,14 @@ class Catalog:
         keys = self._lanes.named(name)
         if len(keys) > 1:
             raise ambiguous(name, len(keys))
-        for key in keys:
-            permit(key.namespace)
+        for key in (*keys, *(self.parts.alone_in(keys) if unload_dependents else ())):
+            permit(key.name, key.namespace)
         parts = frozenset[str]().union(*(self._lanes.of(key).deployment.depends_on for key in keys))
         for key in keys:
             await self._lanes.of(key).ask(Unload())
         await self.parts.recheck_ensembles_of(name, set())  # they can't be served without it
         if unload_dependents:
-            await self.parts.unload(parts)
+            await self.parts.unload(parts, permit)
 
     async def wake(self, key: ModelKey) -> None:
         """Load a model that is loaded on demand. Raises TritiumError where that fails."""

@@ -16,6 +16,7 @@ from actors.catalog.found import FoundModel
 from actors.catalog.lane import Lanes
 from actors.catalog.operations import ModelSource, Need, Recompose, Unload
 from actors.values.errors import ErrorCode, TritiumError
+from actors.values.interfaces import PermitIn
 from actors.values.specs import ModelKey
 
 Find = Callable[[str, str], Awaitable[ModelKey]]
@@ -113,14 +114,30 @@ class Parts:
                     await self._lanes.of(key).ask(Recompose())
                 await self.recheck_ensembles_of(key.name, seen)
 
-    async def unload(self, names: frozenset[str]) -> None:
-        """Unload models that no client asked for by name, and that no loaded model is composed of."""
-        needed = frozenset[str]().union(*(lane.deployment.depends_on for lane in self._lanes.all().values()))
-        for key, lane in self._lanes.all().items():
-            if key.name in names - needed and not lane.deployment.explicit:
-                parts = lane.deployment.depends_on
-                await lane.ask(Unload())
-                await self.unload(parts)
+    def alone_in(self, keys: Sequence[ModelKey]) -> Sequence[ModelKey]:
+        """Return the models that only `keys`, and each other, are composed of: `unload` would unload them."""
+        gone = list(keys)
+        for each in gone:  # which grows meanwhile
+            gone += self._unneeded(self._lanes.of(each).deployment.depends_on, gone)
+        return gone[len(keys) :]
+
+    async def unload(self, names: frozenset[str], permit: PermitIn) -> None:
+        """Unload models that no client asked for by name, and that no loaded model is composed of.
+
+        `permit` is asked again of each: another model may have left meanwhile.
+        """
+        for key in self._unneeded(names):
+            lane = self._lanes.of(key)
+            permit(key.name, key.namespace)
+            parts = lane.deployment.depends_on
+            await lane.ask(Unload())
+            await self.unload(parts, permit)
+
+    def _unneeded(self, names: frozenset[str], gone: Sequence[ModelKey] = ()) -> Sequence[ModelKey]:
+        """Return those of the models `names` that nobody would need were `gone` unloaded, without `gone`."""
+        left = {key: lane.deployment for key, lane in self._lanes.all().items() if key not in gone}
+        names -= frozenset[str]().union(*(each.depends_on for each in left.values()))
+        return [key for key, each in left.items() if key.name in names and not each.explicit]
 
 
 def _circular(found: FoundModel, circle: Sequence[ModelKey]) -> FoundModel:

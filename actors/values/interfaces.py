@@ -53,19 +53,19 @@ class IndexEntry:
     progress: Mapping[str, object] | None = None  # of a load: phase, seconds, attempt, and other facts
 
 
-PermitIn = Callable[[str], None]
-"""Told in which repository a model lies (empty: in none), once that is found.
+PermitIn = Callable[[str, str], None]
+"""Told a model and in which repository it lies (empty: in none), once that is found.
 
-Raises TritiumError where its caller may not do there what it asked for.
+Raises TritiumError where its caller may not do with it what it asked for.
 """
 
 
-def anywhere(_repository: str) -> None:
-    """Permit it in every repository (`PermitIn`)."""
+def anywhere(_model: str, _repository: str) -> None:
+    """Permit it for every model, in every repository (`PermitIn`)."""
 
 
 class Repository(Protocol):
-    """The repository as an operator sees it. `permit` is asked before anything is changed."""
+    """The repository as an operator sees it. `permit` is asked of each model before anything is changed."""
 
     async def index(self, *, ready_only: bool = False) -> Sequence[IndexEntry]:
         """Return every known model version with its state, by name and version.

@@ -103,7 +103,7 @@ class ModelControl:
             parameters["config"] = _text(body, "config")
         self._require_started()
         await self._require_confined(caller.spec, name, brings=bool(parameters))
-        permit = self._permit_in(caller, name, brings_files=bool(attachments))
+        permit = self._permit_in(caller, brings_files=bool(attachments))
         change = load_change(name, parameters)
         load = partial(self._repository.load, name, parameters, permit=permit)
         if not self._loading(caller):
@@ -142,7 +142,7 @@ class ModelControl:
             if why_not := why_not_unload(caller.spec.name, level, name, levels):
                 raise self._denial(caller.spec, UNLOADING, name, why_not)
         dependents = body.get("unload_dependents") is True
-        permit = self._permit_in(caller, name)
+        permit = self._permit_in(caller)
         unload = partial(self._repository.unload, name, unload_dependents=dependents, permit=permit)
         change = unload_change(name, dependents=dependents)
         await recorded(self._auditor, change, _origin(caller.spec), unload)
@@ -188,10 +188,10 @@ class ModelControl:
         if self._permit is not None:
             self._permit(caller.spec, action, name, repository)
 
-    def _permit_in(self, caller: CallingWorker, name: str, *, brings_files: bool = False) -> PermitIn:
-        """Return what judges the caller by the repository in which `name` is found."""
+    def _permit_in(self, caller: CallingWorker, *, brings_files: bool = False) -> PermitIn:
+        """Return what judges the caller by each model that it would change, where that is found."""
 
-        def permit(repository: str) -> None:
+        def permit(name: str, repository: str) -> None:
             self._require(caller, Action.MODEL_REPOSITORY, name, repository)
             if brings_files:
                 self._require(caller, Action.UPLOAD, name, repository)

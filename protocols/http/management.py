@@ -166,7 +166,7 @@ class ManagementEndpoints:
         if caller is not None and "config" in parameters:
             names = await in_slices(_named_models(parameters["config"]))
             check_steps(caller, names, peer, self._auditor)
-        permit = permit_in(caller, route.model, parameters)
+        permit = permit_in(caller, parameters)
         load = partial(self._server.repository.load, route.model, parameters, permit=permit)
         await self._recorded(load_change(route.model, parameters), scope, load)
         return Answer(200, ONLY_JSON)
@@ -180,7 +180,7 @@ class ManagementEndpoints:
         dependents = parameters.get("unload_dependents", False)
         if type(dependents) is not bool:
             raise misfit(parameters, "unload_dependents", "boolean")
-        permit = permit_in(scope.get("tritium.caller"), route.model)
+        permit = permit_in(scope.get("tritium.caller"))
         unload = partial(
             self._server.repository.unload, route.model, unload_dependents=dependents, permit=permit
         )

@@ -55,13 +55,13 @@ def check_sees_all(caller: Caller | None) -> None:
         )
 
 
-def permit_in(caller: Caller | None, model: str, parameters: Iterable[str] = ()) -> PermitIn:
-    """Return what judges a load or an unload by the repository in which `model` is found."""
+def permit_in(caller: Caller | None, parameters: Iterable[str] = ()) -> PermitIn:
+    """Return what judges a load or an unload by each model that it changes, where that is found."""
     if caller is None:
         return anywhere
     uploads = _brings_files(parameters)
 
-    def permit(repository: str) -> None:
+    def permit(model: str, repository: str) -> None:
         caller.require(Action.MODEL_REPOSITORY, model, repository)
         if uploads:
             caller.require(Action.UPLOAD, model, repository)

@@ -187,14 +187,14 @@ class FakeRepository:
 
     async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         self._check()
-        permit(self.found_in)
+        permit(name, self.found_in)
         self.loaded.append((name, parameters))
 
     async def unload(
         self, name: str, *, unload_dependents: bool = False, permit: PermitIn = anywhere
     ) -> None:
         self._check()
-        permit(self.found_in)
+        permit(name, self.found_in)
         self.unloaded.append((name, unload_dependents))
 
 

@@ -239,7 +239,7 @@ class InferenceService(UnofferedExtensions):
             if caller is not None and "config" in parameters:
                 names = await in_thread(named_models, parameters["config"], limiter=threads)
                 check_steps(caller, names, peer, self._auditor)
-        name, permit = _model_name(request), permit_in(caller, request.model_name, parameters)
+        name, permit = _model_name(request), permit_in(caller, parameters)
         load = partial(self._server.repository.load, name, parameters, permit=permit)
         await recorded(self._auditor, load_change(name, parameters), Requester.of(caller, peer), load)
         await stream.send_message(pb.RepositoryModelLoadResponse())
@@ -252,7 +252,7 @@ class InferenceService(UnofferedExtensions):
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
         name, caller, peer = _model_name(request), stream.call.caller, stream.call.client
-        change, permit = unload_change(name, dependents=dependents), permit_in(caller, name)
+        change, permit = unload_change(name, dependents=dependents), permit_in(caller)
         unload = partial(self._server.repository.unload, name, unload_dependents=dependents, permit=permit)
         await recorded(self._auditor, change, Requester.of(caller, peer), unload)
         await stream.send_message(pb.RepositoryModelUnloadResponse())

@@ -8,7 +8,14 @@ import trio
 
 from actors.catalog.catalog import POLLING, ControlMode
 from actors.catalog.operations import Listing, check_name, read_parameters
-from actors.values.errors import ErrorCode, Internal, InvalidArgument, TritiumError, Unavailable
+from actors.values.errors import (
+    ErrorCode,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    TritiumError,
+    Unavailable,
+)
 from actors.values.specs import InstanceSpec, ModelKey, Probe, Residency
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model, superseded_load
 from tests.support.model_doubles import make_request
@@ -512,6 +519,39 @@ async def test_parts_are_loaded_with_the_whole_and_unloaded_with_it_if_nobody_el
     await world.unload("whole", unload_dependents=True)
     assert world.states("part") == {1: "UNAVAILABLE"}
     assert world.states("asked") == {1: "READY"}
+
+
+async def test_whoever_unloads_models_with_others_is_asked_for_all_of_them_first(begin, autojump_clock):
+    models = {"asked": (), "shared": (), "leaf": (), "part": ("leaf", "shared"), "other": ("shared",)}
+    models["whole"] = ("asked", "part", "other")
+    world = await begin(*(model(name, depends_on=parts) for name, parts in models.items()), **EXPLICIT)
+    await world.catalog.load("asked", {})
+    await world.catalog.load("whole", {})
+    asked = []
+
+    def permit(name, repository):
+        asked.append((name, repository))
+        if name == denied:
+            raise PermissionDenied(f"not {name}")
+
+    for denied in ("whole", "part", "other", "leaf", "shared"):
+        error = await failure(world.catalog.unload("whole", unload_dependents=True, permit=permit))
+        assert (type(error), error.message) == (PermissionDenied, f"not {denied}")
+        assert all(world.states(name) == {1: "READY"} for name in models)
+    del asked[:]
+    denied = "asked"  # which stays
+    await world.catalog.unload("whole", unload_dependents=True, permit=permit)
+    assert {name for name, _ in asked} == {"whole", "part", "other", "leaf", "shared"}
+    assert [name for name in models if world.states(name) == {1: "READY"}] == ["asked"]
+
+
+async def test_whoever_unloads_a_model_alone_is_asked_for_no_other(begin, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    await world.catalog.load("whole", {})
+    asked = []
+    await world.catalog.unload("whole", permit=lambda *which: asked.append(which))
+    assert asked == [("whole", "")]
+    assert world.states("part") == {1: "READY"}
 
 
 async def test_models_that_depend_on_each_other_are_refused_with_the_path(begin, autojump_clock):

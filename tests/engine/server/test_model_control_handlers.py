@@ -29,13 +29,13 @@ class Models(Double):
         self.ready = {"there": True, "moody": False}
 
     async def load(self, name, parameters, *, permit):
-        permit("/models")
+        permit(name, "/models")
         self.begun.set()
         await self.gate.wait()
         self.done.append(("load", name, parameters))
 
     async def unload(self, name, *, unload_dependents=False, permit):
-        permit("/models")
+        permit(name, "/models")
         self.done.append(("unload", name, unload_dependents))
 
     async def model_ready(self, name, version=""):
