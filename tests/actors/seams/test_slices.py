@@ -90,7 +90,7 @@ async def test_work_whose_caller_leaves_is_closed(short_slices):
 
 
 async def test_work_whose_caller_leaves_as_its_turn_comes_gives_no_result(short_slices):
-    """Its caller would go on without a checkpoint, and give a model what nobody waits for."""
+    """Its caller would go on without a checkpoint, and give a model what no client waits for."""
     scopes = [trio.CancelScope() for _ in range(2)]
     ended: list[int] = []
 
