@@ -134,7 +134,7 @@ class Parts:
             await self.unload(parts, permit)
 
     def _unneeded(self, names: frozenset[str], gone: Sequence[ModelKey] = ()) -> Sequence[ModelKey]:
-        """Return those of the models `names` that no model would need were `gone` unloaded, without `gone`."""
+        """Return those of `names` that no model would need without `gone`, and that are not of these."""
         left = {key: lane.deployment for key, lane in self._lanes.all().items() if key not in gone}
         names -= frozenset[str]().union(*(each.depends_on for each in left.values()))
         return [key for key, each in left.items() if key.name in names and not each.explicit]

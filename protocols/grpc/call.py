@@ -304,7 +304,7 @@ class ServerStream(Generic[Request, Reply]):
         self._leaving = False
         self._sizes = LargestLately(FIRST_ANSWER)
         self._sent = 0
-        # The requests of which the method still owes an answer, if it says so: without that, all that it took.
+        # The requests of which the method still owes an answer, if it says so.
         self.owed: Collection[object] | None = None
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
@@ -339,7 +339,7 @@ class ServerStream(Generic[Request, Reply]):
             return not self.owed and not self._ended
         if self._unary_reply or not self._sent:
             return not self.taken and not self._ended
-        # An answer to each request, as of reflection; more of them where it watches, though its client is done.
+        # Reflection answers each request once. A watch goes on although its client's side is over.
         return self.taken <= self._sent
 
     # Requests

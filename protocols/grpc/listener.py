@@ -70,8 +70,8 @@ class GrpcListener(Listener[GrpcConnection]):
     `tls` is asked for a context for each connection; without it, they are in the clear.
     `on_crash` is told the path and the exception of each bug in a method, which costs one call. `on_refused`
     is told the address of a client, and why, when it is sent away for breaking HTTP/2's rules, its TLS
-    handshake fails or its proxy does not introduce it. `uniform` returns random numbers in [0, 1), by which the ages of connections differ. All
-    listeners of a server have one `room` for requests on their way in.
+    handshake fails or its proxy does not introduce it. `uniform` returns random numbers in [0, 1), by which
+    the ages of connections differ. All listeners of a server have one `room` for requests on their way in.
     """
 
     def __init__(
