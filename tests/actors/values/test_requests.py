@@ -19,6 +19,14 @@ def test_sequences_of_identities_that_are_told_apart_are_apart():
     assert one.sequence_key == ("alice", 7)
 
 
+def test_a_caller_without_a_limit_is_not_counted():
+    alice = KnownCaller("alice")
+    alice.counted = False
+    free = request()
+    free.made_by(alice)
+    assert (free.caller, alice.running) == (alice, 0)
+
+
 def test_a_request_that_is_one_too_many_has_no_caller():
     alice = KnownCaller("alice", most=0)
     refused = request()

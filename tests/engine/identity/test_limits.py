@@ -52,6 +52,16 @@ def test_bytes_that_came_unannounced_are_owed():
     assert admitted(unlimited, 0.0) is None
 
 
+def test_requests_that_were_refused_are_owed():
+    usage = Usage(Limits(requests=2))
+    usage.owe_request()
+    assert admitted(usage, 0.0) is None
+    assert admitted(usage, 0.0) == pytest.approx(0.5)
+    unlimited = Usage(Limits(bytes=100))
+    unlimited.owe_request()
+    assert admitted(unlimited, 0.0) is None
+
+
 def test_a_refusal_by_bytes_takes_no_request():
     usage = Usage(Limits(requests=1, bytes=10))
     assert admitted(usage, 0.0, 20) is None

@@ -4,13 +4,16 @@ import pytest
 
 from actors.values.callers import Action, Peer
 from actors.values.errors import InvalidArgument, PermissionDenied
-from actors.values.interfaces import IndexEntry
+from actors.values.interfaces import DeepReport, IndexEntry
 from protocols.kserve.permitted import (
     LONGEST_CONFIG,
+    check_sees_all,
     check_steps,
     check_upload,
     named_models,
+    permit_in,
     visible_entries,
+    visible_report,
     visible_statistics,
 )
 from tests.support.auditing import KeptAuditor
@@ -48,6 +51,32 @@ def test_files_that_a_caller_may_not_bring_are_told_to_the_audit_log():
         check_upload(CALLER, "b", ["file:1/model.py"], Peer("192.0.2.7"), auditor)
     assert auditor.told == [("denied", "upload", "b", "alice")]
     assert auditor.addresses == ["192.0.2.7"]
+
+
+def test_what_shows_all_models_takes_that_all_may_be_seen():
+    report = DeepReport(ready=True, document={"ready": True, "parts": [{"part": "a"}]})
+    for caller in (None, KnownCaller("ops", {(Action.METADATA, "*"), (Action.STATISTICS, "*")})):
+        check_sees_all(caller)
+        assert visible_report(caller, report) == report.document
+    with pytest.raises(PermissionDenied, match="'alice' may use 'statistics' on some only"):
+        check_sees_all(CALLER)
+    assert visible_report(CALLER, report) == {"ready": True}
+
+
+def test_a_load_is_judged_by_where_each_model_was_found():
+    caller = KnownCaller("alice", {(Action.MODEL_REPOSITORY, "a"), (Action.UPLOAD, "a")})
+    caller.closed = {"/closed"}
+    permit_in(None)("b", "/closed")
+    permit_in(caller)("a", "/open")
+    permit_in(caller, ["file:1/model.py"])("a", "/open")
+    assert caller.asked == [
+        (Action.MODEL_REPOSITORY, "a", "/open"),
+        (Action.MODEL_REPOSITORY, "a", "/open"),
+        (Action.UPLOAD, "a", "/open"),
+    ]
+    for model, repository in (("a", "/closed"), ("b", "/open")):
+        with pytest.raises(PermissionDenied):
+            permit_in(caller)(model, repository)
 
 
 @pytest.mark.parametrize(
