@@ -98,11 +98,6 @@ class Usage:
         self.free = self._requests is None and self._bytes is None
         self.limits = limits
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing would be lost with it but what its buckets know."""
-        return not self.running
-
     def at_rest(self, now: float) -> bool:
         """Whether a new one would be no different, but for what was `admitted`."""
         return not self.running and all(

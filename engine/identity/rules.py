@@ -58,7 +58,7 @@ class Rule:
         return f"rule {self.number} (line {self.line})"
 
     def covers(self, action: Action) -> bool:
-        """Whether it is about `action`, unless that is open to all."""
+        """Whether it is about `action`."""
         return self.actions is None or action in self.actions
 
 

@@ -58,9 +58,8 @@ class Readiness:
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
         self._portions: Portions[Watch] = Portions()
-        self._portion: deque[Watch] = (
-            deque()
-        )  # what is left of the one of this turn, should `run` crash in it
+        # What is left of the portion of this turn, should `run` crash in it.
+        self._portion: deque[Watch] = deque()
 
     def waits(self, sock: socket.socket) -> Waits:
         """Return what the connection of `sock` waits with; `end` it before the socket is closed."""

@@ -76,12 +76,12 @@ def test_as_many_run_as_may():
     with pytest.raises(TooManyRequests, match="'alice' may make 2 inferences at a time") as refused:
         usage.begin("alice")
     assert refused.value.retry_after == 0
-    assert not usage.idle
+    assert usage.running
     usage.end()
     usage.begin("alice")
     usage.end()
     usage.end()
-    assert usage.idle
+    assert not usage.running
 
 
 def test_other_limits_begin_anew_and_the_same_ones_go_on():
