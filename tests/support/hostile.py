@@ -304,8 +304,8 @@ ATTACKS: Mapping[str, Attack] = {
     # Answers
     "an answer of 4 M numbers": Attack(MAKER, made(4 * MIB, 0), tensors=16 * MIB, answered=True),
     "an answer of 1 M strings": Attack(MAKER, made(MIB, 1), tensors=5 * MIB, answered=True),
-    "a million classes": Attack(
-        MAKER, made(1_000_000, 0, classification=1_000_000), tensors=4 * MIB, answered=True
+    "a million classes": Attack(  # each number becomes a text of some 16 bytes
+        MAKER, made(1_000_000, 0, classification=1_000_000), tensors=(4 + 16) * MIB, answered=True
     ),
 }
 
