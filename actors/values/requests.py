@@ -30,8 +30,8 @@ FLAG_SEQUENCE_END = 2
 class ReplyPort(ABC):
     """Where a request's answer goes: 0..n parts and exactly one final.
 
-    `put` is synchronous, never raises and never encodes. A late final after the frontend has closed its port
-    (the client left) is normal: it is dropped and its lease released.
+    `put` is synchronous and never raises. It encodes a short answer at most. A late final after the frontend
+    has closed its port (the client left) is normal: it is dropped and its lease released.
     """
 
     __slots__ = ()

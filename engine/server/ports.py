@@ -121,6 +121,7 @@ def compose_frontends(
             tls=_contexts(tls.http),
             on_refused=refused,
             room=room,
+            direct=app.direct,
         )
         listeners.setdefault("http", []).append(listener)
         return listener

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.values.auditing import Auditor, Requester
-from actors.values.callers import Action, Caller, HeadGate, Peer, presented
+from actors.values.callers import Action, Caller, HeadGate, Peer
 from actors.values.errors import PermissionDenied, TritiumError
 from actors.values.interfaces import Server
 from protocols.http.admission import Admission, Admitted
@@ -43,13 +43,16 @@ from protocols.http.answers import (
 from protocols.http.apart import Methods, outlives_draining
 from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message, announced
 from protocols.http.browsers import Browsers
+from protocols.http.direct.path import DirectPath, InferHead, read_head
+from protocols.http.entry import let_in
 from protocols.http.fields import Header, connecting
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
 from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
+from protocols.http.parser import Head
 from protocols.http.routes import Endpoint, Route, match
-from protocols.kserve.auditing import attempt, tell_denied
+from protocols.kserve.auditing import attempt
 from protocols.memo import Memo
 
 # Paths of ordinary length whose route is remembered. Hostile clients can make up any number of paths.
@@ -90,31 +93,6 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
     return None
 
 
-def _let_in(
-    gate: HeadGate,
-    auditor: Auditor | None,
-    route: Route,
-    peer: Peer,
-    method: str,
-    headers: Sequence[Header],
-    length: int,
-) -> Caller:
-    """Return the caller of a request whose body has `length` bytes, or is chunked (-1).
-
-    Raises TritiumError where the request may not go on.
-    """
-    action = route.endpoint.action(method)
-    caller: Caller | None = None
-    try:
-        caller = gate.identify(presented(headers), peer)
-        caller.admit(action, route.model, size=max(length, 0))
-    except TritiumError as error:
-        if auditor is not None:
-            tell_denied(auditor, attempt(route.endpoint.value, action), route.model, caller, peer, error)
-        raise
-    return caller
-
-
 def _ask_gate(
     gate: HeadGate, auditor: Auditor | None, route: Route, scope: Scope, receive: Receive
 ) -> Receive:
@@ -127,7 +105,7 @@ def _ask_gate(
     size: int | None = scope.get("tritium.size") if caller is None else None
     length = announced(headers) if size is None else size
     if caller is None:
-        caller = _let_in(gate, auditor, route, connecting(scope), scope["method"], headers, length)
+        caller = let_in(gate, auditor, route, connecting(scope), scope["method"], headers, length)
         scope["tritium.caller"] = caller
     if length >= 0:
         return receive
@@ -156,13 +134,27 @@ class V2App:
             max_input_size=self._options.max_input_size,
             max_body_size=self._options.max_body_size,
         )
+        inferences = InferEndpoint(server.models, self._options)
         self._handlers: dict[Endpoint, EndpointHandler] = {
             **ManagementEndpoints(
                 server, max_input_size=self._options.max_input_size, auditor=auditor
             ).handlers,
-            Endpoint.INFER: InferEndpoint(server.models, self._options).answer,
+            Endpoint.INFER: inferences.answer,
         }
+        # A port for management, which answers while the server drains, leaves nothing out.
+        self.direct = None if self._drains is not None else DirectPath(inferences, self.read_inference)
         self._generator = Generator(server.models, self._options)
+
+    def read_inference(self, head: Head) -> InferHead | None:
+        """Return what the head of a plain inference says; None for every other request."""
+        if head.of_page:
+            return None
+        target = self._targets.get(head.path) or self._look_up(head.path)
+        if target is None or target.route.endpoint is not Endpoint.INFER:
+            return None
+        if _turned_away(target, head.method, head.headers) is not None:
+            return None
+        return read_head(target.route, head)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -258,7 +250,7 @@ class V2App:
             if self._gate is None:
                 return self._limits.admit(target.route, headers, length)
             route = target.route
-            caller = _let_in(self._gate, self._auditor, route, peer, method, headers, length)
+            caller = let_in(self._gate, self._auditor, route, peer, method, headers, length)
             uploads = route.endpoint is not Endpoint.MODEL_LOAD or caller.may(Action.UPLOAD, route.model)
             verdict = self._limits.admit(route, headers, length, uploads=uploads)
         except TritiumError as error:

@@ -1,5 +1,8 @@
 """One HTTP/1.1 connection. Its task reads, awaits the application and writes; nothing else runs for it.
 
+While the task waits for a request, `_turn` is called in its place where bytes have come. An inference on the
+direct path (`protocols.http.direct`) is submitted there, and the task sleeps on. It wakes for all the rest.
+
 A connection is always in one of the `Phase`s. Each phase but `ANSWERING` has a deadline, which the listener's
 sweep enforces: it shuts the socket down, so that the task wakes up and sees `_expired`. Requests that a client
 sent ahead are answered in order, and the socket is not read while any of them is left.
@@ -26,8 +29,10 @@ from protocols.http.admission import (
 )
 from protocols.http.answers import EXITING, Answer, error_answer
 from protocols.http.conversation import Application, Conversation
+from protocols.http.direct.desk import FrontDesk
+from protocols.http.direct.path import DirectPath
 from protocols.http.fields import JSON, SOON, Header
-from protocols.http.parser import Request, RequestParser
+from protocols.http.parser import Head, Request, RequestParser
 from protocols.http.patience import ConnectionLimits, Patience, Phase
 from protocols.transport.budget import FREE
 from protocols.transport.clients import Clients
@@ -68,6 +73,8 @@ class Connection:
     __slots__ = (
         "_claim",
         "_conversation",
+        "_desk",
+        "_ended",
         "_expired",
         "_guest",
         "_limits",
@@ -92,6 +99,7 @@ class Connection:
         on_unsecured: Callable[[str, str], None] = lambda peer, reason: None,
         room: ReceivingRoom | None = None,
         proxies: TrustedProxies | None = None,
+        direct: DirectPath | None = None,
     ) -> None:
         """`on_unsecured` is told the client's address, and why, if no TLS came about.
 
@@ -107,8 +115,10 @@ class Connection:
         self._parser = RequestParser(limits.request, _for_connection(admit, peer, clients))
         self._patience = Patience(limits, now=trio.current_time())
         self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready, clients)
+        self._desk = FrontDesk(transport, self._conversation, direct)
         self._guest: Guest[bytes] | None = None
         self._expired = False
+        self._ended = False  # no more bytes will come
         self._too_slow = _TOO_SLOW  # the answer to a request that has expired
         self._room = room or ReceivingRoom()
         self._claim: Claim | None = None  # of the body that is coming
@@ -141,7 +151,7 @@ class Connection:
     def introduced(self, host: str, port: int) -> None:
         """Note the address of the client, which a proxy told in front of the first byte."""
         self._peer.stand_at(host, port)
-        self._conversation.client = (host, port)
+        self._conversation.address = (host, port)
 
     def peer_left(self) -> None:
         """The client closed, or half-closed, its side."""
@@ -226,11 +236,12 @@ class Connection:
             while (request := await self._next()) is not None:
                 patience.phase = Phase.ANSWERING
                 self.served = True
-                conversation.begin(request)
-                if self._guest is None or not await self._turned_away(self._guest, request):
-                    await conversation.answer(request)
-                if not conversation.keep_alive:
-                    break
+                if self._guest is not None or not self._desk.take(request):
+                    conversation.begin(request)
+                    if self._guest is None or not await self._turned_away(self._guest, request):
+                        await conversation.answer(request)
+                    if not conversation.keep_alive:
+                        break
                 in_a_row += 1
                 if in_a_row >= _IN_A_ROW and parser.ready:
                     in_a_row = 0
@@ -239,6 +250,7 @@ class Connection:
         except ConnectionLost:
             return
         finally:
+            self._desk.abandon()
             patience.work(Phase.CLOSED)
 
     def close(self) -> None:
@@ -267,30 +279,17 @@ class Connection:
 
     async def _next(self) -> Request | None:
         """Return the next request; None where there will be none."""
-        parser, patience = self._parser, self._patience
+        desk, parser, patience = self._desk, self._parser, self._patience
+        # What comes next is answered behind a request that is under way.
+        in_order = not desk.under_way or self._has_come() or patience.ending
+        if desk.open and in_order and not await desk.settle():
+            return None
         if parser.ready:
             return parser.ready.popleft()
-        self._rest()
+        if not desk.open:
+            self._conversation.rest(used=self.served)
         while not parser.ready:
-            if parser.refusal is not None:
-                await self._refuse(parser.refusal)
-                return None
-            if parser.skipped is not None:
-                await self._answer_early(*parser.skipped)
-            if parser.begun:
-                patience.read(trio.current_time(), self._received)
-                if parser.in_body and not await self._let_on():
-                    return None
-            elif patience.draining or patience.yielding:
-                if not self._read() or not self._has_come():
-                    return None
-                continue
-            try:
-                await self._transport.wait_readable()
-            except trio.ClosedResourceError:
-                continue  # roused
-            if self._expired or not self._read():
-                await self._cut_short()
+            if not await self._go_on():
                 return None
         patience.deadline = math.inf
         request = parser.ready.popleft()
@@ -299,13 +298,53 @@ class Connection:
             self._claim = None
         return request
 
-    def _rest(self) -> None:
-        """Note that no request is under way."""
-        now = trio.current_time()
-        self._patience.rest(now)
-        watch = self._transport.watch
-        if watch is not None and self.served:
-            watch.use(now)
+    async def _go_on(self) -> bool:
+        """Wait for bytes once, and take them; False where there will be no further request."""
+        parser, patience = self._parser, self._patience
+        if parser.refusal is not None:
+            await self._refuse(parser.refusal)
+            return False
+        if parser.skipped is not None:
+            await self._answer_early(*parser.skipped)
+        if parser.begun:
+            patience.read(trio.current_time(), self._received)
+            if parser.in_body and not await self._let_on():
+                return False
+        elif patience.draining or patience.yielding:
+            return self._read() and self._has_come()
+        await self._desk.wait(self._turn)
+        if self._desk.open:
+            if not await self._desk.settle():
+                return False
+            self._conversation.rest(used=True)
+        if self._ended or self._expired:
+            await self._cut_short()
+            return False
+        return True
+
+    def _turn(self) -> bool:
+        """Take what has come while the task waits; False where the task must go on.
+
+        Nothing is read while a request waits for its answer, since the next one is answered behind it.
+        """
+        desk, parser, patience = self._desk, self._parser, self._patience
+        if desk.open or self._expired:
+            return False
+        try:
+            self._ended = not self._read()
+        except Exception as bug:  # noqa: BLE001
+            desk.failed(bug)  # the task fails of it, and not whoever takes its turn
+            return False
+        if len(parser.ready) != 1 or parser.begun or parser.refusal is not None:
+            return False
+        if self._guest is not None or self._claim is not None or patience.ending:
+            return False
+        patience.work()
+        self.served = True
+        if not desk.take(parser.ready[0]):
+            return False
+        parser.ready.popleft()
+        return True
 
     async def _cut_short(self) -> None:
         """Refuse a request that has expired. A client that has left is told nothing."""
@@ -384,29 +423,26 @@ class Connection:
             self._guest = None
             return False
         self._patience.yielding = True  # the connection ends with this answer
-        if guest.is_welcome(request.path):
+        if guest.is_welcome(request.head.path):
             return False
         guest.turned_away()
         self._conversation.keep_alive = False
-        await self._respond(_CROWDED)
+        await self._conversation.respond(_CROWDED)
         return True
-
-    async def _respond(self, answer: Answer) -> None:
-        await self._conversation.respond(answer.status, answer.headers, list(answer.buffers))
 
     async def _answer_early(self, request: Request, answer: Answer) -> None:
         """Answer a request whose body is still coming, and is dropped as it comes."""
         self._parser.skipped = None
         self._conversation.begin(request)
-        await self._respond(answer)
+        await self._conversation.respond(answer)
 
     async def _refuse(self, answer: Answer) -> None:
         """Send a last answer, also to a client that is still sending (`protocols.http.admission`)."""
         patience = self._patience
         self._let_go()
-        self._conversation.begin(Request())
+        self._conversation.begin(Request(Head()))
         self._conversation.keep_alive = False
-        await self._respond(answer)
+        await self._conversation.respond(answer)
         self._transport.finish()
         if patience.yielding:
             return

@@ -15,11 +15,10 @@ import trio
 from actors.seams.slices import in_slices
 from actors.values.callers import Peer
 from actors.values.tensors import Buffer
-from protocols.http.answers import Answer
-from protocols.http.fields import JSON, Header
-from protocols.http.parser import Request
+from protocols.http.answers import Answer, error_answer
+from protocols.http.fields import Header
+from protocols.http.parser import Head, Request
 from protocols.http.patience import Patience
-from protocols.kserve.metadata import error
 from protocols.transport.buffers import copying
 from protocols.transport.clients import Clients
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -30,6 +29,7 @@ Application = Callable[
 ]
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
+_BUG: Final = error_answer(500, "internal server error")
 _BODILESS: Final = frozenset((204, 304))
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
@@ -57,25 +57,27 @@ class Conversation:
     """Answers the requests of one connection, one after the other.
 
     `ahead` are the requests that are answered next. `keep_alive` says whether the connection goes on behind
-    the answer. `client` is the other end of the connection; `clients`, if given, says whose each request is.
+    the answer. `address` is the other end of the connection; `clients`, if given, says whose each request is.
+    `answered` says whether the answer to the last request has begun.
     """
 
     __slots__ = (
-        "_ahead",
-        "_answered",
         "_app",
         "_clients",
         "_extensions",
         "_gone",
         "_patience",
+        "_peer",
         "_request",
         "_scheme",
         "_server",
         "_started",
         "_streaming",
         "_transport",
+        "address",
+        "ahead",
+        "answered",
         "buffered",
-        "client",
         "disconnected",
         "keep_alive",
         "on_disconnect",
@@ -97,77 +99,72 @@ class Conversation:
         self._transport = transport
         self._app = app
         self._patience = patience
-        self._ahead = ahead
-        self.client, self._server = transport.endpoints()
+        self.ahead = ahead
+        self.address, self._server = transport.endpoints()
+        self._peer = peer
         self._clients = clients
         self._scheme = "https" if transport.secured else "http"
         self._extensions = {"tritium.response": {}, "tritium.disconnect": self, "tritium.peer": peer}
-        self._request = Request()
+        self._request = Request(Head())
         # Set while an application waits to learn of the disconnect.
         self._gone: trio.Event | None = None
         self._started: tuple[int, list[Header]] | None = None  # a standard answer that waits for its body
         # The bytes behind a standard answer's last part: those of a chunked answer, or none.
         self._streaming: bytes | None = None
-        self._answered = False
+        self.answered = False
 
     def begin(self, request: Request) -> None:
         """Take up the request that is answered next."""
         self._request = request
-        self.keep_alive = request.keep_alive
-        self._answered = False
+        self.keep_alive = request.head.keep_alive
+        self.answered = False
         self._started = self._streaming = None
 
     async def answer(self, request: Request) -> None:
         """Have the application answer a request. Its exception is answered 500 and raised."""
-        path = request.path
+        head = request.head
+        path = head.path
         scope: Message = {
             "type": "http",
             "asgi": _ASGI,
-            "http_version": request.http_version,
-            "method": request.method,
+            "http_version": head.http_version,
+            "method": head.method,
             "scheme": self._scheme,
             "path": (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
             "raw_path": path,
-            "query_string": request.query,
+            "query_string": head.query,
             "root_path": "",
-            "headers": request.headers,
-            "client": self.client,
+            "headers": head.headers,
+            "client": self.client(head),
             "server": self._server,
             "extensions": self._extensions,
-            "tritium.raw_headers": request.raw_headers,
+            "tritium.raw_headers": head.raw_headers,
             "tritium.caller": request.caller,
             "tritium.size": request.size,
-            "tritium.of_page": request.of_page,
+            "tritium.of_page": head.of_page,
         }
         if self._clients is not None:
-            peer = self._clients.of(request.headers)
-            if peer is not self._extensions["tritium.peer"]:
-                scope["client"] = (peer.address, peer.port)
-                scope["extensions"] = {**self._extensions, "tritium.peer": peer}
+            scope["extensions"] = {**self._extensions, "tritium.peer": self.peer(head)}
         try:
             await self._app(scope, self._receive_body(request), self._send)
         except Exception:
-            self.keep_alive = False
-            if not self._answered and self._streaming is None:
-                self._answered = True
-                await self.respond(500, [JSON], [error("internal server error")])
+            await self.tell_bug()
             raise
         finally:
             self.on_disconnect = None
             request.body = b""  # the application may not have asked for it
-            if request.release is not None:  # and it may not have answered
-                request.release()
+            self.give_back()  # and it may not have answered
             if self._gone is not None:
                 self._gone.set()
                 self._gone = None
-        if not self._answered:
+        if not self.answered:
             self.keep_alive = False
 
     def give_up(self, last: Answer) -> None:
         """Answer with `last`, as the process is about to end; an answer that has begun is left as it is."""
-        if self._answered or self._started or self._streaming is not None:
+        if self.answered or self._started or self._streaming is not None:
             return
-        self._answered, self.keep_alive = True, False
+        self.answered, self.keep_alive = True, False
         try:
             head = self._head(last.status, last.headers, sum(map(len, last.buffers)))
             unsent = self._transport.send([head, *last.buffers])
@@ -190,6 +187,38 @@ class Conversation:
         """Leave no part of the connection to the garbage collector."""
         self._extensions = {}
 
+    def peer(self, head: Head) -> Peer:
+        """Return whose request it is."""
+        return self._peer if self._clients is None else self._clients.of(head.headers)
+
+    def client(self, head: Head) -> tuple[str, int] | None:
+        """Return the address and port of the client; None for a Unix socket."""
+        if self._clients is None:
+            return self.address
+        peer = self._clients.of(head.headers)
+        return self.address if peer is self._peer else (peer.address, peer.port)
+
+    def rest(self, *, used: bool) -> None:
+        """Note that no request is under way. `used`: there was one on this connection."""
+        now = trio.current_time()
+        self._patience.rest(now)
+        watch = self._transport.watch
+        if watch is not None and used:
+            watch.use(now)
+
+    async def tell_bug(self) -> None:
+        """Answer 500, unless an answer has begun, and end the connection."""
+        self.keep_alive = False
+        if not self.answered and self._streaming is None:
+            self.answered = True
+            await self.respond(_BUG)
+
+    def give_back(self) -> None:
+        """Give back the room that the request's body had on its way."""
+        release, self._request.release = self._request.release, None
+        if release is not None:
+            release()
+
     # ASGI
 
     def _receive_body(self, request: Request) -> Callable[[], Awaitable[Message]]:
@@ -203,7 +232,7 @@ class Conversation:
                 # The application owns the body from here on, and drops it when it needs it no longer.
                 body, request.body = request.body, b""
                 return {"type": "http.request", "body": body, "more_body": False}
-            if not self.disconnected and not self._answered:
+            if not self.disconnected and not self.answered:
                 self._gone = self._gone or trio.Event()
                 await self._gone.wait()
             return {"type": "http.disconnect"}
@@ -213,8 +242,10 @@ class Conversation:
     def _send(self, message: Message) -> Awaitable[None]:
         if message["type"] != "tritium.response":
             return self._send_standard(message)
-        self._answered = True
-        return self.respond(message["status"], message["headers"], list(message["body"]), message["release"])
+        self.answered = True
+        return self.respond(
+            Answer(message["status"], message["headers"], message["body"], message["release"])
+        )
 
     async def _send_standard(self, message: Message) -> None:
         match message["type"]:
@@ -231,9 +262,9 @@ class Conversation:
             status, headers = self._started
             self._started = None
             if not more:
-                self._answered = True
+                self.answered = True
                 headers = [header for header in headers if header[0].lower() != b"content-length"]
-                await self.respond(status, headers, [part])
+                await self.respond(Answer(status, headers, (part,)))
                 return
             buffers: list[Buffer] = [self._streamed_head(status, headers)]
         elif self._streaming is None:
@@ -243,14 +274,14 @@ class Conversation:
         framed = self._streaming and part
         buffers += (b"%x\r\n" % len(part), part, b"\r\n") if framed else (part,)
         if not more:
-            self._answered = True
+            self.answered = True
             buffers.append(self._streaming or b"")
         await self.write(buffers)
 
     def _streamed_head(self, status: int, headers: list[Header]) -> bytes:
         self._streaming = b""
         if not any(name.lower() == b"content-length" for name, _ in headers):
-            if self._request.http_version == "1.1":
+            if self._request.head.http_version == "1.1":
                 self._streaming = b"0\r\n\r\n"
                 headers = [*headers, (b"transfer-encoding", b"chunked")]
             else:
@@ -259,39 +290,34 @@ class Conversation:
 
     # Writing
 
-    async def respond(
-        self,
-        status: int,
-        headers: Sequence[Header],
-        body: list[Buffer],
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        """Send a whole answer, and call `release` as soon as `body` is no longer read."""
-        size = sum(map(len, body))
-        head = self._head(status, headers, size)
-        if self._request.method == "HEAD" or status in _BODILESS:
-            body.clear()
-        body.insert(0, head)
-        rest = self._write_at_once(body, release)
+    async def respond(self, answer: Answer) -> None:
+        """Send a whole answer. Its `release` is called as soon as its buffers are no longer read."""
+        rest = self.respond_at_once(answer)
         if rest:
-            await self._write_rest(rest, release)
+            await self.write_rest(rest, answer.release)
+
+    def respond_at_once(self, answer: Answer) -> list[Buffer]:
+        """Send what the socket takes of an answer; return the rest, which is for `write_rest`."""
+        buffers = answer.buffers
+        head = self._head(answer.status, answer.headers, sum(map(len, buffers)))
+        if self._request.head.method == "HEAD" or answer.status in _BODILESS:
+            buffers = ()
+        return self._write_at_once((head, *buffers), answer.release)
 
     def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
-        release = self._request.release
-        if release is not None:  # the application is done with the body
-            self._request.release = None
-            release()
+        if self._request.release is not None:
+            self.give_back()
         parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         for name, value in headers:
             parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
         if size is not None and status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % size)
         # Requests that were sent ahead are answered before the end.
-        if self._patience.ending and not self._ahead:
+        if self._patience.ending and not self.ahead:
             self.keep_alive = False
         if not self.keep_alive:
             parts.append(b"Connection: close\r\n")
-        elif self._request.http_version == "1.0":
+        elif self._request.head.http_version == "1.0":
             parts.append(b"Connection: keep-alive\r\n")
         parts.append(b"\r\n")
         return b"".join(parts)
@@ -300,7 +326,7 @@ class Conversation:
         """Send `buffers`. Once the client is gone, the rest is dropped."""
         rest = self._write_at_once(buffers, None)
         if rest:
-            await self._write_rest(rest, None)
+            await self.write_rest(rest, None)
 
     def _write_at_once(self, buffers: Sequence[Buffer], release: Callable[[], None] | None) -> list[Buffer]:
         """Send what the socket takes; return the rest. Where nothing is left, `release` is called."""
@@ -314,7 +340,7 @@ class Conversation:
                 release()
         return rest
 
-    async def _write_rest(self, rest: list[Buffer], release: Callable[[], None] | None) -> None:
+    async def write_rest(self, rest: list[Buffer], release: Callable[[], None] | None) -> None:
         """Send what the socket did not take.
 
         What it does not take within one turn of the loop is copied. A slow reader then costs memory of this

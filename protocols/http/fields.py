@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any, Final
 
-from actors.values.callers import Peer, written
+from actors.values.callers import Caller, Peer, written
 from actors.values.errors import TritiumError, Unauthenticated
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
@@ -40,29 +40,31 @@ def server_timing(timing: tuple[int, int, int, int]) -> Header:
     return (b"server-timing", ", ".join(spent).encode())
 
 
-def put_marks(marks: ClientMarks, request: InferRequest, scope: MutableMapping[str, Any]) -> None:
-    """Put what `marks` ask for on `request`, which came with the ASGI `scope`.
+def put_marks(
+    marks: ClientMarks,
+    request: InferRequest,
+    headers: Iterable[Header],
+    client: tuple[str, int] | None,
+    caller: Caller | None,
+) -> None:
+    """Put what `marks` ask for on `request`, whose head has these `headers`, their names in lower case.
 
-    Of a repeated header the last value counts.
+    `client` is its address and port, None where it has none. Of a repeated header the last value counts.
     """
-    fields: dict[bytes, bytes] = dict(scope["headers"])
+    fields = dict(headers)
 
     def header(name: str) -> str:
         return fields.get(name.encode("latin-1"), b"").decode("latin-1")
 
     def address() -> str:
-        client = scope.get("client")
         return str(client[0]) if client else ""
 
-    marks.put_on(request, header, address, scope.get("tritium.caller"))
+    marks.put_on(request, header, address, caller)
 
 
-def peer_of(scope: MutableMapping[str, Any]) -> str:
+def peer_of(client: tuple[str, int] | None) -> str:
     """Return the client's address as gRPC writes it, such as `ipv4:192.0.2.7:50312`; empty if unknown."""
-    client = scope.get("client")
-    if not client:
-        return ""
-    return written(str(client[0]), client[1])
+    return written(str(client[0]), client[1]) if client else ""
 
 
 def put_client(scope: MutableMapping[str, Any], proxies: TrustedProxies) -> None:

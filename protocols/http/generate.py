@@ -85,7 +85,9 @@ class Generator:
         # The body may be long, and the stream that answers it may last long.
         del body
         if model.marks is not None:
-            put_marks(model.marks, request, scope)
+            put_marks(
+                model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
+            )
         exchange = Exchange(model, request, port, self._told(scope))
         if route.endpoint is Endpoint.GENERATE_STREAM:
             write = partial(_write_events, exchange, send)
@@ -110,7 +112,7 @@ class Generator:
         on_finished = self._options.on_finished
         if on_finished is None:
             return None
-        return lambda request, outcome: on_finished(request, outcome, peer_of(scope))
+        return lambda request, outcome: on_finished(request, outcome, peer_of(scope.get("client")))
 
 
 class PartsPort(ReplyPort):

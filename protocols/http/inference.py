@@ -6,6 +6,7 @@ Contract: http.md sections 6 to 8.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -52,13 +53,13 @@ class InferEndpoint:
     """Answers inferences by `models`."""
 
     def __init__(self, models: Models, options: V2Options) -> None:
-        self._models = models
-        self._options = options
-        self._decoder = InferDecoder(max_input_size=options.max_input_size)
+        self.models = models
+        self.options = options
+        self.decoder = InferDecoder(max_input_size=options.max_input_size)
 
     async def answer(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
         """Have a model answer one request. Raises TritiumError."""
-        model = self._models.resolve(route.model, route.version)
+        model = self.models.resolve(route.model, route.version)
         if model.spec.decoupled:
             raise Unsupported(NO_DECOUPLED)
         body = await read_body(receive)
@@ -69,11 +70,11 @@ class InferEndpoint:
         claim: Claim | None = None  # of what the body unfolds to
         try:
             if encoding is not None and is_compressed(encoding):
-                claim = Claim(self._options.room)
+                claim = Claim(self.options.room)
                 body = await self._decompressed(body, claim)
-            model = self._models.resolve(route.model, route.version)  # it may have been replaced meanwhile
+            model = self.models.resolve(route.model, route.version)  # it may have been replaced meanwhile
             json_size = fields.get(b"inference-header-content-length")
-            pattern = self._options.header_forward_pattern
+            pattern = self.options.header_forward_pattern
             port = HttpReply()
             given = (
                 body,
@@ -83,20 +84,28 @@ class InferEndpoint:
                     int(route.version) if route.version else -1,
                     port,
                     trio.current_time(),
-                    None if pattern is None else _forwarded(scope, pattern, self._options.gate),
+                    None
+                    if pattern is None
+                    else forwarded(
+                        scope.get("tritium.raw_headers") or scope["headers"], pattern, self.options.gate
+                    ),
                 ),
             )
             try:
-                request, plan = self._decoder.decode(*given)
+                request, plan = self.decoder.decode(*given)
             except TooLong:
-                request, plan = await in_slices(self._decoder.decode_long(*given))
-                model = self._models.resolve(route.model, route.version)  # once more, for the same reason
+                request, plan = await in_slices(self.decoder.decode_long(*given))
+                model = self.models.resolve(route.model, route.version)  # once more, for the same reason
             del body, given  # the request keeps nothing of a long JSON text
             if model.marks is not None:
-                put_marks(model.marks, request, scope)
+                put_marks(
+                    model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
+                )
             outcome = await _outcome(model, request, port, scope, receive)
-            if self._options.on_finished is not None:
-                self._options.on_finished(request, outcome or Cancelled("the client left"), peer_of(scope))
+            if self.options.on_finished is not None:
+                self.options.on_finished(
+                    request, outcome or Cancelled("the client left"), peer_of(scope.get("client"))
+                )
             if outcome is None:
                 return None
             if isinstance(outcome, TritiumError):
@@ -108,7 +117,7 @@ class InferEndpoint:
                 claim.release()
 
     async def _decompressed(self, body: Buffer, claim: Claim) -> Buffer:
-        limit = self._options.max_input_size
+        limit = self.options.max_input_size
         if len(body) < _UNFOLDED_AT_ONCE:
             content = decompress(body, limit)
             if len(content) <= FREE:
@@ -125,31 +134,51 @@ class InferEndpoint:
     ) -> Answer:
         """Return the answer that carries `response`, whose memory is given back here or by the server."""
         try:
-            if is_long(response, plan):
-                body = await in_slices(encode_long(response, plan, model.spec))
-            else:
-                body = encode(response, plan, model.spec)
-            headers = ONLY_JSON if body.json_size is None else _binary_headers(body.json_size)
-            if self._options.server_timing and response.timing is not None:
-                headers = [*headers, server_timing(response.timing)]
             coding = b"" if accept_encoding is None else choose_coding(accept_encoding)
-            if coding:
-                headers = [*headers, (b"content-encoding", coding)]
-                body = await self._compressed(body, coding)
+            if is_long(response, plan):
+                answer = await self.encoded_in_slices(response, plan, model)
+            else:
+                answer = self.encoded(response, plan, model)
+            return await _compressed(answer, coding) if coding else answer
         except BaseException:
             response.release()
             raise
+
+    async def encoded_in_slices(
+        self, response: InferResponse, plan: OutputPlan, model: ServedModel
+    ) -> Answer:
+        """Do as `encoded` does, for a long answer."""
+        return self._carrying(response, await in_slices(encode_long(response, plan, model.spec)))
+
+    def encoded(self, response: InferResponse, plan: OutputPlan, model: ServedModel) -> Answer:
+        """Return the answer that carries `response`, uncompressed, where it is not long.
+
+        The memory of `response` is given back here, or by the `release` of the answer; where this raises, it
+        is left to the caller.
+        """
+        return self._carrying(response, encode(response, plan, model.spec))
+
+    def _carrying(self, response: InferResponse, body: Body) -> Answer:
+        headers = ONLY_JSON if body.json_size is None else _binary_headers(body.json_size)
+        if self.options.server_timing and response.timing is not None:
+            headers = [*headers, server_timing(response.timing)]
         if body.borrowed:
             return Answer(200, headers, body.buffers, response.release)
         response.release()
         return Answer(200, headers, body.buffers)
 
-    async def _compressed(self, body: Body, coding: bytes) -> Body:
-        if body.size < _IN_A_THREAD:
-            compressed = compress(body.buffers, coding)
+
+async def _compressed(answer: Answer, coding: bytes) -> Answer:
+    """Return `answer` with a compressed body. The memory of its own body is given back."""
+    try:
+        if sum(map(len, answer.buffers)) < _IN_A_THREAD:
+            compressed = compress(answer.buffers, coding)
         else:
-            compressed = await in_slices(in_threads(compressing(body.buffers, coding)))
-        return Body([compressed], len(compressed), body.json_size, borrowed=False)
+            compressed = await in_slices(in_threads(compressing(answer.buffers, coding)))
+    finally:
+        if answer.release is not None:
+            answer.release()
+    return Answer(answer.status, [*answer.headers, (b"content-encoding", coding)], [compressed])
 
 
 async def _outcome(
@@ -198,8 +227,10 @@ async def _exchange(
         hook.on_disconnect = None
 
 
-def _forwarded(scope: Scope, pattern: re.Pattern[str], gate: HeadGate | None) -> dict[str, str] | None:
-    headers = scope.get("tritium.raw_headers") or scope["headers"]
+def forwarded(
+    headers: Sequence[Header], pattern: re.Pattern[str], gate: HeadGate | None
+) -> dict[str, str] | None:
+    """Return the headers that become parameters. What the server itself judges by is not among them."""
     return forward_headers(headers, pattern, credentials=gate is None)
 
 

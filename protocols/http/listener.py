@@ -22,10 +22,12 @@ from actors.seams import faults
 from protocols.http.admission import Admit
 from protocols.http.connection import Connection
 from protocols.http.conversation import Application
+from protocols.http.direct.path import DirectPath
 from protocols.http.patience import ConnectionLimits, Phase
 from protocols.kserve.metadata import error
 from protocols.transport.listening import Listener, in_turns
 from protocols.transport.proxies import TrustedProxies
+from protocols.transport.readiness import Readiness
 from protocols.transport.receiving import ReceivingRoom
 from protocols.transport.room import AddressLimit
 from protocols.transport.sockets import PlainTransport, TlsTransport, Transport
@@ -84,8 +86,11 @@ class HttpListener(Listener[Connection]):
         tls: Callable[[], ssl.SSLContext] | None = None,
         on_refused: Callable[[str, str], None] = lambda peer, reason: None,
         room: ReceivingRoom | None = None,
+        direct: DirectPath | None = None,
     ) -> None:
-        """`admit` is asked whether a long body may come. Without it, every body within the limits may.
+        """`direct` takes the inferences that need nothing special; without it, `app` answers them, too.
+
+        `admit` is asked whether a long body may come. Without it, every body within the limits may.
 
         `is_welcome` picks the paths that are answered even where all connections are busy: those of health
         checks. `tls` is asked for each connection; without it, they are in the clear. `on_refused` is told
@@ -95,9 +100,11 @@ class HttpListener(Listener[Connection]):
         self._app = app
         self._admission = admit
         self._room = room or ReceivingRoom()
+        self._direct = direct
         self._limits = limits or ListenerLimits()
         introducers = self._limits.proxies if self._limits.introduced else None
-        super().__init__(self._limits.max_connections, self._limits.per_address, introducers)
+        readiness = Readiness(turns=direct is not None)
+        super().__init__(self._limits.max_connections, self._limits.per_address, introducers, readiness)
         self._treatment = self._guest(is_welcome)
         self._by_descriptor: dict[int, Connection] = {}
         self._descriptors: dict[Connection, int] = {}
@@ -143,6 +150,7 @@ class HttpListener(Listener[Connection]):
             self._on_refused,
             self._room,
             self._limits.proxies,
+            self._direct,
         )
         if self._withdrawn:
             connection.withdraw()

@@ -28,6 +28,8 @@ from protocols.http.admission import AdmitHead, may_skip
 from protocols.http.answers import Answer, error_answer
 from protocols.http.origins import FROM_PAGES
 
+_BLANK_LINE: Final = b"\r\n\r\n"
+_LONGEST_KNOWN: Final = 4096  # bytes of a head that is kept for comparison
 # Bytes still to come above which a body is read past llhttp.
 _LONG_BODY: Final = 32 * 1024
 _INT32_MAX: Final = 2**31 - 1
@@ -53,22 +55,23 @@ class RequestLimits:
     max_chunks: int = 65536
 
 
-class Request:
-    """One request, complete."""
+class Head:
+    """The head of a request. It is never changed: requests whose heads are the same bytes share one.
+
+    `note` is the application's own: what it has found out about this head.
+    """
 
     __slots__ = (
-        "body",
-        "caller",
         "headers",
         "http_version",
         "keep_alive",
+        "length",
         "method",
+        "note",
         "of_page",
         "path",
         "query",
         "raw_headers",
-        "release",
-        "size",
     )
 
     def __init__(self) -> None:
@@ -78,11 +81,22 @@ class Request:
         self.http_version = "1.1"
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.raw_headers: list[tuple[bytes, bytes]] = []  # names as received
-        self.body: Buffer = b""
-        self.size = 0  # of the body as it came, also where it was not wanted
+        self.length = -1  # Content-Length; -1 without one
         self.of_page = False  # a browser says which page it is of
-        self.caller: Caller | None = None  # that of a long body, which was asked for
         self.keep_alive = True
+        self.note: object = None
+
+
+class Request:
+    """One request, complete."""
+
+    __slots__ = ("body", "caller", "head", "release", "size")
+
+    def __init__(self, head: Head, body: Buffer = b"", size: int = 0) -> None:
+        self.head = head
+        self.body = body
+        self.size = size  # of the body as it came, also where it was not wanted
+        self.caller: Caller | None = None  # who asks, once that was asked
         self.release: Callable[[], None] | None = None  # gives back the room that the body had on its way
 
 
@@ -95,6 +109,9 @@ class RequestParser:
     feeding: its body is dropped as it comes.
 
     `admit` is asked about a request of whose body more is to come than came with its head.
+
+    Clients repeat themselves: where the bytes that come are the last request's head once more and a whole
+    body, llhttp is spared, as it would find the same.
     """
 
     def __init__(self, limits: RequestLimits, admit: AdmitHead | None = None) -> None:
@@ -115,10 +132,12 @@ class RequestParser:
         self._complain: Callable[[int], Answer] | None = None  # makes the answer to more
         self._llhttp: Any = httptools.HttpRequestParser(self)
         self._last = False  # a request closed the connection: later bytes are ignored
-        self._request = Request()
+        self._head = Head()
+        self._caller: Caller | None = None  # that of a body which `admit` was asked about
+        self._known = b""  # the bytes of the last head, if another request with it would be as plain
         self._target = b""
-        self._parts: list[bytes] = []
-        self._length = -1  # Content-Length
+        self._parts: list[Buffer] = []
+        self._length = -1  # that of the head
         self._upgrade = False
         self._head_size = 0
         self._unfinished = 0  # bytes fed while the head stayed incomplete
@@ -136,6 +155,9 @@ class RequestParser:
         """Parse the bytes that came next. `data` may be overwritten once this returns."""
         if self._last:
             return
+        fresh = not self.begun and not self.ready
+        if fresh and self._known and self._again(data):
+            return
         in_head = self.begun and not self.in_body
         received = self.received if self.in_body else -1
         try:
@@ -147,7 +169,11 @@ class RequestParser:
         except httptools.HttpParserError as error:
             if not self._last:
                 self._refuse(400, _describe(error, data))
-        if not self.begun or self.direct is not None:
+        if not self.begun:
+            if fresh:
+                self._learn(data)
+            return
+        if self.direct is not None:
             return
         if not self.in_body:
             if in_head:
@@ -164,6 +190,33 @@ class RequestParser:
             self._framing += len(data) - (self.received - received)
             if self._framing > self._limits.max_head_size + 64 * self._limits.max_chunks:
                 self._refuse(400, "Bad Request: chunk extensions take too much room")
+
+    def _again(self, data: Buffer) -> bool:
+        """Take a request whose head is that of the last one, byte for byte; False where it is not."""
+        known = self._known
+        size = len(known)
+        length = len(data) - size
+        if length != max(0, self._head.length) or bytes(data[:size]) != known:
+            return False
+        self.ready.append(Request(self._head, bytes(data[size:]), length))
+        return True
+
+    def _learn(self, data: Buffer) -> None:
+        """Note the head of the request in `data`, if nothing else is in there.
+
+        The last four bytes of it must be the first blank line: so nothing that llhttp overlooks, such as line
+        breaks behind a body, can move the place where a body is cut off.
+        """
+        self._known = b""
+        head = self._head
+        if len(self.ready) != 1 or self._upgrade or self._last or self.refusal is not None:
+            return
+        request = self.ready[0]
+        size = len(data) - request.size
+        if size <= _LONGEST_KNOWN and request.size == max(0, head.length):
+            known = bytes(data[:size])
+            if known.find(_BLANK_LINE) == size - len(_BLANK_LINE):
+                self._known = known
 
     def _resume(self, rest: memoryview) -> None:
         """Go on behind a head that offers an upgrade, where llhttp stopped."""
@@ -192,10 +245,10 @@ class RequestParser:
         self._asked = True
         if self._admit is None or self.refusal is not None:
             return
-        request = self._request
-        verdict = self._admit(request.method, request.path, request.headers, self._length)
+        head = self._head
+        verdict = self._admit(head.method, head.path, head.headers, self._length)
         if not isinstance(verdict, Answer):
-            request.caller = verdict.caller
+            self._caller = verdict.caller
             self._most = min(self._most, verdict.most)
             self._complain = verdict.too_long
             # Behind a head that offers an upgrade, the body is not for llhttp to count.
@@ -205,10 +258,10 @@ class RequestParser:
             self._check_size()
             return
         rest = self._length - self.received if self._length >= 0 else -1
-        if may_skip(rest, awaits_continue=self.awaits_continue) and not self._upgrade and request.keep_alive:
+        if may_skip(rest, awaits_continue=self.awaits_continue) and not self._upgrade and head.keep_alive:
             self._skipping = True
             self._parts.clear()
-            self.skipped = request, verdict
+            self.skipped = Request(head), verdict
         else:
             self._refuse_body(verdict)
 
@@ -248,7 +301,7 @@ class RequestParser:
         """
         self.received += count
         if self.direct is not None and self.received == len(self.direct):
-            self._request.body = self.direct
+            self._parts.append(self.direct)
             self.direct = None
             self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for this body
             self._complete()
@@ -276,13 +329,13 @@ class RequestParser:
         self._parts.clear()
 
     def _complete(self) -> None:
-        request = self._request
-        if self._parts:
-            request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts.clear()
-        request.size = self.received
+        parts = self._parts
+        body = b"" if not parts else parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        request = Request(self._head, body, self.received)
+        request.caller = self._caller
         self.begun = self.in_body = self.awaits_continue = False
-        self._last = not request.keep_alive
+        self._last = not self._head.keep_alive
         if self._skipping:
             self._skipping = False
         elif self.refusal is None:
@@ -293,7 +346,8 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         """A request line comes next."""
-        self._request = Request()
+        self._head = Head()
+        self._caller = None
         self._target = b""
         self._head_size = self._unfinished = 0
         self._length = -1
@@ -314,7 +368,7 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or one trailer of a chunked body; trailers are counted and dropped."""
         self._head_size += len(name) + len(value)
-        headers = self._request.raw_headers
+        headers = self._head.raw_headers
         if self._head_size > self._limits.max_head_size or len(headers) >= self._limits.max_headers:
             self._refuse_head()
         elif not self.in_body:
@@ -323,17 +377,17 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:  # noqa: C901  cases of one grammar
         """The head is here; a body may follow."""
-        request = self._request
+        head = self._head
         llhttp = self._llhttp
-        request.headers = headers = [(name.lower(), value) for name, value in request.raw_headers]
-        request.method = llhttp.get_method().decode("latin-1")
-        request.path, _, request.query = _origin_form(self._target).partition(b"?")
+        head.headers = headers = [(name.lower(), value) for name, value in head.raw_headers]
+        head.method = llhttp.get_method().decode("latin-1")
+        head.path, _, head.query = _origin_form(self._target).partition(b"?")
         version = llhttp.get_http_version()
         if version != "1.1":
-            request.http_version = version
+            head.http_version = version
             if version not in _VERSIONS:
                 self._refuse(505, "HTTP Version Not Supported")
-        request.keep_alive = llhttp.should_keep_alive()
+        head.keep_alive = llhttp.should_keep_alive()
         self.in_body = True
         self.received = self._chunks = self._framing = 0
         chunked = False
@@ -349,7 +403,7 @@ class RequestParser:
                 chunked = True
                 self._check_coding(value)
             elif name in FROM_PAGES:
-                request.of_page = True
+                head.of_page = True
             elif name == b"expect":
                 self.awaits_continue = version == "1.1" and value.lower() == b"100-continue"
         # Health checks of balancers speak HTTP/1.0, which knew no Host.
@@ -359,8 +413,8 @@ class RequestParser:
             )
         self._upgrade = llhttp.should_upgrade()
         if self._upgrade:
-            if request.method == "CONNECT":
-                request.keep_alive = False
+            if head.method == "CONNECT":
+                head.keep_alive = False
             elif chunked:
                 self._refuse(400, "Bad Request: an upgrade can't be offered together with a chunked body")
 
@@ -380,7 +434,7 @@ class RequestParser:
                 f"Transfer-Encoding '{shown}' is not supported: send the body chunked or with a Content-Length, "
                 "and compress it by Content-Encoding",
             )
-        elif self._request.http_version != "1.1":
+        elif self._head.http_version != "1.1":
             self._refuse(400, "Bad Request: HTTP/1.0 has no Transfer-Encoding")
 
     def _take_length(self, value: bytes) -> None:
@@ -396,7 +450,7 @@ class RequestParser:
                 f"{self._limits.max_body_size} bytes",
             )
         else:
-            self._length = length
+            self._length = self._head.length = length
 
     def on_chunk_header(self) -> None:
         """A chunk of the body comes next or, where it is empty, the body's end."""

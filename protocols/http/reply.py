@@ -1,4 +1,4 @@
-"""The HTTP frontend's reply port: the connection's own task waits in it, and learns that its client left.
+"""The HTTP frontend's reply ports. In one of them a task waits, and learns that its client left.
 
 A server of ours gives a hook for that in `scope["extensions"]["tritium.disconnect"]`. Under any other server,
 a task waits in `receive()`.
@@ -6,6 +6,7 @@ a task waits in `receive()`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeVar
 
@@ -15,20 +16,19 @@ from actors.values.errors import Internal, TritiumError
 from actors.values.requests import InferResponse, ReplyPort, release
 
 
-class HttpReply(ReplyPort):
-    """Takes the answer to one request and wakes the one task that waits for it.
+class SingleReply(ReplyPort):
+    """Takes the answer to one request, and says once that it is here.
 
     HTTP wants exactly one response. Anything else is an error to the client. A part that came too late,
     beyond the first, or after the client left is released on the spot.
     """
 
-    __slots__ = ("_closed", "_count", "_outcome", "_task")
+    __slots__ = ("_closed", "_count", "_outcome")
 
     def __init__(self) -> None:
         self._outcome: InferResponse | TritiumError | None = None
         self._count = 0
         self._closed = False  # the final part came, or the client left
-        self._task: trio.lowlevel.Task | None = None
 
     def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
         """Take one part. Synchronous, never raises."""
@@ -41,18 +41,40 @@ class HttpReply(ReplyPort):
         else:
             release(part)
         if final:
+            self._closed = True
             self._finish()
 
     def close(self) -> None:
-        """The client left: release the parts that came and those that still come, and wake the task."""
+        """The client left: release the parts that came and those that still come, and say so."""
         if self._outcome is not None:
             release(self._outcome)
         self._outcome = None
         if not self._closed:
+            self._closed = True
             self._finish()
 
+    @abstractmethod
     def _finish(self) -> None:
-        self._closed = True
+        """The final part came, or the client left. Must not raise."""
+
+    def _answer(self) -> InferResponse | TritiumError | None:
+        """Return the answer, once it is here; None where the client left first."""
+        if self._count > 1 and self._outcome is not None:
+            release(self._outcome)
+            return Internal(f"expected a single response, got {self._count}")
+        return self._outcome
+
+
+class HttpReply(SingleReply):
+    """Wakes the one task that waits for the answer."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task: trio.lowlevel.Task | None = None
+
+    def _finish(self) -> None:
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None
@@ -62,10 +84,7 @@ class HttpReply(ReplyPort):
         if not self._closed:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._count > 1 and self._outcome is not None:
-            release(self._outcome)
-            return Internal(f"expected a single response, got {self._count}")
-        return self._outcome
+        return self._answer()
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._task = None

@@ -115,6 +115,7 @@ class Listener(ABC, Generic[C]):
         max_connections: int,
         per_address: AddressLimit | None = None,
         introducers: TrustedProxies | None = None,
+        readiness: Readiness | None = None,
     ) -> None:
         """Beyond `max_connections`, idle connections make room for others (`protocols.transport.room`).
 
@@ -131,7 +132,7 @@ class Listener(ABC, Generic[C]):
         self._origins: dict[C, str] = {}
         self._of_origin: dict[str, dict[C, None]] = {}
         self._gave_way = self._crowded_out = self._over_address_limit = self._not_introduced = 0
-        self._readiness = Readiness()
+        self._readiness = readiness or Readiness()
         self._door = Door(max_connections + reserve(max_connections))
         self._names = itertools.count(1)
         self._accepted = 0

@@ -119,6 +119,16 @@ class Transport(ABC):
     def wait_readable(self) -> Awaitable[None]:
         """Wait until `receive_into` is worth a try. Raises ClosedResourceError where the task is roused."""
 
+    async def wait_turns(self, turn: Callable[[], bool]) -> None:
+        """Call `turn` whenever `receive_into` is worth a try, until it returns False. It must not raise.
+
+        A turn that returns True has read all that was there; of more that comes it is told again.
+        Raises ClosedResourceError where the task is roused.
+        """
+        await self.wait_readable()
+        while turn():
+            await self.wait_readable()
+
     @abstractmethod
     def wait_writable(self) -> Awaitable[None]:
         """Wait until `send` is worth a try."""
@@ -197,6 +207,10 @@ class PlainTransport(_SocketTransport):
 
     async def handshake(self) -> None:
         """Do nothing, not even a checkpoint."""
+
+    async def wait_turns(self, turn: Callable[[], bool]) -> None:
+        """Call `turn` (see `Transport`), where that is possible without the task."""
+        await self._waits.turns(turn)
 
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` (see `Transport`)."""

@@ -179,16 +179,24 @@ def _feed(parser: RequestParser, piece: bytes) -> None:
 
 
 def _line(request: Request) -> tuple[object, ...]:
-    return request.method, request.path, request.query, request.headers, bytes(request.body)
+    return (
+        request.head.method,
+        request.head.path,
+        request.head.query,
+        request.head.headers,
+        bytes(request.body),
+    )
 
 
 def _asked(request: Request) -> str:
-    verdict = _app().admit(Peer(), request.method, request.path, request.headers, len(request.body))
+    verdict = _app().admit(
+        Peer(), request.head.method, request.head.path, request.head.headers, len(request.body)
+    )
     if not isinstance(verdict, Admitted):
         return f"refused by {verdict.status}"
-    keys = [value for name, value in request.headers if name == b"authorization"]
+    keys = [value for name, value in request.head.headers if name == b"authorization"]
     assert keys in ([], [_KEY]), "let in with credentials that are not good"
-    asked = _meant(request.method, request.path)
+    asked = _meant(request.head.method, request.head.path)
     assert asked is not None, "let in where nothing is"
     assert _may(_USER if keys else _NOBODY, *asked), "let in without a permission"
     return "let in"
@@ -251,7 +259,7 @@ def _compare_with_h11(octets: bytes, found: list[Request]) -> None:
     theirs = _by_h11(octets)
     if theirs is None:
         return
-    ours = [(request.method.encode(), bytes(request.body)) for request in found]
+    ours = [(request.head.method.encode(), bytes(request.body)) for request in found]
     same = min(len(ours), len(theirs))
     assert ours[:same] == theirs[:same], "another server finds other requests in these bytes"
 

@@ -192,7 +192,12 @@ async def client(served):
 async def serve_on_loopback(app, limits, served=Served, *, tls=None, **options):
     ours, theirs = tls or (None, None)
     listener = HttpListener(
-        app, limits=limits, **options, admit=getattr(app, "admit", None), tls=ours and (lambda: ours)
+        app,
+        limits=limits,
+        **options,
+        admit=getattr(app, "admit", None),
+        tls=ours and (lambda: ours),
+        direct=getattr(app, "direct", None),
     )
     spawned = []
     with socket.create_server(("127.0.0.1", 0)) as sock:

@@ -54,10 +54,10 @@ def told_by(refusal):
 def test_a_request_without_a_body():
     (request,), refusal = parse(GET)
     assert refusal is None
-    assert (request.method, request.path, request.query) == ("GET", b"/v2/health/live", b"x=1")
-    assert request.headers == [(b"host", b"h"), (b"x-key", b"Value")]
-    assert request.raw_headers == [(b"Host", b"h"), (b"X-Key", b"Value")]
-    assert request.keep_alive
+    assert (request.head.method, request.head.path, request.head.query) == ("GET", b"/v2/health/live", b"x=1")
+    assert request.head.headers == [(b"host", b"h"), (b"x-key", b"Value")]
+    assert request.head.raw_headers == [(b"Host", b"h"), (b"X-Key", b"Value")]
+    assert request.head.keep_alive
     assert request.body == b""
 
 
@@ -72,8 +72,8 @@ def test_a_request_may_come_byte_by_byte(message):
     whole, _ = parse(message)
     pieces, refusal = parse(*(message[i : i + 1] for i in range(min(len(message), 300))), message[300:])
     assert refusal is None
-    assert [(r.method, r.path, bytes(r.body)) for r in pieces] == [
-        (r.method, r.path, bytes(r.body)) for r in whole
+    assert [(r.head.method, r.head.path, bytes(r.body)) for r in pieces] == [
+        (r.head.method, r.head.path, bytes(r.body)) for r in whole
     ]
 
 
@@ -90,6 +90,59 @@ def test_bodies_arrive_whole_however_they_are_cut(sizes, cuts):
     assert [bytes(request.body) for request in requests] == bodies
 
 
+def fed(pieces):
+    """Feed as a connection does that answers each request at once; return what the requests were."""
+    found, parser = [], RequestParser(RequestLimits())
+    for piece in pieces:
+        parser.feed(piece)
+        for request in parser.ready:
+            head = request.head
+            found.append((head.method, head.path, head.headers, head.keep_alive, bytes(request.body)))
+        parser.ready.clear()
+        if parser.refusal is not None:
+            return [*found, told_by(parser.refusal)]
+    return [*found, parser.begun]
+
+
+def test_a_head_that_comes_once_more_is_not_parsed_again():
+    parser = RequestParser(RequestLimits())
+    heads = []
+    for body in (b"one", b"two", b"other", b"six"):
+        parser.feed(post(body))
+        request = parser.ready.popleft()
+        assert request.body == body
+        heads.append(request.head)
+    assert heads[0] is heads[1]
+    assert len({id(head) for head in heads}) == 3
+
+
+LOOKALIKES = (
+    post(b"abcd"),
+    post(b"abcd") + b"\r\n",  # llhttp overlooks line breaks in front of a request
+    b"\r\n" + post(b"abcd"),
+    post(b"ab\r\n"),
+    post(b"\r\n\r\n"),
+    post(b"\r\n\r\n")[:-2],
+    post(b"GET "),
+    post(b""),
+    GET,
+    GET + b"\r\n",
+    GET[:-2],
+    b"\r\n",
+    b"ab",
+    chunked(b"ab", b"cd"),
+    post(b"abcd").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    post(b"abcd").replace(b"Host: h", b"Host: h\r\nExpect: 100-continue"),
+    post(b"abcd").replace(b"Host: h", b"Host: h\r\nUpgrade: h2c\r\nConnection: upgrade"),
+)
+
+
+@given(st.lists(st.sampled_from(LOOKALIKES), min_size=2, max_size=6))
+def test_what_came_before_changes_nothing_of_how_a_request_is_read(pieces):
+    # A head that comes in two parts is always parsed.
+    assert fed(pieces) == fed(part for piece in pieces for part in (piece[:3], piece[3:]))
+
+
 def test_long_bodies_are_read_past_the_parser():
     parser = RequestParser(RequestLimits())
     head, body = post(b"x" * 1_000_000)[:-1_000_000], b"ab" * 500_000
@@ -101,7 +154,7 @@ def test_long_bodies_are_read_past_the_parser():
     parser.fill(len(body) - 10)
     assert parser.ready.popleft().body == body
     parser.feed(GET)
-    assert parser.ready.popleft().method == "GET"
+    assert parser.ready.popleft().head.method == "GET"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +168,7 @@ def test_long_bodies_are_read_past_the_parser():
 )
 def test_the_connection_is_kept_as_the_client_wishes(head, keep_alive):
     (request,), _ = parse(head)
-    assert request.keep_alive is keep_alive
+    assert request.head.keep_alive is keep_alive
 
 
 def test_what_follows_a_closing_request_is_not_looked_at():
@@ -142,7 +195,7 @@ def test_an_upgrade_of_a_chunked_request_is_refused():
 @pytest.mark.parametrize("behind", [(b"xyz",), (b"", GET), (b"", b"GET ", GET)])
 def test_connect_ends_the_connection(behind):
     (request,), _ = parse(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + behind[0], *behind[1:])
-    assert not request.keep_alive
+    assert not request.head.keep_alive
 
 
 @pytest.mark.parametrize(
@@ -157,7 +210,7 @@ def test_connect_ends_the_connection(behind):
 )
 def test_the_target_gives_path_and_query(target, path, query):
     (request,), _ = parse(b"OPTIONS %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)
-    assert (request.path, request.query) == (path, query)
+    assert (request.head.path, request.head.query) == (path, query)
 
 
 MALFORMED = [
@@ -180,7 +233,7 @@ MALFORMED = [
 @pytest.mark.parametrize("message", MALFORMED)
 def test_what_is_malformed_or_smuggles_is_refused(message):
     requests, refusal = parse(GET + message)
-    assert [request.method for request in requests] == ["GET"]
+    assert [request.head.method for request in requests] == ["GET"]
     assert refusal.status == 400
     assert told_by(refusal).startswith("Bad Request: ")
 
@@ -202,7 +255,7 @@ def test_what_is_malformed_or_smuggles_is_refused(message):
 def test_a_head_that_two_servers_might_read_differently_is_refused(lines, status, told):
     head = b"\r\n".join([b"POST /p HTTP/1.1", *lines, b"", b""])
     requests, refusal = parse(GET + head + b"0\r\n\r\n" + GET)
-    assert [request.method for request in requests] == ["GET"]
+    assert [request.head.method for request in requests] == ["GET"]
     assert refusal.status == status
     assert told in told_by(refusal)
 
@@ -214,13 +267,13 @@ def test_a_head_that_two_servers_might_read_differently_is_refused(lines, status
 def test_hosts_of_every_form_are_taken(host):
     requests, refusal = parse(b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % host * 2)
     assert refusal is None
-    assert [dict(request.headers)[b"host"] for request in requests] == [host.strip()] * 2
+    assert [dict(request.head.headers)[b"host"] for request in requests] == [host.strip()] * 2
 
 
 def test_a_request_of_http_1_0_needs_no_host_but_may_not_have_two():
     (request,), refusal = parse(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
     assert refusal is None
-    assert request.headers == []
+    assert request.head.headers == []
     _, refusal = parse(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n")
     assert refusal.status == 400
 
@@ -232,8 +285,8 @@ def test_a_transfer_coding_in_http_1_0_is_refused():
 
 def test_blanks_behind_a_value_are_not_part_of_it():
     (request,), _ = parse(b"GET / HTTP/1.1\r\nHost: h\r\nX-Key: a b \t\r\n\r\n")
-    assert request.headers[1] == (b"x-key", b"a b")
-    assert request.raw_headers[1] == (b"X-Key", b"a b")
+    assert request.head.headers[1] == (b"x-key", b"a b")
+    assert request.head.raw_headers[1] == (b"X-Key", b"a b")
 
 
 @pytest.mark.parametrize("zeros", [30, 5000])

@@ -1,0 +1,145 @@
+"""The direct path: an inference that needs nothing special costs no task, no coroutine and no second wake-up.
+
+It is decoded and submitted in the turn that has read it. Its answer is encoded and sent where it is put. What
+the direct path can't do at once it leaves alone, and the request is put to the application:
+
+- by its head: other endpoints, what browsers send, codings, a restricted API whose key is missing;
+- by its body or its model: a JSON text that is read in slices, a queue that is full.
+
+What went wrong in here, and what takes longer, is handed to the connection's task. So a bug costs this one
+connection, as it does in the application, and never the instance whose answer met it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from actors.values.errors import TritiumError, Unsupported
+from actors.values.requests import InferRequest, ServedModel
+from protocols.http.answers import failure
+from protocols.http.bodies import NO_DECOUPLED
+from protocols.http.direct.exchange import Desk, Exchange
+from protocols.http.entry import let_in
+from protocols.http.fields import put_marks
+from protocols.http.inference import InferEndpoint, forwarded
+from protocols.http.parser import Head, Request
+from protocols.http.routes import Route
+from protocols.kserve.caps import parse_json_size
+from protocols.kserve.compression import choose_coding
+from protocols.kserve.documents import TooLong
+from protocols.kserve.meanings import OutputPlan
+from protocols.kserve.requests import Arrival
+
+
+class InferHead:
+    """What the head of a plain inference says. `json_size` is the field's value, None without one."""
+
+    __slots__ = ("json_size", "model", "requested_version", "route", "version")
+
+    def __init__(self, route: Route, json_size: bytes | None) -> None:
+        self.route = route
+        self.model = route.model
+        self.version = route.version
+        self.requested_version = int(route.version) if route.version else -1
+        self.json_size = json_size
+
+
+def read_head(route: Route, head: Head) -> InferHead | None:
+    """Return what the head of an inference says; None where its body has a coding, or its answer will have."""
+    fields = dict(head.headers)
+    if fields.get(b"content-encoding", b"identity") != b"identity":
+        return None
+    accepted = fields.get(b"accept-encoding")
+    if accepted is not None and choose_coding(accepted):
+        return None
+    return InferHead(route, fields.get(b"inference-header-content-length"))
+
+
+_NOT_HERE: Final = object()
+
+
+class DirectPath:
+    """Takes the plain inferences of all connections of a listener."""
+
+    def __init__(self, endpoint: InferEndpoint, read: Callable[[Head], InferHead | None]) -> None:
+        """`read` returns what a head says, and is asked once about each; None: it is no plain inference."""
+        self._endpoint = endpoint
+        self._read = read
+        self._models = endpoint.models
+        self._decoder = endpoint.decoder
+        self._options = endpoint.options
+        self._gate = endpoint.options.gate
+
+    def begin(self, request: Request, desk: Desk) -> bool:
+        """Have `request` answered; False where it must be put to the application.
+
+        `request.caller` is set then, if that was asked.
+        """
+        head = request.head
+        said = head.note
+        if said is None:
+            said = head.note = self._read(head) or _NOT_HERE
+        if not isinstance(said, InferHead):
+            return False
+        exchange = Exchange(self._endpoint, desk, head)
+        try:
+            model, asked, plan = self._decoded(request, said, exchange, desk)
+        except TooLong:
+            return False
+        except TritiumError as error:
+            desk.answered(failure(error))
+            return True
+        exchange.begin(model, asked, plan)
+        try:
+            if request.caller is not None:
+                asked.made_by(request.caller)
+            model.submit_nowait(asked)
+        except trio.WouldBlock:
+            exchange.drop()
+            return False
+        except TritiumError as error:
+            # Its traceback holds the frame that holds it: floods
+            # of refusals would wait for the garbage collector.
+            exchange.put(error.with_traceback(None), final=True)
+        except Exception:
+            exchange.drop()
+            raise
+        request.body = b""
+        return True
+
+    def _decoded(
+        self, request: Request, said: InferHead, exchange: Exchange, desk: Desk
+    ) -> tuple[ServedModel, InferRequest, OutputPlan]:
+        """Return whom to ask what, and how the answer is wanted. Raises TritiumError and TooLong."""
+        head = request.head
+        if self._gate is not None and request.caller is None:
+            options = self._options
+            request.caller = let_in(
+                self._gate,
+                options.auditor,
+                said.route,
+                desk.peer(head),
+                head.method,
+                head.headers,
+                request.size,
+            )
+        model = self._models.resolve(said.model, said.version)
+        spec = model.spec
+        if spec.decoupled:
+            raise Unsupported(NO_DECOUPLED)
+        body = request.body
+        json_size = None if said.json_size is None else parse_json_size(said.json_size, len(body))
+        pattern = self._options.header_forward_pattern
+        arrival = Arrival(
+            said.requested_version,
+            exchange,
+            trio.current_time(),
+            None if pattern is None else forwarded(head.raw_headers, pattern, self._gate),
+        )
+        asked, plan = self._decoder.decode(body, json_size, spec, arrival)
+        if model.marks is not None:
+            put_marks(model.marks, asked, head.headers, desk.client(head), request.caller)
+        return model, asked, plan

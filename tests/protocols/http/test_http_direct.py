@@ -1,0 +1,252 @@
+"""The direct path over real sockets: what it answers without the application, and what it leaves to that."""
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from actors.values.callers import Action
+from actors.values.datatypes import DataType
+from actors.values.tensors import Tensor
+from protocols.http.app import V2App
+from protocols.http.options import V2Options
+from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
+from tests.protocols.http.test_http_app import add_body
+from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback
+from tests.support.callers import KnownCaller, ListedGate
+
+BATCH = [("X", DataType.INT64, (1,))]
+HELD = make_spec("held", inputs=BATCH, outputs=[("Y", DataType.UINT8, (-1,))])
+
+
+class Watched:
+    """The v2 API, which notes what it is asked as an application."""
+
+    def __init__(self, app):
+        self._app = app
+        self.direct = app.direct
+        self.admit = app.admit
+        self.asked = []
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(scope["path"])
+        await self._app(scope, receive, send)
+
+
+@pytest.fixture
+def backend():
+    backend = FakeServer()
+    backend.models.by_name["held"] = FakeModel(HELD, hold)
+    return backend
+
+
+@pytest.fixture
+def held(backend):
+    return backend.models.by_name["held"]
+
+
+@asynccontextmanager
+async def serving(backend, **options):
+    """Yield the application, the server, and a client's connection."""
+    app = Watched(V2App(backend.server, options=V2Options(**options)))
+    with trio.fail_after(20):
+        async with serve_on_loopback(app, None) as served, served.connect() as client:
+            yield app, served, client
+
+
+def post(body, model="add", more=b""):
+    return b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n%b\r\n%b" % (
+        model.encode(),
+        len(body),
+        more,
+        body,
+    )
+
+
+def ask(value=5, **parameters):
+    document = {
+        "inputs": [{"name": "X", "datatype": "INT64", "shape": [1, 1], "data": [value]}],
+        "parameters": {"binary_data_output": True, **parameters},
+    }
+    return post(json.dumps(document).encode(), "held")
+
+
+async def until_submitted(model, count=1):
+    while len(model.submitted) < count:
+        await trio.lowlevel.checkpoint()
+
+
+def answer(model, number=0, count=1):
+    request = model.submitted[number]
+    outputs = [Tensor("Y", DataType.UINT8, (1, count), memoryview(bytearray(count)))]
+    request.reply.put(model.respond(request, outputs), final=True)
+
+
+async def test_plain_inferences_are_answered_without_the_application(backend):
+    async with serving(backend) as (app, _, client):
+        for _ in range(3):
+            await client.send(post(add_body()))
+            status, fields, body = await client.response()
+            assert (status, fields["Content-Type"]) == (200, "application/json")
+            assert json.loads(body)["outputs"][0]["name"] == "S"
+        assert app.asked == []
+        await client.send(HEALTH)
+        assert await client.receive(len(LIVE)) == LIVE
+        assert app.asked == ["/v2/health/live"]
+
+
+async def test_errors_are_answered_without_the_application(backend):
+    async with serving(backend) as (app, _, client):
+        for request, status in (
+            (post(b"{", "unknown"), 404),
+            (post(b"{}", "streams"), 501),
+            (post(b'{"inputs":[{"name":"Z","datatype":"FP32","shape":[1],"data":[1]}]}'), 400),
+        ):
+            await client.send(request)
+            assert (await client.response())[0] == status
+        assert app.asked == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"Content-Encoding: gzip\r\n", b"Accept-Encoding: gzip\r\n", b"Sec-Fetch-Site: same-origin\r\n"],
+    ids=["packed", "to be packed", "of a page"],
+)
+async def test_what_needs_more_is_put_to_the_application(backend, more):
+    async with serving(backend) as (app, _, client):
+        await client.send(post(add_body(), more=more))
+        await client.response()
+        assert app.asked == ["/v2/models/add/infer"]
+
+
+async def test_a_full_queue_is_waited_for_by_the_application(backend, held):
+    room = trio.Event()
+
+    class Full(FakeModel):
+        def submit_nowait(self, request):
+            if not room.is_set():
+                raise trio.WouldBlock
+            super().submit_nowait(request)
+
+        async def submit(self, request):
+            await room.wait()
+            super().submit_nowait(request)
+
+    backend.models.by_name["held"] = full = Full(HELD, hold)
+    alice = KnownCaller("alice", {(Action.INFERENCE, "held")})
+    alice.most = 1
+    async with serving(backend, gate=ListedGate({b"": alice})) as (app, _, client):
+        await client.send(ask())
+        while not app.asked:
+            await trio.lowlevel.checkpoint()
+        room.set()
+        await until_submitted(full)
+        answer(full)
+        assert (await client.response())[0] == 200
+        assert len(alice.bytes) == 1  # its admission was not paid for twice
+        assert alice.running == 0
+
+
+async def test_requests_behind_one_under_way_are_answered_behind_it(backend, held):
+    async with serving(backend) as (_, _, client):
+        await client.send(ask())
+        await until_submitted(held)
+        await client.send(HEALTH + ask(6))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(held.submitted) == 1
+        answer(held)
+        assert (await client.response())[0] == 200
+        assert await client.receive(len(LIVE)) == LIVE
+        await until_submitted(held, 2)
+        answer(held, 1)
+        assert (await client.response())[0] == 200
+
+
+async def test_a_client_that_leaves_has_its_request_cancelled(backend, held):
+    async with serving(backend) as (_, served, client):
+        await client.send(ask())
+        await until_submitted(held)
+        client.socket.close()
+        await served.until(lambda now: not any(now.phases.values()))
+        assert held.cancelled == held.submitted
+        answer(held)
+        assert held.released == 1
+
+
+async def test_a_server_that_stops_answers_what_is_under_way(backend, held):
+    async with serving(backend) as (_, served, client):
+        await client.send(ask())
+        await until_submitted(held)
+        served.listener.drain()
+        answer(held)
+        status, fields, _ = await client.response()
+        assert (status, fields["Connection"]) == (200, "close")
+        assert await client.closed()
+
+
+async def test_a_server_that_ends_tells_clients_that_wait(backend, held):
+    async with serving(backend) as (_, served, client):
+        await client.send(ask())
+        await until_submitted(held)
+        served.listener.give_up()
+        assert (await client.response())[0] == 503
+        answer(held)
+        assert held.released == 1
+        assert await client.closed()
+
+
+@pytest.mark.parametrize("count", [100, 200_000, 30_000_000])
+async def test_answers_of_any_size_arrive_and_are_released_once(backend, held, count):
+    async with serving(backend) as (app, _, client):
+        for number in range(2):
+            await client.send(ask())
+            await until_submitted(held, number + 1)
+            answer(held, number, count)
+            status, fields, body = await client.response()
+            assert (status, len(body)) == (200, int(fields["Inference-Header-Content-Length"]) + count)
+            await client.send(HEALTH)
+            assert await client.receive(len(LIVE)) == LIVE
+        assert held.released == 2
+        assert app.asked == ["/v2/health/live"] * 2
+
+
+async def test_long_texts_are_written_by_the_task(backend, held):
+    async with serving(backend) as (app, _, client):
+        await client.send(ask(binary_data_output=False))
+        await until_submitted(held)
+        answer(held, 0, 100_000)
+        assert json.loads((await client.response())[2])["outputs"][0]["shape"] == [1, 100_000]
+        assert (held.released, app.asked) == (1, [])
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["short", "long"])
+async def test_a_bug_in_encoding_costs_its_connection_alone(backend, held, size):
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with serving(backend) as (_, _, client):
+            await client.send(ask(binary_data_output=size == 1))
+            await until_submitted(held)
+            request = held.submitted[0]
+            wrong = Tensor("Y", DataType.UINT8, (1, size), memoryview(bytearray(size)))
+            setattr(wrong, "datatype", None)  # noqa: B010  # as only a bug would
+            request.reply.put(held.respond(request, [wrong]), final=True)  # does not raise
+            status, fields, body = await client.response()
+            assert (status, json.loads(body)) == (500, {"error": "internal server error"})
+            assert fields["Connection"] == "close"
+    (failure,) = caught.value.exceptions
+    assert isinstance(failure, AttributeError)
+    assert held.released == 1
+
+
+async def test_a_bug_in_decoding_costs_its_connection_alone(backend):
+    def broken(name, version=""):
+        raise ZeroDivisionError
+
+    backend.models.resolve = broken
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with serving(backend) as (_, _, client):
+            await client.send(post(add_body()))
+            assert (await client.response())[0] == 500
+    (failure,) = caught.value.exceptions
+    assert isinstance(failure, ZeroDivisionError)
