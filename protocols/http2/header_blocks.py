@@ -1,22 +1,19 @@
-"""Header blocks: HPACK (RFC 7541) by the `hpack` library, and what RFC 9113, 8.2 and 8.3, lets a request say.
+"""Header blocks of requests: their frames, and what RFC 9113, sections 8.2 and 8.3, lets them say.
 
 `BlockAssembler` makes one block of HEADERS and its CONTINUATION frames (sections 4.3, 6.2 and 6.10).
 
 A client that repeats a call repeats its header block byte for byte, once its headers are in the dynamic
 table. Decoding such a block in Python costs more than all else that a unary call asks of HTTP/2. So the
 meaning of a block is kept. That is sound only while the table is the one that the block was decoded with.
-`_WatchedTable` counts whatever might change the table. A block during which the count rose is not kept, and
+`BlockDecoder` counts whatever might change the table. A block during which the count rose is not kept, and
 all meanings kept before it are forgotten.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
-
-from hpack import Decoder, HPACKError, OversizedHeaderListError
-from hpack.table import HeaderTable
 
 from protocols.http2.frames import (
     END_HEADERS,
@@ -27,17 +24,15 @@ from protocols.http2.frames import (
     ErrorCode,
     StreamViolation,
 )
+from protocols.http2.hpack import BlockDecoder, ListTooLarge, NotHpack
 
 T = TypeVar("T")
 
 Fields = Sequence[tuple[bytes, bytes]]
 
-_FIELD_OVERHEAD: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.5.2
 _LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
 # Bytes of all header lists that are kept for one connection.
 _MOST_CACHED: Final = 32 * 1024
-# Two would do (RFC 7541, section 4.2), but some encoders write down each change.
-_MOST_SIZE_UPDATES: Final = 16
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII
 _NAME: Final = re.compile(rb"[!-9;-@\[-~]+")
 _PLAIN_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
@@ -133,31 +128,6 @@ def _fragment(payload: memoryview, flags: int) -> memoryview:
     return payload[start:stop]
 
 
-class _WatchedTable(HeaderTable):
-    """A dynamic table that counts the calls that may have changed it.
-
-    It counts calls and does not compare contents. So it also sees an insertion that evicted an equal entry,
-    and a size that went down and up again within a block.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generation = 0
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.generation += 1
-        super().add(name, value)
-
-    @property
-    def maxsize(self) -> int:
-        return super().maxsize
-
-    @maxsize.setter
-    def maxsize(self, newmax: int) -> None:
-        self.generation += 1
-        HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]  # mypy sees the getter
-
-
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection, in the order they came in.
 
@@ -176,9 +146,7 @@ class HeaderDecoder(Generic[T]):
         self._cached_heads = cached_heads
         self._sizes: dict[bytes, int] = {}  # of the header lists of `heads`, in the same order
         self._cached = 0  # their sum
-        self._decoder = Decoder(2 * max_header_list)
-        self._table = _WatchedTable()
-        self._decoder.header_table = self._table
+        self._decoder = BlockDecoder()
 
     def request(self, block: bytes) -> tuple[T, int]:
         """What a request's block means, and its `content-length`, which is -1 where it has none.
@@ -188,12 +156,12 @@ class HeaderDecoder(Generic[T]):
         known = self.heads.get(block)
         if known is not None:
             return known
-        generation = self._table.generation
-        decoded = self._decode(block)
-        size = self._check_size(decoded)
+        changes = self._decoder.changes
+        decoded, size = self._decode(block)
+        self._check_size(size)
         fields, length = checked_request(decoded)
         head = self._read_head(fields)
-        if generation == self._table.generation and size <= _LARGEST_CACHED:
+        if changes == self._decoder.changes and size <= _LARGEST_CACHED:
             self._keep(block, (head, length), size)
         return head, length
 
@@ -203,8 +171,8 @@ class HeaderDecoder(Generic[T]):
         Raises StreamViolation if the trailers are malformed,
         ConnectionViolation if the block can't be decoded.
         """
-        fields = self._decode(block)
-        self._check_size(fields)
+        fields, size = self._decode(block)
+        self._check_size(size)
         for name, value in fields:
             _check_field(name, value)  # which refuses pseudo-headers: section 8.1
 
@@ -215,54 +183,28 @@ class HeaderDecoder(Generic[T]):
         """
         self._decode(block)
 
-    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
-        _check_size_updates(block)
-        generation = self._table.generation
+    def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
+        """Return the fields of a block, and the size of its header list."""
+        decoder = self._decoder
+        changes = decoder.changes
+        most = 2 * self._max_header_list
         try:
-            fields, position = self._indexed(block)
-            if position < len(block):
-                if fields and block[position] & 0xE0 == 0x20:
-                    raise HPACKError("a table size update after a field")  # section 4.2
-                fields += self._decoder.decode(block[position:], raw=True)
-        except OversizedHeaderListError as error:
+            fields, room = decoder.decode(block, most)
+        except ListTooLarge as error:
             raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
-        except (HPACKError, IndexError) as error:
-            # hpack's texts contain memory addresses, and this text is sent to the peer.
-            message = f"the header block is not HPACK ({type(error).__name__})"
+        except NotHpack as error:
+            message = f"the header block is not HPACK: {error}"
             raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from error
-        if generation != self._table.generation:
+        if changes != decoder.changes and self.heads:
             self.heads.clear()
             self._sizes.clear()
             self._cached = 0
-        return fields
+        return fields, most - room
 
-    def _indexed(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
-        """The fields that a block begins with, as far as each is one byte that names an entry; and their end.
-
-        Most of a block consists of such bytes, also where a call differs from the last one by its timeout or
-        its trace. `hpack` takes several times as long for them.
-        """
-        fields: list[tuple[bytes, bytes]] = []
-        entry = self._table.get_by_index
-        room = 2 * self._max_header_list
-        for position, octet in enumerate(block):
-            if octet <= 0x80 or octet == 0xFF:
-                return fields, position
-            field = entry(octet & 0x7F)
-            room -= len(field[0]) + len(field[1]) + _FIELD_OVERHEAD
-            if room < 0:
-                raise OversizedHeaderListError("indexed fields alone are more than the limit")
-            fields.append(field)
-        return fields, len(block)
-
-    def _check_size(self, fields: Fields) -> int:
-        size = _FIELD_OVERHEAD * len(fields)
-        for name, value in fields:
-            size += len(name) + len(value)
+    def _check_size(self, size: int) -> None:
         if size > self._max_header_list:
             message = f"a header list of {size} bytes, more than the {self._max_header_list} announced"
             raise StreamViolation(ErrorCode.ENHANCE_YOUR_CALM, message)
-        return size
 
     def _keep(self, block: bytes, meaning: tuple[T, int], size: int) -> None:
         heads = self.heads
@@ -357,50 +299,3 @@ def _length(value: bytes, known: int) -> int:
 
 def _malformed(message: str) -> StreamViolation:
     return StreamViolation(ErrorCode.PROTOCOL_ERROR, message)
-
-
-def _check_size_updates(block: bytes) -> None:
-    """Limit size updates: each costs as much to decode as a header, but adds nothing to the list's size."""
-    position = count = 0
-    while position < len(block) and block[position] & 0xE0 == 0x20:
-        count += 1
-        if count > _MOST_SIZE_UPDATES:
-            raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, "too many table size updates in a block")
-        many = block[position] & 0x1F == 0x1F
-        position += 1
-        while many and position < len(block):
-            many = block[position] & 0x80 != 0
-            position += 1
-
-
-def encode_headers(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block that leaves the peer's table alone, so it can be made once and sent on every connection.
-
-    Fields that HPACK's static table holds are one byte. All others are literals without indexing, not
-    Huffman-coded. Names must be in lower case.
-    """
-    return b"".join([_encode_field(name, value) for name, value in fields])
-
-
-def _encode_field(name: bytes, value: bytes) -> bytes:
-    index, values = HeaderTable.STATIC_TABLE_MAPPING.get(name, (0, {}))
-    whole = values.get(value)
-    if whole is not None:
-        return bytes((0x80 | whole,))  # section 6.1; static indices end at 61
-    if index:
-        return _integer(index, 4) + _integer(len(value), 7) + value
-    return b"\x00" + _integer(len(name), 7) + name + _integer(len(value), 7) + value
-
-
-def _integer(value: int, prefix: int) -> bytes:
-    """Section 5.1, with the bits before the prefix zero."""
-    most = (1 << prefix) - 1
-    if value < most:
-        return bytes((value,))
-    written = bytearray((most,))
-    value -= most
-    while value >= 128:
-        written.append(value & 127 | 128)
-        value >>= 7
-    written.append(value)
-    return bytes(written)

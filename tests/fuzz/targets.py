@@ -8,6 +8,7 @@ from tests.fuzz.campaign import Target
 from tests.fuzz.connections import Connections
 from tests.fuzz.credentials import Credentials
 from tests.fuzz.header_blocks import HeaderBlocks
+from tests.fuzz.hpack_blocks import HpackBlocks
 from tests.fuzz.infer_requests import InferRequests
 from tests.fuzz.message_streams import MessageStreams
 from tests.fuzz.page_requests import PageRequests
@@ -20,7 +21,7 @@ from tests.fuzz.worker_frames import WorkerFrames
 TARGETS: Final[Mapping[str, Target]] = {
     target.name: target
     for target in (
-        *(Connections(), HeaderBlocks(), MessageStreams(), InferRequests()),
+        *(Connections(), HeaderBlocks(), HpackBlocks(), MessageStreams(), InferRequests()),
         *(WorkerFrames(), WorkerCallsTarget()),
         *(RequestHeads(), PageRequests(), Credentials()),
         *(AuthFiles(), RuleTables(), SignedFiles()),

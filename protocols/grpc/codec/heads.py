@@ -19,7 +19,7 @@ from grpclib.const import Status
 from grpclib.metadata import decode_bin_value, encode_grpc_message, encode_metadata
 
 from actors.values.callers import presented
-from protocols.http2.header_blocks import encode_headers
+from protocols.http2.hpack import encode_headers
 
 M = TypeVar("M")
 

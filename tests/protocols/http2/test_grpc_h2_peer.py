@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocols.http2.frames import ErrorCode
-from protocols.http2.header_blocks import encode_headers
+from protocols.http2.hpack import encode_headers
 from protocols.http2.streams import Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.recorder import Rig

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.http2.frames import ConnectionViolation, ErrorCode, StreamViolation
-from protocols.http2.header_blocks import HeaderDecoder, checked_request, encode_headers
+from protocols.http2.header_blocks import HeaderDecoder, checked_request
+from protocols.http2.hpack import encode_headers
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Field
 
@@ -72,7 +73,7 @@ def test_a_table_that_shrank_and_grew_again_within_a_block_counts():
     ours.request(wire.block() + b"\xbe")
     ours.request(b"\x20" + wire.integer(4096, 5, 0x20) + wire.block())
     assert not ours.heads
-    with pytest.raises(ConnectionViolation, match="InvalidTableIndex"):
+    with pytest.raises(ConnectionViolation, match="does not have"):
         ours.request(wire.block() + b"\xbe")
 
 

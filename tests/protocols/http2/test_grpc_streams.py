@@ -11,7 +11,7 @@ import pytest
 
 from protocols.http2 import frames
 from protocols.http2.frames import ConnectionViolation, ErrorCode
-from protocols.http2.header_blocks import encode_headers
+from protocols.http2.hpack import encode_headers
 from protocols.http2.streams import ClosedStreams, Http2Limits, Stream
 from tests.fuzz import h2wire as wire
 from tests.fuzz.h2wire import Frame
