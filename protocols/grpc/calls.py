@@ -24,7 +24,7 @@ from protocols.grpc.answers import status_of, trailing_metadata
 from protocols.grpc.call import SHUTTING_DOWN, Call, Method
 from protocols.grpc.call_states import ANSWER, BEGUN, END, LOSE, PARK, Step
 from protocols.grpc.codec import messages
-from protocols.grpc.codec.heads import CallHead, Refusal
+from protocols.grpc.codec.heads import CallHead, Refusal, read_more
 from protocols.grpc.methods import INFERENCE_SERVICE, TOO_LATE, CallTasks, HeadReader, cancel_tasks
 from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
 from protocols.grpc.reader import RequestReader, more_than_one
@@ -127,6 +127,12 @@ class Calls(Handler[CallHead[Method]]):
         """Say what a header list means."""
         head = self._heads.read(headers)
         return head if self.guest is None else self._as_guest(self.guest, head)
+
+    def read_more(
+        self, head: CallHead[Method], more: Sequence[tuple[bytes, bytes]]
+    ) -> CallHead[Method] | None:
+        """Say what a header list means that is the one of `head` and then `more`, if that can be told."""
+        return read_more(head, more) if self.guest is None else None
 
     def _as_guest(self, guest: Guest[str], head: CallHead[Method]) -> CallHead[Method]:
         """Refuse a call for which there is no room, unless it is welcome or there is room after all."""

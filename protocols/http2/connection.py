@@ -127,8 +127,9 @@ class FrameReader(Generic[T]):
         special = self._awaits_settings or self._block.under_way
         handler, table, window, floods = self._handler, self._streams, self._window, self._floods
         received, opened, ended = handler.received, handler.opened, handler.ended
-        streams, heads = table.open, self._requests.decoder.heads
-        max_frame_size = self._limits.max_frame_size
+        requests = self._requests
+        streams, heads = table.open, requests.decoder.heads
+        max_frame_size, max_block = self._limits.max_frame_size, self._limits.max_header_block
         while end - position >= HEADER_SIZE:
             word, flags, stream_id = _unpack(data, position)
             length = word >> 8
@@ -160,17 +161,21 @@ class FrameReader(Generic[T]):
                     and stream_id == table.last_id + 2
                     and flags & (END_HEADERS | PADDED | WITH_PRIORITY) == END_HEADERS
                     and len(streams) < table.room
+                    and length <= max_block
                 ):
-                    known = heads.get(bytes(data[start:stop]))
+                    block = bytes(data[start:stop])
+                    known = heads.get(block)
+                    table.last_id = stream_id
+                    position = stop
                     if known is not None and not flags & END_STREAM:
-                        table.last_id = stream_id
                         head, announced = known
                         streams[stream_id] = stream = Stream(
                             stream_id, table.inward, table.outward, announced
                         )
-                        position = stop
                         opened(stream, head)
-                        continue
+                    else:
+                        requests.begin(stream_id, block, ends=bool(flags & END_STREAM))
+                    continue
             after = self._rare(data, position)
             if after == position:
                 return position

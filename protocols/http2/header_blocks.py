@@ -7,6 +7,10 @@ table. Decoding such a block in Python costs more than all else that a unary cal
 meaning of a block is kept. That is sound only while the table is the one that the block was decoded with.
 `BlockDecoder` counts whatever might change the table. A block during which the count rose is not kept, and
 all meanings kept before it are forgotten.
+
+Where a call differs from the last one by a literal, such as its trace or its timeout, the fields before that
+are the same. So the meaning of such a *front* is kept as well: under the fields themselves, which mean the
+same whatever the table.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ Fields = Sequence[tuple[bytes, bytes]]
 _LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
 # Bytes of all header lists that are kept for one connection.
 _MOST_CACHED: Final = 32 * 1024
+_FRONTS: Final = 4  # of a connection
+# Names that mean something beside the fields before them.
+_TIED: Final = frozenset((b"host", b"content-length"))
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII
 _NAME: Final = re.compile(rb"[!-9;-@\[-~]+")
 _PLAIN_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
@@ -133,19 +140,31 @@ class HeaderDecoder(Generic[T]):
 
     `read_head` is told the header list of a request that is well-formed and says what it means. The result is
     kept in `heads` under the block, with its `content-length`. A caller that needs speed asks `heads` first:
-    a hit needs no decoding, and changes no state. Lists over `max_header_list` (bytes, as section 6.5.2
-    counts them) cost their stream ENHANCE_YOUR_CALM, which is the code that gRPC clients show as
-    RESOURCE_EXHAUSTED. Lists over twice that are not decoded to their end. So the table is lost, and with it
-    the connection.
+    a hit needs no decoding, and changes no state. `read_more` is told what a list means, and the fields that
+    another list has behind those. It says what that means; where it returns None, `read_head` is told all.
+
+    Lists over `max_header_list` (bytes, as section 6.5.2 counts them) cost their stream ENHANCE_YOUR_CALM,
+    which is the code that gRPC clients show as RESOURCE_EXHAUSTED. Lists over twice that are not decoded to
+    their end. So the table is lost, and with it the connection.
     """
 
-    def __init__(self, read_head: Callable[[Fields], T], *, max_header_list: int, cached_heads: int) -> None:
+    def __init__(
+        self,
+        read_head: Callable[[Fields], T],
+        read_more: Callable[[T, Fields], T | None],
+        *,
+        max_header_list: int,
+        cached_heads: int,
+    ) -> None:
         self.heads: dict[bytes, tuple[T, int]] = {}
         self._read_head = read_head
+        self._read_more = read_more
         self._max_header_list = max_header_list
         self._cached_heads = cached_heads
         self._sizes: dict[bytes, int] = {}  # of the header lists of `heads`, in the same order
         self._cached = 0  # their sum
+        # What lists mean that others begin with, and their `content-length`; empty: nothing that helps.
+        self._fronts: dict[Fields, tuple[T, int] | tuple[()]] = {}
         self._decoder = BlockDecoder()
 
     def request(self, block: bytes) -> tuple[T, int]:
@@ -159,11 +178,53 @@ class HeaderDecoder(Generic[T]):
         changes = self._decoder.changes
         decoded, size = self._decode(block)
         self._check_size(size)
-        fields, length = checked_request(decoded)
-        head = self._read_head(fields)
+        meaning = self._read_behind_front(decoded, size) if self._cached_heads else None
+        if meaning is None:
+            fields, length = checked_request(decoded)
+            meaning = self._read_head(fields), length
         if changes == self._decoder.changes and size <= _LARGEST_CACHED:
-            self._keep(block, (head, length), size)
-        return head, length
+            self._keep(block, meaning, size)
+        return meaning
+
+    def _read_behind_front(self, fields: list[tuple[bytes, bytes]], size: int) -> tuple[T, int] | None:
+        """What a request means whose first fields are those of another one; None where that does not help.
+
+        Raises StreamViolation if it is malformed.
+        """
+        leading = self._decoder.leading
+        if not 0 < leading < len(fields) or size > _LARGEST_CACHED:
+            return None
+        key = tuple(fields[:leading])
+        front = self._fronts.get(key)
+        if front is None:
+            front = self._read_front(key)
+        if not front:
+            return None
+        more = fields[leading:]
+        for place, (name, value) in enumerate(more):
+            if name[:1] == b":" or name in _TIED:
+                return None
+            if _PLAIN_VALUE.fullmatch(value) is None or name not in _USUAL:
+                _check_field(name, value)
+                if value[:1].isspace() or value[-1:].isspace():
+                    more[place] = (name, value.strip(b" \t"))
+        head = self._read_more(front[0], more)
+        return None if head is None else (head, front[1])
+
+    def _read_front(self, fields: Fields) -> tuple[T, int] | tuple[()]:
+        """What the fields mean that a request begins with, if they would be a request of their own."""
+        front: tuple[T, int] | tuple[()]
+        try:
+            checked, length = checked_request(fields)
+        except StreamViolation:
+            front = ()
+        else:
+            front = self._read_head(checked), length
+        fronts = self._fronts
+        if len(fronts) >= _FRONTS:
+            del fronts[next(iter(fronts))]
+        fronts[fields] = front
+        return front
 
     def trailers(self, block: bytes) -> None:
         """Decode the block that ends a request, for what it does to the table.

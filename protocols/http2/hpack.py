@@ -109,13 +109,14 @@ class BlockDecoder:
     Once it has raised, the table is not what the peer takes it for, and no later block can be decoded.
     `changes` counts what may have changed the table: insertions and updates of the size. It does not compare
     contents. So it also tells of an insertion that evicted an equal entry, and of a size that went down and
-    up again within a block.
+    up again within a block. `leading` is how many fields of the last block came before its first literal.
     """
 
-    __slots__ = ("_most", "changes", "entries", "size")
+    __slots__ = ("_most", "changes", "entries", "leading", "size")
 
     def __init__(self) -> None:
         self.changes = 0
+        self.leading = 0
         self.entries: list[Field] = []  # of the table, the newest last
         self.size = 0  # of the entries, in bytes as section 4.1 counts them
         self._most = TABLE_SIZE
@@ -128,6 +129,7 @@ class BlockDecoder:
         fields: list[Field] = []
         entries = self.entries
         at, end = 0, len(block)
+        leading = -1
         try:
             if end and 0x20 <= block[0] < 0x40:
                 at = self._resized(block)
@@ -143,6 +145,8 @@ class BlockDecoder:
                     if not index:
                         raise NotHpack("there is no entry 0")
                 else:  # a literal: section 6.2
+                    if leading < 0:
+                        leading = len(fields)
                     if octet >= 0x40:
                         mask = 0x3F
                     elif octet < 0x20:
@@ -183,6 +187,7 @@ class BlockDecoder:
             raise NotHpack(why) from None
         if at > end:
             raise NotHpack("its last string is cut short")
+        self.leading = len(fields) if leading < 0 else leading
         return fields, room
 
     def _add(self, field: Field) -> None:

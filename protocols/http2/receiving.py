@@ -35,7 +35,10 @@ class RequestReader(Generic[T]):
         control: ControlFrames,
     ) -> None:
         self.decoder: HeaderDecoder[T] = HeaderDecoder(
-            handler.read_head, max_header_list=limits.max_header_list, cached_heads=limits.cached_heads
+            handler.read_head,
+            handler.read_more,
+            max_header_list=limits.max_header_list,
+            cached_heads=limits.cached_heads,
         )
         self.block = BlockAssembler(
             max_size=limits.max_header_block, max_continuations=limits.max_continuations
@@ -107,12 +110,16 @@ class RequestReader(Generic[T]):
             self.decoder.skip(block)
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
         else:
-            try:
-                head, length = self.decoder.request(block)
-            except StreamViolation as violation:
-                self._refuse(stream_id, violation.code, ends=ends)
-            else:
-                self._open(stream_id, head, length, ends=ends)
+            self.begin(stream_id, block, ends=ends)
+
+    def begin(self, stream_id: int, block: bytes, *, ends: bool) -> None:
+        """Open the stream of a request that there is room for."""
+        try:
+            head, length = self.decoder.request(block)
+        except StreamViolation as violation:
+            self._refuse(stream_id, violation.code, ends=ends)
+        else:
+            self._open(stream_id, head, length, ends=ends)
 
     def _open(self, stream_id: int, head: T, length: int, *, ends: bool) -> None:
         streams = self._streams

@@ -165,6 +165,13 @@ class Handler(ABC, Generic[T]):
         """
 
     @abstractmethod
+    def read_more(self, head: T, more: Sequence[tuple[bytes, bytes]]) -> T | None:
+        """Say what a header list means that is the one of `head`, and `more` behind it.
+
+        None where that can't be told, and `read_head` should be asked about the whole list.
+        """
+
+    @abstractmethod
     def opened(self, stream: Stream, head: T) -> None:
         """A request began."""
 

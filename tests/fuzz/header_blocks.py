@@ -74,11 +74,15 @@ class HeaderBlocks:
 
 
 def _decoder(cached: int) -> HeaderDecoder[Head]:
-    return HeaderDecoder(_read, max_header_list=_MAX_LIST, cached_heads=cached)
+    return HeaderDecoder(_read, _read_more, max_header_list=_MAX_LIST, cached_heads=cached)
 
 
 def _read(fields: Sequence[Field]) -> Head:
     return tuple((bytes(name), bytes(value)) for name, value in fields)
+
+
+def _read_more(head: Head, more: Sequence[Field]) -> Head | None:
+    return None if more[0][0] == b"te" else head + _read(more)
 
 
 def _said(decoder: HeaderDecoder[Head], use: int, block: bytes) -> str | tuple[Head, int | None] | None:

@@ -33,6 +33,10 @@ class Recorder(Handler[tuple[Field, ...]], PingHandler):
         """Keep the fields: they are compared with what the peer sent."""
         return tuple((bytes(name), bytes(value)) for name, value in headers)
 
+    def read_more(self, head: tuple[Field, ...], more: Sequence[tuple[bytes, bytes]]) -> tuple[Field, ...]:
+        """Keep the fields behind those of an earlier list, too."""
+        return head + self.read_head(more)
+
     def opened(self, stream: Stream, head: tuple[Field, ...]) -> None:
         """A stream is opened once, and ids only grow."""
         assert stream.id % 2 == 1

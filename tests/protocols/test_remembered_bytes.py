@@ -112,7 +112,9 @@ def test_header_blocks():
         # :method POST, :scheme http and :path / are in the static table.
         return b"\x83\x86\x84" + literal(b"x-id", b"%04d" % number * 400)
 
-    decoder = HeaderDecoder(lambda fields: fields, max_header_list=16384, cached_heads=256)
+    decoder = HeaderDecoder(
+        lambda fields: fields, lambda head, more: [*head, *more], max_header_list=16384, cached_heads=256
+    )
     with growth_below(128 * 1024):
         for number in range(256):
             decoder.request(request(number))

@@ -32,6 +32,7 @@ _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:\+([^;\s]*))?\s*(?:;.*)?
 _CODINGS: Final = {b"": b"", b"identity": b"", b"gzip": b"gzip", b"deflate": b"deflate"}
 _BY_LIKING: Final = (b"gzip", b"deflate")
 _NOT_METADATA: Final = frozenset((b"te", b"content-type", b"content-length", b"host"))
+_CODED: Final = frozenset((b"grpc-encoding", b"grpc-accept-encoding"))
 _BINARY: Final = b"-bin"
 _SHOWN: Final = 200  # bytes of a client's text that a refusal repeats
 
@@ -51,9 +52,9 @@ class Refusal:
     forbidden: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class CallHead(Generic[M]):
-    """A request's head. `method` is what a table had for its path, None where it had nothing.
+    """A request's head, which nothing changes. `method` is what a table had for its path, None: nothing.
 
     `timeout` is in seconds, inf without one. `coding` is that of the request's messages. `answer_coding` is
     the one that the client likes for answers. Both are `gzip`, `deflate`, or empty for identity. `fields` are
@@ -132,6 +133,48 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -
         return CallHead(path=path, method=method, refusal=refused.refusal)
 
 
+def read_more(head: CallHead[M], more: Iterable[tuple[bytes, bytes]]) -> CallHead[M] | None:
+    """Return what a header list means that is the one of `head`, and `more` behind it.
+
+    None for what `read_head` has to be asked: where that would refuse the call, or `more` says how messages
+    are coded.
+    """
+    if head.refusal is not None:
+        return None
+    timeout = head.timeout
+    own = [*head.fields]
+    for field in more:
+        name, value = field
+        if name.startswith(b"grpc-"):
+            if name == b"grpc-timeout":
+                found = _TIMEOUT.fullmatch(value)
+                if found is None:
+                    return None
+                timeout = int(found[1]) * _UNITS[found[2]]
+            elif name in _CODED:
+                return None
+        elif name in _NOT_METADATA or (name.endswith(_BINARY) and not _is_base64(name, value)):
+            return None
+        else:
+            own.append(field)
+    return CallHead(
+        path=head.path,
+        method=head.method,
+        timeout=timeout,
+        coding=head.coding,
+        answer_coding=head.answer_coding,
+        fields=tuple(own),
+    )
+
+
+def _is_base64(name: bytes, value: bytes) -> bool:
+    try:
+        meant_by(name, value)
+    except ValueError:
+        return False
+    return True
+
+
 class _Refused(Exception):  # carries a refusal out of the checks; other code never sees it
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -166,13 +209,9 @@ def _unknown(path: str, methods: Mapping[str, object]) -> _Refused:
 
 
 def _check_metadata(name: bytes, value: bytes) -> None:
-    if not name.endswith(_BINARY):
-        return
-    try:
-        _decoded(name, value)
-    except ValueError:
+    if name.endswith(_BINARY) and not _is_base64(name, value):
         message = f"metadata '{_shown(name)}' is not base64, which keys that end in -bin stand for"
-        raise _Refused(Refusal(Status.INTERNAL, message)) from None
+        raise _Refused(Refusal(Status.INTERNAL, message))
 
 
 def _timeout(known: Mapping[bytes, bytes]) -> float:

@@ -16,6 +16,7 @@ from protocols.grpc.codec.heads import (
     initial,
     percent_encoded,
     read_head,
+    read_more,
     refused,
     trailers,
     trailers_only,
@@ -294,3 +295,41 @@ def test_any_message_arrives(message):
     assert (
         decode_grpc_message(percent_encoded(message).decode()) == message.encode("utf-8", "replace").decode()
     )
+
+
+names = st.sampled_from(
+    [
+        *(b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-trace-bin", b"grpc-status"),
+        *(b"te", b"content-type", b"user-agent", b"authorization", b"x-a", b"k-bin", b"l-bin"),
+    ]
+)
+values = st.sampled_from(
+    [
+        *(b"", b"1S", b"5m", b"1x", b"gzip", b"identity", b"br", b"trailers", b"application/grpc"),
+        *(b"AAA", b"AAAA,AAAA", b"%", b"x"),
+    ]
+)
+some_fields = st.lists(st.tuples(names, values), max_size=4)
+
+
+@given(front=some_fields, more=some_fields, path=st.sampled_from(["/a.Service/Do", "/a.Service/No"]))
+def test_a_list_read_in_two_parts_means_what_it_means_as_a_whole(front, more, path):
+    fields = [(b":method", b"POST"), (b":path", path.encode()), (b"te", b"trailers")]
+    fields += [(b"content-type", b"application/grpc"), *front]
+    read = read_more(read_head(fields, METHODS), more)
+    whole = read_head([*fields, *more], METHODS)
+    assert read is None or vars(read) == vars(whole)
+    if read is None:
+        names = {name for name, _ in more}
+        assert whole.refusal or names & {b"te", b"content-type", b"grpc-encoding", b"grpc-accept-encoding"}
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds"), [((b"grpc-timeout", b"5m"), 0.005), ((b"traceparent", b"00-1-2-01"), math.inf)]
+)
+def test_usual_fields_are_read_behind_a_head(field, seconds):
+    read = read_more(head(), [field, (b"x-a", b"1")])
+    assert read is not None
+    assert read.timeout == seconds
+    assert read.metadata["x-a"] == "1"
+    assert read.method == "do"

@@ -17,18 +17,28 @@ REQUEST = list(wire.REQUEST)
 
 
 class Reader:
-    """Reads heads, and counts how often it is asked."""
+    """Reads heads, and counts how often it is asked.
+
+    Of what comes behind a head that it read, it reads all but `x-anew`.
+    """
 
     def __init__(self) -> None:
         self.asked = 0
+        self.continued = 0
 
     def __call__(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         self.asked += 1
         return tuple((bytes(name), bytes(value)) for name, value in fields)
 
+    def more(self, head: tuple[Field, ...], more: Sequence[Field]) -> tuple[Field, ...] | None:
+        if any(name == b"x-anew" for name, _ in more):
+            return None
+        self.continued += 1
+        return head + tuple(more)
+
 
 def decoder(reader: Reader, *, cached: int = 8, largest: int = 16_384) -> HeaderDecoder[tuple[Field, ...]]:
-    return HeaderDecoder(reader, max_header_list=largest, cached_heads=cached)
+    return HeaderDecoder(reader, reader.more, max_header_list=largest, cached_heads=cached)
 
 
 def test_a_repeated_block_is_read_once():
@@ -155,6 +165,104 @@ def test_a_size_update_that_is_cut_short_costs_the_connection():
     with pytest.raises(ConnectionViolation) as raised:
         decoder(Reader()).request(b"\x3f\xff")
     assert raised.value.code == ErrorCode.COMPRESSION_ERROR
+
+
+def in_table(*fields: Field) -> tuple[HeaderDecoder[tuple[Field, ...]], Reader, bytes]:
+    """A decoder whose table has `fields`, its reader, and the block that refers to them."""
+    reader, encoder = Reader(), Encoder()
+    ours = decoder(reader)
+    ours.request(encoder.encode(REQUEST))
+    ours.skip(encoder.encode(fields))
+    reader.asked = 0
+    return ours, reader, encoder.encode(fields)
+
+
+def test_of_requests_that_begin_alike_only_the_rest_is_read():
+    ours, reader, front = in_table(*REQUEST, (b"user-agent", b"x"))
+    for number in range(5):
+        field = (b"traceparent", b"%d" % number)
+        assert ours.request(front + wire.literal(*field)) == ((*REQUEST, (b"user-agent", b"x"), field), -1)
+    assert (reader.asked, reader.continued) == (1, 5)
+
+
+def test_a_beginning_is_the_same_wherever_the_table_has_it():
+    reader, encoder = Reader(), Encoder()
+    ours = decoder(reader)
+    for number in range(5):
+        ours.request(encoder.encode([*REQUEST, (b"traceparent", b"%d" % number)]))
+    assert (reader.asked, reader.continued) == (2, 4), "the first block had no beginning"
+
+
+def test_the_content_length_of_a_beginning_holds():
+    ours, _, front = in_table(*REQUEST, (b"content-length", b"7"))
+    assert [ours.request(front + wire.literal(b"x-a", b"%d" % number))[1] for number in range(2)] == [7, 7]
+
+
+def test_whitespace_behind_a_beginning_is_dropped():
+    ours, _, front = in_table(*REQUEST)
+    for _ in range(2):
+        head, _ = ours.request(front + wire.literal(b"x-a", b" \t1 2\t "))
+        assert head == (*REQUEST, (b"x-a", b"1 2"))
+
+
+def test_a_list_that_has_to_be_read_as_a_whole_is():
+    ours, reader, front = in_table(*REQUEST)
+    for number in range(2):
+        field = (b"x-anew", b"%d" % number)
+        assert ours.request(front + wire.literal(*field))[0] == (*REQUEST, field)
+    assert (reader.asked, reader.continued) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [(b":path", b"/b")],
+        [(b":status", b"200")],
+        [(b"host", b"elsewhere")],
+        [(b"content-length", b"x")],
+        [(b"content-length", b"8")],
+        [(b"connection", b"close")],
+        [(b"te", b"gzip")],
+        [(b"X-Up", b"1")],
+        [(b"x-a", b"1"), (b"x-b", b"\n")],
+    ],
+    ids=lambda behind: " ".join(name.decode() for name, _ in behind),
+)
+def test_what_is_malformed_is_so_behind_a_beginning_too(behind):
+    ours, _, front = in_table(*REQUEST, (b"content-length", b"7"))
+    for _ in range(2):
+        ours.request(front + wire.literal(b"x-a", b"1"))
+        with pytest.raises(StreamViolation) as raised:
+            ours.request(front + wire.block(behind))
+        assert raised.value.code == ErrorCode.PROTOCOL_ERROR
+
+
+def test_a_beginning_that_is_no_request_helps_nothing_and_harms_nothing():
+    ours, reader, front = in_table(*REQUEST[:2])
+    for _ in range(2):
+        assert ours.request(front + wire.block(REQUEST[2:]))[0] == wire.REQUEST
+        with pytest.raises(StreamViolation):
+            ours.request(front + wire.literal(b"x-a", b"1"))
+    assert reader.continued == 0
+
+
+def test_pseudo_headers_may_be_in_both_parts():
+    ours, _, front = in_table(*REQUEST[:3])
+    for number in range(2):
+        field = (b":authority", b"a%d" % number)
+        assert ours.request(front + wire.literal(*field))[0] == (*REQUEST[:3], field)
+
+
+def test_many_beginnings_push_out_the_oldest():
+    reader, encoder = Reader(), Encoder()
+    ours = decoder(reader)
+    for _ in range(2):
+        for number in range(9):
+            fields = [*REQUEST, (b"x-a", b"%d" % number)]
+            ours.skip(encoder.encode(fields))
+            front = encoder.encode(fields)
+            assert ours.request(front + wire.literal(b"x-b", b"1"))[0] == (*fields, (b"x-b", b"1"))
+    assert (reader.asked, reader.continued) == (18, 18)
 
 
 def with_field(name: bytes, value: bytes) -> list[Field]:
