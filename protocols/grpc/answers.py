@@ -46,6 +46,7 @@ _FOLDED_A_TURN: Final = 256 * 1024
 
 _HEAD: Final = heads.initial()
 _OK: Final = heads.trailers()
+_pack_prefix = messages.PREFIX.pack
 
 
 class Folded:
@@ -202,13 +203,13 @@ class UnaryAnswers:
         """Send a response; return how many bytes were compressed for it here and now."""
         unary = call.unary
         assert unary is not None, "only unary methods put responses"
-        buffers, size, _ = unary.encode(call, response)
+        buffers, size = unary.encode(call, response)
         if size > self._most:
             raise too_large(size, self._most)
         coding = call.head.answer_coding
         if not coding or not size:
             head = _HEAD
-            prefix = messages.prefix(size)
+            prefix = _pack_prefix(0, size)
             here = 0
         elif size > FOLDED_HERE:
             self._tasks.run_always(call, partial(self._fold, call, response, buffers, coding))

@@ -75,8 +75,8 @@ class UnaryMethod(ABC):
         """
 
     @abstractmethod
-    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
-        """Return the answer's buffers without a prefix, their size, and whether they view the lease.
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int]:
+        """Return the answer's buffers without a prefix, which may view the response's memory, and their size.
 
         Raises TritiumError where the response can't be told.
         """
@@ -152,6 +152,8 @@ class Wire(Protocol):
 
     client: Peer
     threads: trio.CapacityLimiter
+    now: float
+    """When the request that begins was whole, on trio's clock."""
 
     @property
     def writer(self) -> CallWriter:

@@ -17,7 +17,7 @@ import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from actors.values.callers import Caller, HeadGate, Peer
+from actors.values.callers import Caller, Peer
 from actors.values.errors import Cancelled, DeadlineExceeded, PermissionDenied, TritiumError, Unavailable
 from actors.values.tensors import Buffer
 from protocols.grpc.answers import status_of, trailing_metadata
@@ -90,7 +90,7 @@ class Calls(Handler[CallHead[Method]]):
         proxies = options.proxies
         self._clients = None if proxies is None else Clients(self.client, proxies)
         self.threads = environment.threads
-        self.now = 0.0  # when the bytes came that are read
+        self.now = 0.0  # when the bytes came that are read, or the request that begins was whole
         self.served = False  # a call came
         self.draining = False
         self.guest: Guest[str] | None = None  # set where all other connections are busy
@@ -163,7 +163,17 @@ class Calls(Handler[CallHead[Method]]):
             self.writer.put(call, head.refusal)
         elif self.draining and method.infer:
             call.put(Unavailable(SHUTTING_DOWN), final=True)
-        elif self._gate is None or self._let_in(self._gate, call, method):
+        else:
+            if self._gate is not None:
+                try:
+                    call.caller = caller = self._gate.identify(head.authorization, call.client)
+                    if caller is not self._let_in_before or method is not self._method_before:
+                        caller.require(method.action)
+                        self._let_in_before, self._method_before = caller, method
+                except TritiumError as error:
+                    self.tell_denied(call, error)
+                    call.put(error, final=True)
+                    return
             if head.timeout < math.inf:
                 call.deadline = self.now + head.timeout
             if method.unary is None:
@@ -171,19 +181,6 @@ class Calls(Handler[CallHead[Method]]):
                 self.tasks.serve(call, method, leaving=self.draining)
             elif call.deadline < math.inf:
                 self._deadlines.add(call, call.deadline)
-
-    def _let_in(self, gate: HeadGate, call: Call, method: Method) -> bool:
-        """Find out whose call it is; False where it is refused."""
-        try:
-            call.caller = caller = gate.identify(call.head.authorization, call.client)
-            if caller is not self._let_in_before or method is not self._method_before:
-                caller.require(method.action)
-                self._let_in_before, self._method_before = caller, method
-        except TritiumError as error:
-            self.tell_denied(call, error)
-            call.put(error, final=True)
-            return False
-        return True
 
     def tell_denied(self, call: Call, error: TritiumError, model: str = "") -> None:
         """Tell the audit log of a call that is refused, if it is denied something."""
@@ -206,15 +203,21 @@ class Calls(Handler[CallHead[Method]]):
                 return
         self.reader.gather(call, data)
 
+    def received_last(self, stream: Stream, data: memoryview) -> None:
+        """Begin a request that came in one piece; otherwise gather the last of it."""
+        call: Call = stream.call
+        if call.incoming is None and call.message is None and not call.state.closed:
+            message = messages.whole(data, self._limit)
+            if message is not None:
+                stream.remote_open = False
+                self._begin(call, message)
+                return
+        super().received_last(stream, data)
+
     def ended(self, stream: Stream) -> None:
         """The request is whole: begin it, or have it wait."""
         call: Call = stream.call
-        if call.state.closed:
-            return
-        message = call.message
-        if call.incoming is None and isinstance(message, bytes):
-            self.admit(call, message)
-        else:
+        if not call.state.closed:
             self.reader.ended(call)
 
     def reset(self, stream: Stream, code: int) -> None:
@@ -225,8 +228,13 @@ class Calls(Handler[CallHead[Method]]):
     # Beginning
 
     def admit(self, call: Call, request: Buffer) -> None:
-        """Begin a call that has its request, or have it wait for room."""
+        """Begin a call that has its request, which may have taken a while to unfold, or have it wait."""
+        self.now = trio.current_time()
         call.message = None
+        self._begin(call, request)
+
+    def _begin(self, call: Call, request: Buffer) -> None:
+        """Begin a call that has its request, or have it wait for room."""
         if self._parked or not self._room.open:
             call.state = call.state.after[PARK]
             self._parked[call] = request
@@ -236,6 +244,8 @@ class Calls(Handler[CallHead[Method]]):
 
     def room_made(self) -> None:
         """Begin the calls that waited for room."""
+        if self._parked:
+            self.now = trio.current_time()
         while self._parked and self._room.open:
             call = next(iter(self._parked))
             self._room.in_flight += 1
@@ -302,12 +312,14 @@ class Calls(Handler[CallHead[Method]]):
         """Give back all that `call` took."""
         call.state = call.state.after[END]
         del self._calls[call]
-        self._hurried.pop(call, None)
+        if self._hurried:
+            self._hurried.pop(call, None)
         stream = call.stream
         if call.deadline < math.inf:
             self._deadlines.discard(call)
         self.h2.window.consumed(stream.received - call.credited)  # negative where a message broke off
-        self.reader.over(call)
+        if call.granted or call.ticket is not None:
+            self.reader.over(call)
         # Objects that refer to the call in a circle would wait for the garbage collector.
         stream.call = call.context = call.message = call.incoming = None
         if not call.scopes:

@@ -126,7 +126,7 @@ class FrameReader(Generic[T]):
         end = len(data)
         special = self._awaits_settings or self._block.under_way
         handler, table, window, floods = self._handler, self._streams, self._window, self._floods
-        received, opened, ended = handler.received, handler.opened, handler.ended
+        received, received_last, opened = handler.received, handler.received_last, handler.opened
         requests = self._requests
         streams, heads = table.open, requests.decoder.heads
         max_frame_size, max_block = self._limits.max_frame_size, self._limits.max_header_block
@@ -151,10 +151,10 @@ class FrameReader(Generic[T]):
                         window.open -= length
                         floods.received += 1
                         position = stop
-                        received(stream, data[start:stop])
-                        if flags & END_STREAM and stream.remote_open:
-                            stream.remote_open = False
-                            ended(stream)
+                        if flags & END_STREAM:
+                            received_last(stream, data[start:stop])
+                        else:
+                            received(stream, data[start:stop])
                         continue
                 elif (
                     kind == HEADERS

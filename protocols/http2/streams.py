@@ -179,6 +179,16 @@ class Handler(ABC, Generic[T]):
     def received(self, stream: Stream, data: memoryview) -> None:
         """DATA without its padding, in part or whole; valid during the call only."""
 
+    def received_last(self, stream: Stream, data: memoryview) -> None:
+        """DATA that ends the peer's side, as `received`; `stream.remote_open` is to be set.
+
+        Most requests are one such frame. So a handler may do for it what `received` and `ended` would.
+        """
+        self.received(stream, data)
+        if stream.remote_open:
+            stream.remote_open = False
+            self.ended(stream)
+
     @abstractmethod
     def ended(self, stream: Stream) -> None:
         """The peer has ended its side. Its trailers, if any, are dropped."""

@@ -29,6 +29,10 @@ class KeptWire:
         self.leases = []
         self.wake = trio.Event()
 
+    @property
+    def now(self):
+        return trio.current_time()
+
     def put(self, call, outcome):
         self.answers.append(outcome)
 
@@ -76,7 +80,7 @@ async def infer(method, request, **kwargs):
         raise outcome
     assert isinstance(outcome, InferResponse)
     try:
-        buffers, size, _ = method.encode(call, outcome)
+        buffers, size = method.encode(call, outcome)
         message = b"".join(buffers)
         assert len(message) == size
         method.finished(call, outcome)

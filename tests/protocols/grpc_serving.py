@@ -80,7 +80,7 @@ class Echo:
             raise ZeroDivisionError("a bug in encode")
         if bytes(data[:6]) == b"untold":
             raise InvalidArgument("that can't be told")
-        return (data,), len(data), True
+        return (data,), len(data)
 
     def cancel(self, call):
         self.cancelled.append(call)

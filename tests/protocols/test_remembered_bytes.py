@@ -6,9 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hpack import Encoder
 
 from actors.values.datatypes import DataType
+from actors.values.requests import InferResponse
+from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
 from protocols.grpc.codec.infer_request import InferDecoder as GrpcDecoder
+from protocols.grpc.codec.infer_response import encode
 from protocols.http.app import V2App
 from protocols.http2.header_blocks import HeaderDecoder
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
@@ -99,6 +103,26 @@ def test_messages():
                 request.parameters[name].int64_param = value
             target = decoder.peek(request.SerializeToString())
             decoder.decode(target, SPEC, requested_version=-1, reply=Port(), accepted_at=0.0)
+
+
+def test_fields_that_header_blocks_begin_with():
+    decoder = HeaderDecoder(
+        lambda fields: fields, lambda head, more: [*head, *more], max_header_list=16384, cached_heads=256
+    )
+    encoder = Encoder()
+    with growth_below(128 * 1024):
+        for number in range(1000):
+            fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/%04d" % number * 300)]
+            decoder.skip(encoder.encode(fields))
+            head, _ = decoder.request(encoder.encode(fields) + b"\x00\x01a\x011")
+            assert head == [*fields, (b"a", b"1")]
+
+
+def test_heads_of_answers_over_grpc():
+    with growth_below(4 * MIB):
+        for number in range(4_000):
+            name = f"model {number}" + "x" * 1000
+            encode(InferResponse(model_name=name, model_version=1), ALL_OUTPUTS, SPEC)
 
 
 def test_header_blocks():

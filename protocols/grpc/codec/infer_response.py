@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from actors.values.datatypes import BY_PROTOCOL_NAME
+from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
@@ -25,6 +25,8 @@ from protocols.kserve.responses import COPIED, NO_BYTES_PARAMETER
 
 Encoded = tuple[Sequence["Buffer"], int, bool]
 """One message: its buffers, their total size, and whether they view the response's memory."""
+
+_Described = tuple[str, DataType, Sequence[int], int, bytes]
 
 MAX_MESSAGE: Final = 2**31 - 1
 """gRPC's limit for a message, in bytes (contract, section 1)."""
@@ -47,13 +49,18 @@ _double = struct.Struct("<d").pack
 class _Head(NamedTuple):
     """What an answer has before the id, between the parameters and the first tensor, and before each tensor.
 
-    `raw` has, for each tensor, the size it should have and the tag
-    and length that stand before it if it has that size.
+    `tensors` has, for each, its name, datatype and shape, the size it should have, and the tag and length
+    that stand before it if it has that size.
     """
 
+    version: int
     model: bytes
     outputs: bytes
-    raw: Sequence[tuple[int, bytes]]
+    tensors: Sequence[_Described]
+
+
+# The head of the latest answer of each model: mostly that of its next one, too.
+_latest: Final[dict[str, _Head]] = {}
 
 
 def encode(
@@ -61,25 +68,28 @@ def encode(
     plan: AnswerPlan,
     spec: ModelSpec,
     *,
-    final: bool | None = None,
     max_message: int = MAX_MESSAGE,
-) -> Encoded:
+) -> tuple[Sequence[Buffer], int]:
     """Return the ModelInferResponse that carries `response`, its outputs in the form that `plan` asks for.
 
-    `final` becomes the parameter `triton_final_response`. Up to 64 KiB of tensors are copied into one buffer;
-    more are borrowed. Raises InvalidArgument where an output can't be classified as asked or the message is
-    over `max_message` bytes, Internal where the response contradicts itself, and Unsupported.
+    The message is buffers, some of which view the response's memory, and their size. Raises InvalidArgument
+    where an output can't be classified as asked or the message is over `max_message` bytes, Internal where
+    the response contradicts itself, and Unsupported.
     """
-    buffers, size, borrowed = _parts(response, plan, spec, final)
+    buffers, size, _ = _parts(response, plan, spec, None)
     if size > max_message:
         raise _too_large(size, max_message)
-    return (buffers, size, True) if borrowed else ((b"".join(buffers),), size, False)
+    return buffers, size
 
 
 def encode_stream(
     response: InferResponse, plan: AnswerPlan, spec: ModelSpec, *, final: bool, max_message: int = MAX_MESSAGE
 ) -> Encoded:
-    """Return the ModelStreamInferResponse that carries `response`. Like `encode`."""
+    """Return the ModelStreamInferResponse that carries `response`. Like `encode`.
+
+    `final` becomes the parameter `triton_final_response`. Up to 64 KiB of tensors are copied into one buffer;
+    more are borrowed.
+    """
     buffers, inner, borrowed = _parts(response, plan, spec, final)
     before = b"%c%b" % (_INFER_RESPONSE, varint(inner))
     size = len(before) + inner
@@ -116,26 +126,52 @@ def _parts(
     outputs = response.outputs
     if plan.classes is not None:
         outputs = _chosen(outputs, plan.classes, spec)
-    head = _head(
-        response.model_name,
-        response.model_version,
-        *[(tensor.name, tensor.datatype.protocol_name, tuple(tensor.shape)) for tensor in outputs],
-    )
+    head = _latest.get(response.model_name)
+    if head is None or head.version != response.model_version or not _fits(head.tensors, outputs):
+        head = _head_of(response, outputs)
     front = head.model
     if response.id:
-        front += _string(_ID, response.id)
+        written = response.id.encode("utf-8", "replace")
+        length = len(written)
+        front += b"%c%c%b" % (_ID, length, written) if length < 0x80 else delimited(_ID, written)
     if response.parameters or final is not None:
         front += _parameters(response.parameters, final)
-    buffers: list[Buffer] = [front + head.outputs]
+    front += head.outputs
+    buffers: list[Buffer] = [front]
+    size = len(front)
     tensors = 0
-    for tensor, (expected, before) in zip(outputs, head.raw, strict=True):
+    for tensor, (_, _, _, expected, before) in zip(outputs, head.tensors, strict=True):
         data = tensor.data
         nbytes = len(data)
         if nbytes != expected:
             before = _raw_head(nbytes)
         buffers += (before, data)
+        size += len(before)
         tensors += nbytes
-    return buffers, sum(map(len, buffers)), tensors > COPIED
+    return buffers, size + tensors, tensors > COPIED
+
+
+def _fits(described: Sequence[_Described], outputs: Sequence[Tensor]) -> bool:
+    """Return whether the outputs have these names, datatypes and shapes."""
+    if len(described) != len(outputs):
+        return False
+    for tensor, (name, datatype, shape, _, _) in zip(outputs, described, strict=True):
+        if tensor.shape != shape or tensor.datatype is not datatype or tensor.name != name:
+            return False
+    return True
+
+
+def _head_of(response: InferResponse, outputs: Sequence[Tensor]) -> _Head:
+    """Return the head of an answer, and remember it as its model's latest."""
+    head = _head(
+        response.model_name,
+        response.model_version,
+        *[(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in outputs],
+    )
+    if len(_latest) >= _KEPT:
+        _latest.clear()
+    _latest[response.model_name] = head
+    return head
 
 
 def _chosen(outputs: Sequence[Tensor], classes: Mapping[str, int], spec: ModelSpec) -> list[Tensor]:
@@ -148,19 +184,19 @@ def _chosen(outputs: Sequence[Tensor], classes: Mapping[str, int], spec: ModelSp
 
 
 @lru_cache(maxsize=_KEPT)
-def _head(model_name: str, model_version: int, *outputs: tuple[str, str, tuple[int, ...]]) -> _Head:
+def _head(model_name: str, model_version: int, *outputs: tuple[str, DataType, tuple[int, ...]]) -> _Head:
     """Return the parts shared by all answers with `outputs` of these names, datatypes and shapes."""
     described = b""
-    raw: list[tuple[int, bytes]] = []
+    tensors: list[_Described] = []
     for name, datatype, shape in outputs:
-        output = _string(_NAME, name) + _string(_DATATYPE, datatype)
+        output = _string(_NAME, name) + _string(_DATATYPE, datatype.protocol_name)
         if shape:
             output += delimited(_SHAPE, b"".join(varint(int(dim)) for dim in shape))
         described += delimited(_OUTPUT, output)
-        size = element_count(shape) * BY_PROTOCOL_NAME[datatype].size
-        raw.append((size, _raw_head(size)))
+        size = element_count(shape) * datatype.size
+        tensors.append((name, datatype, shape, size, _raw_head(size)))
     model = _string(_MODEL_NAME, model_name) + _string(_MODEL_VERSION, str(model_version))
-    return _Head(model, described, raw)
+    return _Head(model_version, model, described, tensors)
 
 
 def _raw_head(nbytes: int) -> bytes:

@@ -25,7 +25,9 @@ PREFIX_SIZE: Final = 5
 LEVELS: Final = {"low": 1, "medium": 6, "high": 9}
 """zlib's levels for the words of `--grpc-infer-response-compression-level`."""
 
-_prefix = Struct(">BI")
+PREFIX: Final = Struct(">BI")
+"""Whether a message is compressed, and its length."""
+
 _COMPRESSED: Final = 1
 
 
@@ -47,7 +49,7 @@ def whole(data: memoryview, limit: int) -> bytes | None:
     Most unary requests come in one piece. The result is a copy.
     """
     size = len(data) - PREFIX_SIZE
-    if 0 <= size <= limit and _prefix.unpack_from(data) == (0, size):
+    if 0 <= size <= limit and PREFIX.unpack_from(data) == (0, size):
         return bytes(data[PREFIX_SIZE:])
     return None
 
@@ -108,7 +110,7 @@ class MessageReader:
         return messages
 
     def _open(self) -> None:
-        flag, size = _prefix.unpack(self._prefix)
+        flag, size = PREFIX.unpack(self._prefix)
         self._prefix = b""
         if flag > _COMPRESSED:
             raise Internal(
@@ -173,4 +175,4 @@ def unfold(message: Buffer, coding: bytes, limit: int) -> Buffer:
 
 def prefix(size: int, *, compressed: bool = False) -> bytes:
     """Return the prefix of a message of `size` bytes."""
-    return _prefix.pack(compressed, size)
+    return PREFIX.pack(compressed, size)

@@ -61,22 +61,14 @@ class MessageIntake:
         decoder = InferDecoder()
         self.peek = decoder.begin_peek
         self.max_message = max_message
+        self.forwards = header_forward_pattern is not None
         self._decode = decoder.decode
         self._learning = decoder.learning
         self._server = server
+        self._health = server.health
         self._pattern = header_forward_pattern
         self._gate = gate
         self._auditor = auditor
-
-    def admit(self, call: Call, target: Target, size: int) -> None:
-        """Let a message of `size` bytes pass that came with its call's head. Raises as `Caller.admit`."""
-        if call.caller is None:
-            return
-        try:
-            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
-        except TritiumError as error:
-            self._tell_denied(call, target, error)
-            raise
 
     def admit_later(self, call: Call, target: Target, size: int) -> None:
         """Let a later message of a call pass, by the rules in force now.
@@ -87,12 +79,13 @@ class MessageIntake:
             return
         try:
             call.caller = self._gate.identify(call.head.authorization, call.client)
+            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
         except TritiumError as error:
-            self._tell_denied(call, target, error)
+            self.tell_denied(call, target, error)
             raise
-        self.admit(call, target, size)
 
-    def _tell_denied(self, call: Call, target: Target, error: TritiumError) -> None:
+    def tell_denied(self, call: Call, target: Target, error: TritiumError) -> None:
+        """Tell the audit log, if there is one, that a message is not let in."""
         if self._auditor is not None:
             action, model = Action.INFERENCE.value, target.model_name
             tell_denied(self._auditor, action, model, call.caller, call.client, error)
@@ -102,7 +95,7 @@ class MessageIntake:
 
         Raises Unavailable once shutdown has begun, and what `Models.resolve` does.
         """
-        if self._server.health.exiting:
+        if self._health.exiting:
             raise Unavailable(SHUTTING_DOWN)
         version = target.model_version
         number = parse_version(version) if version else -1
@@ -149,8 +142,12 @@ class MessageIntake:
         )
         if model.marks is not None:
             _mark(request, model.marks, call)
-        if call.caller is not None:
-            request.made_by(call.caller)
+        caller = call.caller
+        if caller is not None:
+            if caller.counted:
+                request.made_by(caller)
+            else:
+                request.caller = caller
         return request, plan
 
     async def decode_in_slices(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
@@ -188,8 +185,8 @@ class ModelInferMethod(UnaryMethod):
         if not isinstance(target, Target):
             call.start(partial(self._begin_slowly, call, target, len(message)))
             return
-        given = self._given(call, target, len(message))
-        if target.unread_size > READ_AT_ONCE:
+        given = self._given(call, target, len(message), call.wire.now)
+        if target.unread is not None and target.unread_size > READ_AT_ONCE:
             call.start(partial(self._decode_slowly, call, given))
             return
         request, plan = intake.decode(*given)
@@ -200,16 +197,23 @@ class ModelInferMethod(UnaryMethod):
         except trio.WouldBlock:
             call.start(partial(model.submit, request))
 
-    def _given(self, call: Call, target: Target, size: int) -> Given:
+    def _given(self, call: Call, target: Target, size: int, now: float) -> Given:
         intake = self._intake
-        intake.admit(call, target, size)
+        if call.caller is not None:
+            try:
+                call.caller.admit(Action.INFERENCE, target.model_name, size=size)
+            except TritiumError as error:
+                intake.tell_denied(call, target, error)
+                raise
         model, version = intake.find(target)
         if model.spec.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        return (target, model, version, call, call, intake.forwarded(call.head), trio.current_time())
+        forwarded = intake.forwarded(call.head) if intake.forwards else None
+        return (target, model, version, call, call, forwarded, now)
 
     async def _begin_slowly(self, call: Call, steps: Steps, size: int) -> None:
-        await self._decode_slowly(call, self._given(call, await in_slices(steps), size))
+        target = await in_slices(steps)
+        await self._decode_slowly(call, self._given(call, target, size, trio.current_time()))
 
     async def _decode_slowly(self, call: Call, given: Given) -> None:
         request, plan = await self._intake.decode_in_slices(given)
@@ -217,7 +221,7 @@ class ModelInferMethod(UnaryMethod):
         call.context = (model, request, plan)
         await model.submit(request)
 
-    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int, bool]:
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int]:
         """Return the ModelInferResponse that carries `response`.
 
         Raises TritiumError where it can't be told.

@@ -753,7 +753,7 @@ async def test_an_answer_that_can_not_be_compressed_in_a_thread_is_a_bug_told_to
     connected, client, echo, held
 ):
     stream = await client.begin(b"", grpc_accept_encoding="gzip")
-    echo.encode = lambda call, response: (("no buffer",), 100_000, False)
+    echo.encode = lambda call, response: (("no buffer",), 100_000)
     echo.answer(held.pop())
     await client.until_ended(stream)
     assert (client.answers[stream].status, client.answers[stream].message) == (

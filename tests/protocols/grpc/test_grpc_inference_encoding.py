@@ -27,12 +27,20 @@ def answer(*outputs, **fields):
 
 def encoded(response, plan=ALL_OUTPUTS, **options):
     """The message's bytes, once as made and once as repeated."""
-    buffers, size, _ = encode(response, plan, SPEC, **options)
+    buffers, size = encode(response, plan, SPEC, **options)
     written = b"".join(buffers)
     assert len(written) == size
-    again, _, _ = encode(response, plan, SPEC, **options)
+    again, _ = encode(response, plan, SPEC, **options)
     assert b"".join(again) == written
     return written
+
+
+def streamed(response, *, final):
+    """The ModelInferResponse within a streamed answer."""
+    buffers, size, _ = encode_stream(response, ALL_OUTPUTS, SPEC, final=final)
+    written = b"".join(buffers)
+    assert len(written) == size
+    return ModelStreamInferResponse.FromString(written).infer_response
 
 
 def reference(response, final=None):
@@ -53,8 +61,11 @@ def reference(response, final=None):
 
 
 def assert_same(response, final=None):
-    expected = reference(response, final).SerializeToString(deterministic=True)
-    assert encoded(response, final=final) == expected
+    expected = reference(response, final)
+    if final is None:
+        assert encoded(response) == expected.SerializeToString(deterministic=True)
+    else:
+        assert streamed(response, final=final) == expected
 
 
 def test_an_answer_is_written_as_protobuf_writes_it():
@@ -109,18 +120,41 @@ def test_parameters_that_grpc_cannot_carry_are_refused():
         encode(answer(parameters={"x": [1]}), ALL_OUTPUTS, SPEC)
 
 
-def test_small_answers_are_copied_and_large_ones_borrowed():
-    small = answer(Tensor("S", DataType.UINT8, (65536,), memoryview(bytes(65536))))
-    buffers, size, borrowed = encode(small, ALL_OUTPUTS, SPEC)
-    assert (len(buffers), len(buffers[0]), borrowed) == (1, size, False)
-    memory = bytearray(65537)
-    large = answer(Tensor("S", DataType.UINT8, (65537,), memoryview(memory)))
-    buffers, size, borrowed = encode(large, ALL_OUTPUTS, SPEC)
-    assert borrowed
+def test_tensors_are_not_copied():
+    memory = bytearray(16)
+    response = answer(Tensor("S", DataType.UINT8, (16,), memoryview(memory)))
+    buffers, size = encode(response, ALL_OUTPUTS, SPEC)
     memory[0] = 7
     written = b"".join(buffers)
     assert len(written) == size
-    assert written == reference(large).SerializeToString(deterministic=True)
+    assert written == reference(response).SerializeToString(deterministic=True)
+
+
+def test_small_streamed_answers_are_copied_and_large_ones_borrowed():
+    small = answer(Tensor("S", DataType.UINT8, (65536,), memoryview(bytes(65536))))
+    buffers, size, borrowed = encode_stream(small, ALL_OUTPUTS, SPEC, final=True)
+    assert (len(buffers), len(buffers[0]), borrowed) == (1, size, False)
+    large = answer(Tensor("S", DataType.UINT8, (65537,), memoryview(bytes(65537))))
+    assert encode_stream(large, ALL_OUTPUTS, SPEC, final=True)[2]
+
+
+def test_what_changes_between_the_answers_of_a_model_is_written():
+    """What they have in common is remembered."""
+    ones, twos = np.ones(4, np.float32), np.ones((2, 2), np.float32)
+    for outputs in (
+        [("S", ones)],
+        [("D", ones)],
+        [("S", twos)],
+        [("S", ones), ("D", twos)],
+        [],
+        [("S", ones)],
+    ):
+        for version in (1, 2):
+            assert_same(answer(*(tensor(*output) for output in outputs), model_version=version))
+    assert_same(answer(tensor("S", np.ones(4, np.int32))))
+    assert_same(answer(tensor("S", ones), model_name="other"))
+    for length in (0, 1, 127, 128, 300):
+        assert_same(answer(tensor("S", ones), id="i" * length))
 
 
 def test_only_named_outputs_are_sent_in_the_models_order():
