@@ -51,6 +51,8 @@ FOUND_LATER: Final = frozenset((Action.MODEL_REPOSITORY, Action.UPLOAD))
 It is asked about once more then (`actors.values.interfaces.Repository`).
 """
 
+_HEALTH: Final = Action.HEALTH  # bound, because to look up a member of an Enum takes as long as a call
+
 
 class Book:
     """One auth file in force, and the callers that it knows."""
@@ -322,7 +324,7 @@ class KnownCaller(Caller):
         """Let a request pass, or raise (`actors.values.callers.Caller`). Health checks take nothing."""
         if (action, model) not in self._allowed:
             self.require(action, model)
-        if action is Action.HEALTH:
+        if action is _HEALTH:
             return
         usage = self._usage
         if usage.free:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from protocols.grpc.call import Call
     from protocols.grpc.codec.heads import CallHead
     from protocols.grpc.policy import FinishedHook
+
+# A name that is bound: to look up a member of an Enum takes as long as a call.
+_INFERENCE: Final = Action.INFERENCE
 
 Given = tuple[Target, ServedModel, int, "ReplyPort", "Call", Forwarded, float]
 """The arguments of `MessageIntake.decode`."""
@@ -79,7 +82,7 @@ class MessageIntake:
             return
         try:
             call.caller = self._gate.identify(call.head.authorization, call.client)
-            call.caller.admit(Action.INFERENCE, target.model_name, size=size)
+            call.caller.admit(_INFERENCE, target.model_name, size=size)
         except TritiumError as error:
             self.tell_denied(call, target, error)
             raise
@@ -201,7 +204,7 @@ class ModelInferMethod(UnaryMethod):
         intake = self._intake
         if call.caller is not None:
             try:
-                call.caller.admit(Action.INFERENCE, target.model_name, size=size)
+                call.caller.admit(_INFERENCE, target.model_name, size=size)
             except TritiumError as error:
                 intake.tell_denied(call, target, error)
                 raise
