@@ -37,7 +37,7 @@ Fields = Sequence[tuple[bytes, bytes]]
 _LARGEST_CACHED: Final = 2048  # bytes of the largest header list that is kept
 # Bytes of all header lists that are kept for one connection.
 _MOST_CACHED: Final = 32 * 1024
-_FRONTS: Final = 4  # of a connection
+_FRONTS: Final = 8  # of a connection
 # Names that mean something beside the fields before them.
 _TIED: Final = frozenset((b"host", b"content-length"))
 # Section 8.2.1: no controls, space, upper case, colon or non-ASCII

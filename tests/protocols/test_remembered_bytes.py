@@ -111,9 +111,9 @@ def test_fields_that_header_blocks_begin_with():
     )
     encoder = Encoder()
     with growth_below(128 * 1024):
-        for number in range(1000):
+        for number in range(100):
             fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/%04d" % number * 300)]
-            decoder.skip(encoder.encode(fields))
+            decoder.skip(encoder.encode(fields, huffman=False))
             head, _ = decoder.request(encoder.encode(fields) + b"\x00\x01a\x011")
             assert head == [*fields, (b"a", b"1")]
 
