@@ -251,11 +251,11 @@ class HeaderDecoder(Generic[T]):
         most = 2 * self._max_header_list
         try:
             fields, room = decoder.decode(block, most)
-        except ListTooLarge as error:
-            raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
-        except NotHpack as error:
-            message = f"the header block is not HPACK: {error}"
-            raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from error
+        except ListTooLarge as excess:
+            raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from excess
+        except NotHpack as fault:  # another name, because compiled code gives a name one type
+            message = f"the header block is not HPACK: {fault}"
+            raise ConnectionViolation(ErrorCode.COMPRESSION_ERROR, message) from fault
         if changes != decoder.changes and self.heads:
             self.heads.clear()
             self._sizes.clear()
