@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--hostile", default="", metavar="TEXT", help="only hostile inputs whose name holds this"
     )
+    how.add_argument(
+        "--awake", action="store_true", help="keep a core awake: for one call at a time (docs/benchmarks.md)"
+    )
     out = parser.add_argument_group("where to")
     out.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     out.add_argument("--markdown", nargs="?", const="-", metavar="FILE", help=(
@@ -171,6 +174,7 @@ def options(argv: Sequence[str] | None = None) -> Options:
         comparing=bool(given.compare),
         kills=given.kills or (5 if given.quick else 20),
         hostile=given.hostile,
+        awake=given.awake,
     )
     return Options(order=order, json=given.json, markdown=given.markdown)
 

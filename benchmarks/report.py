@@ -214,10 +214,15 @@ def _markdown_table(table: Table) -> str:
     return "\n".join([f"### {table.title}", "", line(table.columns), line(rule), *map(line, table.rows)])
 
 
+def markdown_tables(found: Sequence[Table]) -> str:
+    """Lay tables out in Markdown, one below the other."""
+    return "\n\n".join(map(_markdown_table, found))
+
+
 def markdown(report: Report) -> str:
     """Return the section that goes between the markers of docs/benchmarks.md."""
     facts = [f"- {label}: {text}" for label, text in (*report.machine, *report.options)]
-    return "\n\n".join(["\n".join(facts), *map(_markdown_table, tables(report))]) + "\n"
+    return "\n".join(facts) + "\n\n" + markdown_tables(tables(report)) + "\n"
 
 
 def fill(document: str, section: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import machine, operations, repository
+from benchmarks.awake import kept_awake
 from benchmarks.grpc.clients import for_way
 from benchmarks.grpc.runner import GrpcRunner
 from benchmarks.grpc.subjects import of as grpc_face
@@ -35,6 +36,7 @@ class Order:
     comparing: bool
     kills: int
     hostile: str = ""
+    awake: bool = False  # whether a core is kept awake meanwhile
 
 
 class Session:
@@ -54,24 +56,27 @@ class Session:
 
         Raises NotStarted if a server or the yardstick does not come up.
         """
+        plan = self._asked.plan
         described = machine.describe(self._clients)
         if machine.busy() > BUSY:
             self._progress.result(
                 f"this machine is busy ({machine.busy():.2f} a core): expect low and noisy figures"
             )
+        options = [("rounds", f"{plan.rounds} of {plan.seconds:g} s a cell, after a warm-up; medians")]
         with ExitStack() as stack:
+            if self._asked.awake:
+                options.append(("kept awake", stack.enter_context(kept_awake())))
             sources = [stack.enter_context(prepared(target, self._scratch)) for target in self._asked.targets]
             if "startup" in self._asked.operations:
                 self._startup(sources)
             if "hostile" in self._asked.operations:
                 self._besiege(sources)
             found, subjects = self._serve(sources)
-        plan = self._asked.plan
         return Report(
             subjects=subjects,
             against_yardstick=not self._asked.comparing,
             machine=described,
-            options=[("rounds", f"{plan.rounds} of {plan.seconds:g} s a cell, after a warm-up; medians")],
+            options=options,
             cells=found.cells,
             transfers=found.transfers,
             timings=self._timings,
