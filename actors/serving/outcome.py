@@ -76,9 +76,13 @@ class Outcome:
             answers = [_collected(self._sequences, *cut) for cut in answers if not cut[0].padding]
         # A worker's clock is believed only as far as it can be true. No duration exceeds the age of the
         # oldest request.
-        limit = int((now - min(request.accepted_at for request in batch.requests)) * 1e9)
-        input_ns, infer_ns = min(result.input_ns, limit), min(result.infer_ns, limit)
-        output_ns = min(result.output_ns, limit)
+        oldest = batch.requests[0].accepted_at
+        if len(batch.requests) > 1:
+            oldest = min(request.accepted_at for request in batch.requests)
+        limit = int((now - oldest) * 1e9)
+        input_ns, infer_ns, output_ns = result.input_ns, result.infer_ns, result.output_ns
+        if input_ns > limit or infer_ns > limit or output_ns > limit:
+            input_ns, infer_ns, output_ns = (min(each, limit) for each in (input_ns, infer_ns, output_ns))
         compute_ns = input_ns + infer_ns + output_ns
         rows = clients = 0
         for request, outputs, answer in answers:

@@ -52,6 +52,15 @@ _RESCHEDULED: Final = 0xFE
 _FINAL: Final = 1
 _EMPTY: Final = 2
 
+# `struct.pack` with a format that is put together anew takes twice as long.
+_DIMS: Final = [struct.Struct(f"<{dims}q") for dims in range(MAX_DIMS + 1)]
+
+# What the layout of a batch means, by its bytes. Batches of a model repeat them: only ids and times differ.
+_MOST_KNOWN: Final = 1024  # when there are as many, all are forgotten
+_LONGEST_KNOWN: Final = 512  # bytes
+_batches: Final[dict[bytes, tuple[Sequence[int], Sequence[GatheredInput]]]] = {}
+_results: Final[dict[bytes, Sequence[Placed]]] = {}
+
 _ERROR_NUMBER: Final = {code: number for number, code in enumerate(ErrorCode, start=1)}
 _ERROR_OF: Final = dict(enumerate(ErrorCode, start=1))
 
@@ -139,7 +148,7 @@ class Execute:
             if placed.parts is None:
                 shape = placed.shape or ()
                 parts.append(_INPUT.pack(placed.index, len(shape), 0, placed.offset, placed.nbytes))
-                parts.append(struct.pack(f"<{len(shape)}q", *shape))
+                parts.append(_DIMS[len(shape)].pack(*shape))
             else:
                 parts.append(_INPUT.pack(placed.index, 0, _RAGGED, placed.offset, placed.nbytes))
                 for shape, nbytes in placed.parts:
@@ -152,29 +161,51 @@ class Execute:
         """Return what `encode` packed. Raises FrameError."""
         try:
             _, _, slot, requests, inputs, metadata_length, batch_id = _EXECUTE.unpack_from(frame)
-            at = _EXECUTE.size
-            rows = struct.unpack_from(f"<{requests}I", frame, at)
-            at += 4 * requests
-            gathered = []
-            for _ in range(inputs):
-                index, dims, flags, offset, nbytes = _INPUT.unpack_from(frame, at)
-                at += _INPUT.size
-                if flags & _RAGGED:
-                    parts = []
-                    for _ in range(requests):
-                        part_nbytes, part_dims = struct.unpack_from("<QB", frame, at)
-                        parts.append((struct.unpack_from(f"<{part_dims}q", frame, at + 9), part_nbytes))
-                        at += 9 + 8 * part_dims
-                    gathered.append(GatheredInput(index, None, offset, nbytes, parts))
-                else:
-                    gathered.append(
-                        GatheredInput(index, struct.unpack_from(f"<{dims}q", frame, at), offset, nbytes)
-                    )
-                    at += 8 * dims
-            metadata = parse_json(frame[at : at + metadata_length]) if metadata_length else None
+            if not metadata_length:
+                rows, gathered = _known_batch(frame, requests, inputs)
+                return cls(batch_id, slot, rows, gathered, None)
+            rows, gathered, at = _decode_batch(frame, requests, inputs)
+            metadata = parse_json(frame[at : at + metadata_length])
         except (struct.error, ValueError) as error:
             raise FrameError(f"bad execute frame: {error}") from error
         return cls(batch_id, slot, rows, gathered, metadata)
+
+
+def _known_batch(frame: Buffer, requests: int, inputs: int) -> tuple[Sequence[int], Sequence[GatheredInput]]:
+    # Behind kind and slot: the numbers of requests and inputs, then, behind length and id, everything else.
+    key = b"".join((frame[4:8], frame[_EXECUTE.size :]))
+    known = _batches.get(key)
+    if known is None:
+        known = _decode_batch(frame, requests, inputs)[:2]
+        if len(key) <= _LONGEST_KNOWN:
+            if len(_batches) >= _MOST_KNOWN:
+                _batches.clear()
+            _batches[key] = known
+    return known
+
+
+def _decode_batch(
+    frame: Buffer, requests: int, inputs: int
+) -> tuple[Sequence[int], Sequence[GatheredInput], int]:
+    at = _EXECUTE.size
+    rows = struct.unpack_from(f"<{requests}I", frame, at)
+    at += 4 * requests
+    gathered = []
+    for _ in range(inputs):
+        index, dims, flags, offset, nbytes = _INPUT.unpack_from(frame, at)
+        at += _INPUT.size
+        if flags & _RAGGED:
+            parts = []
+            for _ in range(requests):
+                part_nbytes, part_dims = struct.unpack_from("<QB", frame, at)
+                parts.append((struct.unpack_from(f"<{part_dims}q", frame, at + 9), part_nbytes))
+                at += 9 + 8 * part_dims
+            gathered.append(GatheredInput(index, None, offset, nbytes, parts))
+        else:
+            shape = struct.unpack_from(f"<{dims}q", frame, at)
+            gathered.append(GatheredInput(index, shape, offset, nbytes))
+            at += 8 * dims
+    return rows, gathered, at
 
 
 class Answer:
@@ -257,27 +288,46 @@ class Result:
         Raises FrameError.
         """
         try:
-            _, layout, slot, requests, outputs, batch_id, *times = _RESULT.unpack_from(frame)
+            _, layout, slot, requests, outputs, batch_id, input_ns, infer_ns, output_ns = _RESULT.unpack_from(
+                frame
+            )
             at = _RESULT.size
             if layout == _STACKED:
-                stacked, at = decode_placed(frame, at, outputs, requests)
-                result = cls(batch_id, slot, requests, tuple(times), stacked)
-            elif layout == _EACH:
-                answers = []
-                for _ in range(requests):
-                    answer, at = _decode_answer(frame, at, decoupled=decoupled)
-                    answers.append(answer)
-                result = cls(batch_id, slot, requests, tuple(times), None, answers)
-            else:
+                stacked = _known_result(frame, outputs, requests)
+                return cls(batch_id, slot, requests, (input_ns, infer_ns, output_ns), stacked)
+            if layout != _EACH:
                 raise FrameError(f"result of unknown layout {layout}")
+            answers = []
+            for _ in range(requests):
+                answer, at = _decode_answer(frame, at, decoupled=decoupled)
+                answers.append(answer)
         except (
             struct.error,
             ValueError,
         ) as error:  # json.JSONDecodeError and UnicodeDecodeError are ValueErrors
             raise FrameError(f"bad result frame: {error}") from error
-        if at != len(frame):
-            raise FrameError(f"result frame of {len(frame)} bytes says it has {at}")
-        return result
+        _check_end(frame, at)
+        return cls(batch_id, slot, requests, (input_ns, infer_ns, output_ns), None, answers)
+
+
+def _known_result(frame: Buffer, outputs: int, requests: int) -> Sequence[Placed]:
+    # Behind kind, layout and slot: the numbers of requests and outputs; behind id and times: the outputs.
+    key = b"".join((frame[4:8], frame[_RESULT.size :]))
+    known = _results.get(key)
+    if known is None:
+        stacked, at = decode_placed(frame, _RESULT.size, outputs, requests)
+        _check_end(frame, at)
+        known = tuple(stacked)
+        if len(key) <= _LONGEST_KNOWN:
+            if len(_results) >= _MOST_KNOWN:
+                _results.clear()
+            _results[key] = known
+    return known
+
+
+def _check_end(frame: Buffer, at: int) -> None:
+    if at != len(frame):
+        raise FrameError(f"result frame of {len(frame)} bytes says it has {at}")
 
 
 def _encode_answer(answer: Answer) -> bytes:
@@ -297,7 +347,7 @@ def encode_placed(output: Placed) -> bytes:
     dims = len(output.shape)
     flag = 0 if output.sizes is None else _SIZES
     head = _OUTPUT.pack(len(name), output.datatype.number, dims | flag, output.offset, output.nbytes)
-    tail = struct.pack(f"<{dims}q", *output.shape)
+    tail = _DIMS[dims].pack(*output.shape)
     if output.sizes is None:
         return head + name + tail
     return head + name + tail + struct.pack(f"<{len(output.sizes)}Q", *output.sizes)
@@ -318,7 +368,7 @@ def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[li
         datatype = BY_NUMBER.get(number)
         if datatype is None or dims > MAX_DIMS:
             raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
-        shape = struct.unpack_from(f"<{dims}q", frame, at)
+        shape = _DIMS[dims].unpack_from(frame, at)
         at += 8 * dims
         if not _is_array_shape(shape):
             raise FrameError(f"output {name!r} has shape {list(shape)}")

@@ -180,9 +180,15 @@ class Scatter:
         self._spec = spec
         self._effort = 0  # the cost of checking packed outputs, in bytes to copy
         self.unchecked: list[Tensor] = []
-        placed = list(_all_outputs(result))
-        low = min((output.offset for output in placed), default=0)
-        high = max((output.offset + output.nbytes for output in placed), default=0)
+        low = high = -1
+        for output in _all_outputs(result):
+            start = output.offset
+            end = start + output.nbytes
+            if low < 0 or start < low:
+                low = start
+            if end > high:
+                high = end
+        low, high = max(low, 0), max(high, 0)  # without outputs
         if high > len(view):
             raise FrameError(f"a result reaches to byte {high} of a segment of {len(view)} bytes")
         self.borrowed = high - low > copy_limit

@@ -26,20 +26,25 @@ if TYPE_CHECKING:
 
     from engine.worker.slots import Slot
 
-_FDS_SIZE = 4 * array("i").itemsize
+_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array("i").itemsize)
+# A plain integer: operators of flags run Python code.
+_CUT_OFF = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_NONE: list[int] = []
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """Wait for a packet; return it, `b""` at the server's end, and the descriptors that came with it."""
     try:
-        packet, ancillary, flags, _ = sock.recvmsg(frames.MAX_FRAME, socket.CMSG_SPACE(_FDS_SIZE))
+        packet, ancillary, flags, _ = sock.recvmsg(frames.MAX_FRAME, _ANCILLARY_SIZE)
     except OSError:  # reset by the server's death: the same as its orderly end
         return b"", []
+    if not ancillary and not flags & _CUT_OFF:
+        return packet, _NONE
     descriptors = array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _CUT_OFF:
         raise frames.FrameError("the server sent a packet larger than a frame")
     return packet, descriptors.tolist()
 

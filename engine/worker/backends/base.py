@@ -81,6 +81,7 @@ class ModelInfo:
         "max_batch_size",
         "model_directory",
         "name",
+        "output_names",
         "outputs",
         "parameters",
         "settings",
@@ -120,6 +121,7 @@ class ModelInfo:
         self.max_batch_size = max_batch_size
         self.inputs = inputs
         self.outputs = outputs
+        self.output_names = frozenset(output.name for output in outputs)
         self.parameters = parameters  # the configuration's parameters, `tritium.*` included
         self.settings = settings  # --backend-config for this backend
         self.config = config  # the whole normalised configuration, as JSON values

@@ -301,3 +301,52 @@ def test_a_result_that_contradicts_itself_is_refused(requests, stacked, behind, 
     frame = Result(1, 0, requests, (0, 0, 0), stacked=stacked).encode()
     with pytest.raises(FrameError, match=why):
         Result.decode(frame + behind)
+
+
+def seen(result):
+    return [(each.name, each.datatype, each.shape, each.offset, each.nbytes) for each in result.stacked or ()]
+
+
+def only(result):
+    [placed] = list(result.stacked or ())
+    return placed
+
+
+def test_a_layout_that_comes_again_is_read_as_the_first_time_with_ids_and_times_of_its_own():
+    outputs = [Placed("OUT", DataType.FP32, (2, 3), 64, 24)]
+    first = Result(7, 1, 2, (1, 2, 3), stacked=outputs).encode()
+    again = Result(8, 0, 2, (4, 5, 6), stacked=outputs).encode()
+    one, two = Result.decode(first), Result.decode(again)
+    assert seen(one) == seen(two) == [("OUT", DataType.FP32, (2, 3), 64, 24)]
+    assert (two.batch_id, two.slot, two.requests) == (8, 0, 2)
+    assert (two.input_ns, two.infer_ns, two.output_ns) == (4, 5, 6)
+    job = Execute(9, 1, [2], [GatheredInput(0, (2, 3), 0, 24)], None).encode()
+    other = Execute(10, 0, [2], [GatheredInput(0, (2, 3), 0, 24)], None).encode()
+    for frame, batch_id, slot in ((job, 9, 1), (other, 10, 0)):
+        read = Execute.decode(frame)
+        assert (read.batch_id, read.slot, tuple(read.rows), read.metadata) == (batch_id, slot, (2,), None)
+        assert [(each.index, each.shape, each.offset, each.nbytes) for each in read.inputs] == [
+            (0, (2, 3), 0, 24)
+        ]
+
+
+def test_layouts_are_told_apart_by_how_many_requests_share_them():
+    sized = Placed("OUT", DataType.BYTES, (2,), 0, 10, (4, 6))
+    frame = bytearray(Result(1, 0, 2, (0, 0, 0), stacked=[sized]).encode())
+    assert only(Result.decode(bytes(frame))).sizes == (4, 6)
+    frame[4] = 1  # the number of requests
+    with pytest.raises(FrameError):
+        Result.decode(bytes(frame))
+
+
+def test_layouts_by_the_thousand_and_long_ones_are_read_as_well():
+    for offset in range(3000):
+        result = Result(1, 0, 1, (0, 0, 0), stacked=[Placed("OUT", DataType.INT8, (1,), offset, 1)])
+        assert only(Result.decode(result.encode())).offset == offset
+        job = Execute(1, 0, [1], [GatheredInput(0, (1,), offset, 1)], None)
+        assert Execute.decode(job.encode()).inputs[0].offset == offset
+    for _ in range(2):
+        long = Placed("O" * 600, DataType.INT8, (1,), 0, 1)
+        assert only(Result.decode(Result(1, 0, 1, (0, 0, 0), stacked=[long]).encode())).name == "O" * 600
+        job = Execute(1, 0, [1] * 200, [GatheredInput(0, (200,), 0, 200)], None)
+        assert list(Execute.decode(job.encode()).rows) == [1] * 200
