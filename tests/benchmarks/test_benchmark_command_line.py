@@ -23,6 +23,11 @@ def test_quick_shortens_what_is_not_given():
     assert (order.plan.seconds, order.kills) == (1.0, 7)
 
 
+def test_a_core_is_kept_awake_where_that_is_asked_for():
+    assert not command.options([]).order.awake
+    assert command.options(["--awake"]).order.awake
+
+
 def test_only_names_scenarios_and_operations():
     order = command.options(["--only", "digits", "memory"]).order
     assert [each.name for each in order.plan.scenarios] == ["digits"]
