@@ -83,13 +83,14 @@ async def test_turns_are_taken_until_one_is_not_enough(scene):
 
 async def test_what_came_while_no_turns_were_taken_is_told(scene):
     nursery, turns = scene
-    for number in range(4):
-        turns.enough = number % 2 == 0
-        turns.theirs.send(b"%d" % number)
-        if turns.ended == number // 2:
-            nursery.start_soon(turns.wait)
-        await until(lambda: len(turns.read) > number)  # noqa: B023
-        await until(lambda: turns.enough or turns.ended > number // 2)  # noqa: B023
+    for number, (first, second) in enumerate(((b"0", b"1"), (b"2", b"3"))):
+        turns.theirs.send(first)
+        turns.enough = True
+        nursery.start_soon(turns.wait)
+        await until(lambda: first in turns.read)  # noqa: B023
+        turns.enough = False
+        turns.theirs.send(second)
+        await until(lambda: turns.ended > number)  # noqa: B023
     assert turns.read == [b"0", b"1", b"2", b"3"]
 
 
