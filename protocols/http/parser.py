@@ -249,8 +249,8 @@ class RequestParser:
         verdict = self._admit(head.method, head.path, head.headers, self._length)
         if not isinstance(verdict, Answer):
             self._caller = verdict.caller
-            self._most = min(self._most, verdict.most)
-            self._complain = verdict.too_long
+            if verdict.most <= self._most:
+                self._most, self._complain = verdict.most, verdict.too_long
             # Behind a head that offers an upgrade, the body is not for llhttp to count.
             self._wanted = verdict.wanted or self._upgrade
             if not self._wanted:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.http.admission import Admitted
 from protocols.http.answers import error_answer
 from protocols.http.parser import RequestLimits, RequestParser
 
@@ -436,3 +437,17 @@ fragments = st.sampled_from(
 def test_near_requests_are_parsed_or_refused_and_nothing_else(parts, step):
     stream = b"".join(parts)
     parse(*(stream[i : i + step] for i in range(0, len(stream), step)))
+
+
+def test_a_body_longer_than_any_is_refused_so_where_its_route_would_take_it():
+    def admit(_method, _path, _headers, _length):
+        return Admitted(
+            most=1_000, too_long=lambda size: pytest.fail(f"{size} bytes are not too long for the route")
+        )
+
+    parser = RequestParser(RequestLimits(max_body_size=10), admit)
+    parser.feed(b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+    parser.feed(b"b\r\n01234567890\r\n")
+    assert parser.refusal is not None
+    assert parser.refusal.status == 413
+    assert told_by(parser.refusal) == "request body exceeds the maximum allowed size of 10 bytes"
