@@ -1,0 +1,199 @@
+"""What takes the direct path is answered as the application would answer it: byte for byte, step by step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.protocols.paths.stage import Trace, played
+from tests.protocols.paths.steered_models import How
+from tests.protocols.paths.steps import (
+    Answer,
+    Fill,
+    Go,
+    House,
+    Leave,
+    Pause,
+    Resume,
+    Script,
+    Shut,
+    Take,
+    Tell,
+    Together,
+    Wait,
+    Write,
+    racing,
+    scripts,
+)
+from tests.protocols.paths.written import Written, plain
+
+INFER, ECHO = Written(plain("held")), Written(plain("echo"))
+
+
+def by_the_application(_app):
+    return {}
+
+
+def directly(app):
+    return {"direct": app.direct}
+
+
+def differences(script: Script, one: Trace, other: Trace) -> list[str]:
+    """Return what is wrong with either trace, and where the two first differ."""
+    found = [f"by the application: {each}" for each in one.wrong]
+    found += [f"directly: {each}" for each in other.wrong]
+    for step, (told, here), (_, there) in zip([*script.steps, None, None], one.seen, other.seen, strict=True):
+        if step is not None and racing(step, script.house):
+            break
+        if here != there:
+            found.append(f"behind {told}")
+            found += [
+                f"{name}: {_where_they_part(repr(here[name]), repr(there[name]))}"
+                for name in here
+                if here[name] != there[name]
+            ]
+            break
+    return found
+
+
+def _where_they_part(here: str, there: str) -> str:
+    """Say of two long texts where they differ."""
+    same = next((at for at, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), 0)
+    begin = max(0, same - 200)
+    return f"…{here[begin : same + 300]} by the application, …{there[begin : same + 300]} directly"
+
+
+def assert_same(script: Script, other=directly) -> None:
+    found = differences(script, played(script, by_the_application), played(script, other))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(script=scripts)
+def test_both_paths_look_the_same(script):
+    assert_same(script)
+
+
+@pytest.mark.long
+@settings(max_examples=10_000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(script=scripts)
+def test_both_paths_look_the_same_however_long_one_looks(script):
+    assert_same(script)
+
+
+SCRIPTS = {
+    "one after the other": [Write(0, (INFER,)), Answer(0, How.RIGHT)] * 3,
+    "sent ahead": [Write(0, (INFER, ECHO, INFER)), Answer(0, How.RIGHT), Answer(0, How.BORROWED)],
+    "a model that answers at once": [Write(0, (ECHO,)), Write(0, (ECHO, ECHO))],
+    "half a request": [Write(0, (INFER,), back=200), Go(0, 190), Go(0, 10), Answer(0, How.RIGHT)],
+    "half a request ahead": [Write(0, (INFER, INFER), back=200), Answer(0, How.RIGHT), Go(0, 200)],
+    "byte by byte": [Write(0, (INFER,), piece=13, back=3), Go(0, 3), Answer(0, How.RIGHT)],
+    "a slow reader": [
+        Pause(0),
+        Write(0, (INFER, INFER)),
+        Answer(0, How.HUGE),
+        Take(0, 100_000),
+        Answer(0, How.HUGE),
+        Resume(0),
+    ],
+    "a reader that reads nothing": [Pause(0), Write(0, (INFER,)), Answer(0, How.HUGE), Wait(700.0)],
+    "a reader that leaves": [Pause(0), Write(0, (INFER,)), Answer(0, How.HUGE), Leave(0)],
+    "a client that leaves": [Write(0, (INFER,)), Leave(0), Answer(0, How.BORROWED)],
+    "a client that half-closes": [Write(0, (INFER,)), Shut(0), Answer(0, How.BORROWED)],
+    "a full queue": [Fill(full=True), Write(0, (Written(plain("busy")),)), Fill(full=False)],
+    "a full queue that is left": [Fill(full=True), Write(0, (Written(plain("busy")),)), Leave(0)],
+    "a server that drains": [Write(0, (INFER, INFER)), Tell("drain"), Answer(0, How.RIGHT)],
+    "a server that gives up": [Write(0, (INFER,)), Tell("give_up"), Answer(0, How.BORROWED)],
+    "a server that is withdrawn": [Write(0, (INFER,)), Tell("withdraw"), Answer(0, How.RIGHT)],
+    "many at once": [
+        Together((Write(0, (INFER,)), Write(1, (INFER,)), Write(2, (ECHO,)))),
+        Answer(0, How.LARGE),
+    ],
+    **{
+        f"an answer {how.value}": [Write(0, (INFER, ECHO)), Answer(0, how), Answer(0, How.RIGHT)]
+        for how in How
+    },
+}
+"""What the direct path was made for, and what it has to leave to others."""
+
+
+HOUSES = {"": House(), "small sockets": House(small_sockets=True), "tls": House(tls=True)}
+
+
+@pytest.mark.parametrize("house", HOUSES.values(), ids=HOUSES)
+@pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS)
+def test_both_paths_look_the_same_where_it_matters(steps, house):
+    assert_same(Script(house, tuple(steps)))
+
+
+# Whether a difference would be seen
+
+
+def instead(change):
+    """Return a path on which messages of the application are changed on their way."""
+
+    def path(app):
+        async def changed(scope, receive, send):
+            async def sending(message):
+                await send(change(message))
+
+            await app(scope, receive, sending)
+
+        return {"app": changed}
+
+    return path
+
+
+def released_too_early(message):
+    message["release"]()
+    return message
+
+
+class Deaf:
+    """A hook that tells nobody that the client has left."""
+
+    disconnected = False
+    on_disconnect = None
+
+
+def deaf(app):
+    async def changed(scope, receive, send):
+        scope["extensions"] = {**scope["extensions"], "tritium.disconnect": Deaf()}
+        await app(scope, receive, send)
+
+    return {"app": changed}
+
+
+MISTAKES = {
+    "a header more": instead(lambda message: {**message, "headers": [*message["headers"], (b"x", b"y")]}),
+    "another status": instead(lambda message: {**message, "status": 201}),
+    "a byte less": instead(lambda message: {**message, "body": [b"".join(message["body"])[:-1]]}),
+    "memory that is given back too early": instead(released_too_early),
+    "memory that is never given back": instead(lambda message: {**message, "release": None}),
+    "an inference that is not cancelled": deaf,
+}
+
+
+@pytest.mark.parametrize("path", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_on_one_path_is_seen(path):
+    steps = (Write(0, (INFER,)), Answer(0, How.LARGE), Write(0, (INFER,)), Leave(0))
+    script = Script(House(), steps)
+    assert not differences(script, *[played(script, by_the_application)] * 2)
+    assert differences(script, played(script, by_the_application), played(script, path))
+
+
+def test_the_direct_path_is_taken():
+    taken = []
+
+    class Watched:
+        def __init__(self, path):
+            self.path = path
+
+        def begin(self, request, desk):
+            taken.append(self.path.begin(request, desk))
+            return taken[-1]
+
+    script = Script(House(), (Write(0, (INFER,)), Answer(0, How.RIGHT), Write(0, (ECHO, INFER))))
+    played(script, lambda app: {"direct": Watched(app.direct)})
+    assert taken == [True] * 3
