@@ -3,7 +3,7 @@
 It is decoded and submitted in the turn that has read it. Its answer is encoded and sent where it is put. What
 the direct path can't do at once it leaves alone, and the request is put to the application:
 
-- by its head: other endpoints, what browsers send, codings, a restricted API whose key is missing;
+- by its head: other endpoints, what browsers send, codings, chunks, a restricted API whose key is missing;
 - by its body or its model: a JSON text that is read in slices, a queue that is full.
 
 What went wrong in here, and what takes longer, is handed to the connection's task. So a bug costs this one
@@ -48,9 +48,12 @@ class InferHead:
 
 
 def read_head(route: Route, head: Head) -> InferHead | None:
-    """Return what the head of an inference says; None where its body has a coding, or its answer will have."""
+    """Return what the head of an inference says; None where its body has a coding, or its answer will have.
+
+    A body in chunks is the application's, too: it counts for its caller as it comes.
+    """
     fields = dict(head.headers)
-    if fields.get(b"content-encoding", b"identity") != b"identity":
+    if fields.get(b"content-encoding", b"identity") != b"identity" or b"transfer-encoding" in fields:
         return None
     accepted = fields.get(b"accept-encoding")
     if accepted is not None and choose_coding(accepted):

@@ -25,7 +25,7 @@ from tests.protocols.paths.steps import (
     racing,
     scripts,
 )
-from tests.protocols.paths.written import Written, plain
+from tests.protocols.paths.written import KEY, Written, plain
 
 INFER, ECHO = Written(plain("held")), Written(plain("echo"))
 
@@ -125,6 +125,32 @@ HOUSES = {"": House(), "small sockets": House(small_sockets=True), "tls": House(
 @pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS)
 def test_both_paths_look_the_same_where_it_matters(steps, house):
     assert_same(Script(house, tuple(steps)))
+
+
+def in_chunks(model: str) -> Written:
+    """Return an inference whose body comes in chunks, with a good key."""
+    head, body = plain(model).split(b"\r\n\r\n", 1)
+    fields = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    fields += [b"Authorization: " + KEY.encode(), b"Transfer-Encoding: chunked"]
+    half = len(body) // 2
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in (body[:half], body[half:], b""))
+    return Written(b"\r\n".join(fields) + b"\r\n\r\n" + coded)
+
+
+@pytest.mark.parametrize("back", [0, 50], ids=["at once", "in two pieces"])
+@pytest.mark.parametrize("full", [False, True], ids=["", "a full queue"])
+def test_the_bytes_of_a_body_in_chunks_count_once_for_its_caller(full, back):
+    steps = (
+        Fill(full=full),
+        Write(0, (in_chunks("busy"),), back=back),
+        Go(0, back),
+        Fill(full=False),
+        Answer(0, How.RIGHT),
+    )
+    script = Script(House(gate=True), steps)
+    assert_same(script)
+    good, _ = played(script, directly).seen[-1][1]["callers"]
+    assert sum(good[1]) == len(plain("busy").split(b"\r\n\r\n", 1)[1])
 
 
 # Whether a difference would be seen
