@@ -23,6 +23,9 @@ SERVED_BY = ("tritium-serve", "hypercorn-trio")
 LARGE = 400_000
 """Numbers of an answer that no socket takes at once."""
 
+VISIT = 100
+"""Rounds on one connection: hypercorn ends one behind a thousand requests."""
+
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -158,26 +161,31 @@ def check(answer: Answer, known: object) -> None:
 async def steady(address: tuple[str, int], seed: str, rounds: int, answers: list[Answer]) -> None:
     """Send requests ahead, check each answer, and put them all into `answers`."""
     chance = Random(seed)
-    with await connected(address) as sock:
-        client = Client(chance, sock)
-        for number in range(rounds):
-            batch: list[tuple[bytes, object]] = []
-            for place in range(chance.choice((1, 1, 1, 2, 5))):
-                name = f"{seed} {number}.{place}"
-                kind = chance.random()
-                if kind < 0.7:
-                    batch.append(addition(chance, name))
-                elif kind < 0.85:
-                    batch.append(echo(chance, name))
-                else:
-                    batch.append((chance.choice(MISTAKES), None))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.send, b"".join(octets for octets, _ in batch))
-                for _, known in batch:
-                    answer = await client.answer()
-                    if known is not None:
-                        check(answer, known)
-                    answers.append(comparable(answer))
+    for begin in range(0, rounds, VISIT):
+        with await connected(address) as sock:
+            client = Client(chance, sock)
+            for number in range(begin, min(rounds, begin + VISIT)):
+                await ask_and_check(client, f"{seed} {number}", answers)
+
+
+async def ask_and_check(client: Client, name: str, answers: list[Answer]) -> None:
+    chance = client.chance
+    batch: list[tuple[bytes, object]] = []
+    for place in range(chance.choice((1, 1, 1, 2, 5))):
+        kind = chance.random()
+        if kind < 0.7:
+            batch.append(addition(chance, f"{name}.{place}"))
+        elif kind < 0.85:
+            batch.append(echo(chance, f"{name}.{place}"))
+        else:
+            batch.append((chance.choice(MISTAKES), None))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.send, b"".join(octets for octets, _ in batch))
+        for _, known in batch:
+            answer = await client.answer()
+            if known is not None:
+                check(answer, known)
+            answers.append(comparable(answer))
 
 
 def comparable(answer: Answer) -> Answer:
@@ -218,7 +226,7 @@ async def crowd(address: tuple[str, int], rounds: int) -> dict[str, list[Answer]
     return answers
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(3_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [40, pytest.param(1_000, marks=pytest.mark.long)])
 async def test_a_crowd_gets_right_answers_and_the_same_from_each_way_to_serve(addresses, rounds):
     served = {name: await crowd(address, rounds) for name, address in addresses.items()}
     one, other = (served[name] for name in SERVED_BY)

@@ -212,6 +212,7 @@ class Stage:
         self.callers = [_caller("good", 10**9), _caller("anonymous", 1)]
         self.finished: list[str] = []
         self.crashes: list[str] = []
+        self.scopes: list[trio.CancelScope] = []  # of connections
         self.room = ReceivingRoom(house.room)
         self.app = V2App(_server(self.models).server, options=self._options(house))
         self.listener = HttpListener(
@@ -264,8 +265,11 @@ class Stage:
         self.listener.close()
 
     async def _supervised(self, run: Callable[[], Awaitable[None]]) -> None:
+        scope = trio.CancelScope()
+        self.scopes.append(scope)
         try:
-            await run()
+            with scope:
+                await run()
         except Exception as crash:  # noqa: BLE001  # as a supervisor does
             self.crashes.append(repr(crash))
 
@@ -290,6 +294,9 @@ class Stage:
                     self.busy.shut = True
                 else:
                     self.busy.open()
+            case s.Tell("kill"):
+                for scope in self.scopes:
+                    scope.cancel()
             case s.Tell(what):
                 self.drained = self.drained or what == "drain"
                 getattr(self.listener, what)()

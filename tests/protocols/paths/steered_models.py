@@ -37,6 +37,7 @@ class How(Enum):
     PART = "with a part, and later with the rest"
     TWICE = "with two finals"
     UNENCODABLE = "with an output that no encoder takes"
+    LONG_NO_JSON = "with many numbers that JSON can't express"
     NO_JSON = "with numbers that JSON can't express"
     MISSHAPEN = "with an output whose bytes contradict its shape"
     TIMED = "with the times that it took, and a parameter"
@@ -225,11 +226,13 @@ def _numbers(content: bytes, how: How) -> bytes:
     """Return the bytes of some numbers that hang on `content`."""
     content = content[: len(content) // 4 * 4]
     numbers = np.nan_to_num(np.frombuffer(content, np.float32), nan=1.5, posinf=2.5, neginf=-2.5)
-    size = {How.LARGE: 70_000, How.HUGE: 600_000, How.LONG: 60_000}.get(how, len(content)) // 4
+    size = {How.LARGE: 70_000, How.HUGE: 600_000, How.LONG: 60_000, How.LONG_NO_JSON: 60_000}.get(
+        how, len(content)
+    ) // 4
     if size > len(numbers):
         seed = numbers if len(numbers) else np.ones(1, np.float32)
         numbers = np.resize(seed, size)
-    if how is How.NO_JSON:
+    if how in (How.NO_JSON, How.LONG_NO_JSON):
         numbers = np.full(max(1, len(numbers)), np.nan, np.float32)
     return (numbers + np.float32(1)).astype(np.float32).tobytes()
 

@@ -91,7 +91,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Tell:
-    """The operator, or the end of the server, is heard: a method of the listener is called."""
+    """The operator, or the end of the server, is heard: a method of the listener is called.
+
+    "kill" cancels all connections, as their supervisor may.
+    """
 
     what: str
 
@@ -143,7 +146,7 @@ steps: SearchStrategy[Step] = weighted(
     (st.builds(Leave, _client), 2),
     (st.builds(Fill, st.booleans()), 3),
     (st.builds(Wait, st.sampled_from((0.5, 3.0, 40.0, 700.0))), 4),
-    (st.builds(Tell, st.sampled_from(("withdraw", "give_up"))), 1),
+    (st.builds(Tell, st.sampled_from(("withdraw", "give_up", "kill"))), 1),
     (st.builds(Together, st.lists(_simple, min_size=2, max_size=4).map(tuple)), 8),
 )
 ends: SearchStrategy[tuple[Step, ...]] = st.sampled_from(
