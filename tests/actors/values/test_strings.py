@@ -55,3 +55,39 @@ def test_elements_of_one_length_are_counted_together_and_those_behind_them_singl
     data = pack_bytes([b"x" * length for length in lengths])
     data = data[: len(data) - cut]
     assert walk_at_once(data, 100) == plainly(data, 100)
+
+
+# Lengths of a mixed text, long elements among short ones, none at all, and contents that look like lengths.
+CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.binary(max_size=3).map(lambda drawn: drawn + b"\0\0\0"),
+    st.sampled_from([b"", b"x" * 255, b"x" * 256, b"x" * 65_536, b"\0" * 50, b"a\0b\0c\0"]),
+    st.text(max_size=20).map(lambda drawn: drawn.encode("utf-16-le", "surrogatepass")),
+)
+
+
+@given(
+    contents=st.lists(CONTENTS, min_size=1, max_size=12),
+    usual=st.lists(st.integers(1, 30), min_size=2, max_size=9),
+    every=st.integers(1, 60),
+    cut=st.integers(0, 300),
+    most=st.one_of(st.just(1 << 40), st.integers(0, 30_000)),
+)
+def test_long_tensors_of_short_elements_are_walked_as_if_element_by_element(
+    contents, usual, every, cut, most
+):
+    elements = [
+        contents[place // every % len(contents)] if place % every == 0 else b"x" * usual[place % len(usual)]
+        for place in range(4_000)
+    ]
+    data = pack_bytes(elements)[: 256 * 1024]
+    data = data[: max(0, len(data) - cut)]
+    assert walk_at_once(data, most) == plainly(data, most)
+
+
+def test_a_million_short_strings_take_a_stop_for_each_32_kib():
+    """Read one by one, they would take one for each 2,048 elements, of 0.2 ms."""
+    elements = [b"%d" % (place * 7919 % 10 ** (1 + place % 7)) for place in range(1_000_000)]
+    data = pack_bytes(elements)
+    stops = sum(1 for _ in walk(data, len(elements)))
+    assert len(data) // (32 * 1024) <= stops <= len(data) // (31 * 1024)
