@@ -44,7 +44,7 @@ _PLACES_A_STOP = 16
 _SEARCHES_LEFT_OUT = 8
 
 _length_at = Struct("<I").unpack_from
-_NOWHERE = np.empty(0, np.intp)
+NOWHERE = np.empty(0, np.intp)
 _HEADER = np.intp(4)
 
 
@@ -143,13 +143,13 @@ def headers(view: memoryview, at: int, most: int) -> tuple[Places, int]:
     """
     look = np.frombuffer(view, np.uint8, min(_SEARCHED_AT_ONCE, len(view) - at), at)
     if look.size < 4 * _WORTH_A_SEARCH:
-        return _NOWHERE, 0
+        return NOWHERE, 0
     high = look[1:-2] | look[2:-1]
     high |= look[3:]
     # Where an element of less than 256 bytes may begin.
     places = np.flatnonzero(high == 0)
     if places.size < _WORTH_A_SEARCH or places.size > look.size // 2 or places[0]:
-        return _NOWHERE, 0
+        return NOWHERE, 0
     gaps = places[1:] - places[:-1]
     (side_by_side,) = (gaps == 1).nonzero()
     if side_by_side.size:
@@ -161,7 +161,7 @@ def headers(view: memoryview, at: int, most: int) -> tuple[Places, int]:
         # The last element may end behind the whole tensor, so it is left out.
         found, end = places[:-1], int(places[-1])
     elif stops.size > places.size // _PLACES_A_STOP:
-        return _NOWHERE, 0
+        return NOWHERE, 0
     else:
         found, end = _joined(view[at : at + look.size], places, stops.tolist())
     return (found, end) if found.size <= most else (found[:most], int(found[most]))

@@ -23,6 +23,7 @@ from protocols.kserve.documents import MAX_DEPTH, dump, encode_text, not_a
 from protocols.kserve.long_texts import LongArray
 
 if TYPE_CHECKING:
+    from actors.values.strings import Places
     from actors.values.tensors import Array
 
 INT64_MAX: Final = 2**63 - 1
@@ -329,3 +330,28 @@ def render_texts(elements: Sequence[bytes]) -> bytes:
         strings = [element.decode("utf-8", "surrogateescape") for element in elements]
         written = json.dumps(strings, ensure_ascii=False, separators=(",", ":"))
         return written.encode("utf-8", "surrogateescape")
+
+
+# In place of an element's length stand these, until all others are escaped: quotation mark, comma, quotation mark.
+_MARK, _COMMA_MARK = 1, 2
+_UNMARKED: Final = bytes.maketrans(b"\1\2", b'",')
+_ESCAPED: Final = ((b"\\", b"\\\\"), (b'"', b'\\"'), (b"\n", b"\\n"), (b"\r", b"\\r"), (b"\t", b"\\t"))
+
+
+def render_packed(packed: Buffer, headers: Places) -> bytes | None:
+    """Return packed strings, whose lengths stand at `headers`, as `render_texts` does, but without brackets.
+
+    There is at least one, and none of more than 64 KiB. None where they hold rarer control characters.
+    """
+    letters = np.frombuffer(packed, np.uint8).copy()
+    letters[headers] = _MARK
+    letters[headers + 1] = _COMMA_MARK
+    letters[headers + 2] = _MARK
+    controls = np.count_nonzero(letters < 0x20) - 4 * len(headers)
+    text = letters.tobytes()
+    if controls and controls != sum(map(text.count, (b"\n", b"\r", b"\t"))):
+        return None
+    for plain, escaped in _ESCAPED:
+        if plain in text:
+            text = text.replace(plain, escaped)
+    return text.translate(_UNMARKED, b"\0")[2:] + b'"'

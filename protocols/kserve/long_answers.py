@@ -17,10 +17,11 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
+from actors.values.strings import NOWHERE, headers
 from actors.values.tensors import Buffer, Tensor, element_count, pack_bytes
 from protocols.kserve.classification import Ranking, ranking_of
 from protocols.kserve.documents import dump, text
-from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_texts
+from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_packed, render_texts
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.responses import Body, parameter_values
 
@@ -31,6 +32,8 @@ _LONG: Final = 32 * 1024
 _NUMBERS_AT_ONCE: Final = 2048
 _STRINGS_AT_ONCE: Final = 512
 _TEXT_AT_ONCE: Final = 16 * 1024
+# How often strings are written one by one before they are searched again, where a search was not worth it.
+_SEARCHES_LEFT_OUT: Final = 8
 # Rows of this many elements are put in order in a thread.
 _LONG_ROW: Final = 16 * 1024
 _CLASSES_AT_ONCE: Final = 256
@@ -168,37 +171,58 @@ def _render(tensor: Tensor, written: _Text) -> Steps:
 def _render_strings(tensor: Tensor, written: _Text) -> Steps:
     view = memoryview(tensor.data)
     count = element_count(tensor.shape)
-    at = seen = gathered = 0
-    some: list[bytes] = []
+    at = seen = left_out = 0
     comma = b""
     while at < len(view):
-        start = at + 4
-        at = start + int.from_bytes(view[at:start], "little")
-        seen += 1
-        if start > len(view) or at > len(view) or seen > count:
-            raise Internal(f"{WRONG_SHAPE} '{tensor.name}'")
-        if at - start > _TEXT_AT_ONCE:
-            if some:
-                written.add(comma + render_texts(some)[1:-1])
-                some, gathered, comma = [], 0, b","
-            written.add(comma + b'"')
-            yield from _render_long_string(view[start:at], written)
-            written.add(b'"')
-            comma = b","
-            continue
-        some.append(bytes(view[start:at]))
-        gathered += at - start
-        if len(some) == _STRINGS_AT_ONCE or gathered > _TEXT_AT_ONCE:
-            written.add(comma + render_texts(some)[1:-1])
-            some, gathered, comma = [], 0, b","
-            yield None
+        # Most texts are many short strings, which are written a thousand at a time.
+        found, end = (NOWHERE, 0) if left_out else headers(view, at, count - seen)
+        together = render_packed(view[at : at + end], found) if found.size else None
+        if together is not None:
+            written.add(comma + together)
+            at += end
+            seen += found.size
+        else:
+            left_out = left_out - 1 if left_out else _SEARCHES_LEFT_OUT
+            at, some = yield from _render_some_strings(tensor, at, count - seen, comma, written)
+            seen += some
+        comma = b","
+        yield None
     if seen != count:
         raise Internal(f"{WRONG_SHAPE} '{tensor.name}'")
-    if some:
-        written.add(comma + render_texts(some)[1:-1])
 
 
-def _render_long_string(content: memoryview, written: _Text) -> Steps:
+def _render_some_strings(
+    tensor: Tensor, at: int, most: int, comma: bytes, written: _Text
+) -> Generator[None, None, tuple[int, int]]:
+    """Write some strings, at least one. Returns where the next begins, and how many were written.
+
+    Raises Internal where one is cut short, or beyond `most`.
+    """
+    view = memoryview(tensor.data)
+    some: list[bytes] = []
+    seen = gathered = 0
+    while at < len(view) and len(some) < _STRINGS_AT_ONCE and gathered <= _TEXT_AT_ONCE:
+        start = at + 4
+        end = start + int.from_bytes(view[at:start], "little")
+        seen += 1
+        if start > len(view) or end > len(view) or seen > most:
+            raise Internal(f"{WRONG_SHAPE} '{tensor.name}'")
+        at = end
+        if end - start > _TEXT_AT_ONCE:
+            if some:
+                written.add(comma + render_texts(some)[1:-1])
+                comma = b","
+            written.add(comma + b'"')
+            yield from _render_long_string(view[start:end], written)
+            written.add(b'"')
+            return at, seen
+        some.append(bytes(view[start:end]))
+        gathered += end - start
+    written.add(comma + render_texts(some)[1:-1])
+    return at, seen
+
+
+def _render_long_string(content: memoryview, written: _Text) -> Generator[None, None, None]:
     at = 0
     while at < len(content):
         end = min(at + _TEXT_AT_ONCE, len(content))
@@ -208,7 +232,7 @@ def _render_long_string(content: memoryview, written: _Text) -> Steps:
             whole -= 1
         written.add(render_texts([bytes(content[at:whole])])[2:-2])
         at = whole
-        yield None
+        yield
 
 
 def _classified(

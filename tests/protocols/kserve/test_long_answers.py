@@ -42,6 +42,16 @@ OUTPUTS = {
     "strings": strings("S", [b"", b'a"b', "é\n".encode()] * 3000),
     "strings that are not UTF-8": strings("S", [b"\xff\xfe", b"a"] * 3000),
     "long strings": strings("S", [b"a", "é€😀\x07".encode() * 20_000, b"b", b"\xff" * 40_000, b"c"]),
+    "short strings": strings("S", [b"%d" % (n * 7919 % 10 ** (n % 7)) for n in range(20_000)]),
+    "short strings to be escaped": strings("S", [b"%d" % n + rb"\"" + b"\r\n\t" for n in range(9000)]),
+    "short strings, some with rare controls": strings(
+        "S", [b"%d" % n + (b"\x07\0\x1f" if n % 3000 == 0 else b"") for n in range(9000)]
+    ),
+    "short strings, some of them long": strings(
+        "S", [b"%d" % n * (300 if n % 200 == 7 else 1) for n in range(9000)]
+    ),
+    "short strings that are not UTF-8": strings("S", [b"\xff\x80%d" % n for n in range(9000)]),
+    "empty and short strings": strings("S", [b"%d" % n if n % 3 else b"" for n in range(9000)]),
     "no strings": strings("S", []),
     "one string": strings("S", ["é😀".encode() * 50_000]),
 }
@@ -132,6 +142,12 @@ def test_work_on_a_long_answer_stops_at_least_once_for_every_4096_elements_or_32
     output = OUTPUTS[name]
     stops = sum(1 for _ in encode_long(response(output), JSON_OUTPUTS, SPEC))
     assert stops >= max(len(output.data) // (32 * 1024), output.shape[0] // 4096)
+
+
+def test_many_short_strings_are_written_some_thousand_at_a_time():
+    output = OUTPUTS["short strings"]
+    stops = sum(1 for _ in encode_long(response(output), JSON_OUTPUTS, SPEC))
+    assert stops <= len(output.data) // (32 * 1024) + 3
 
 
 def test_only_what_must_be_written_as_text_makes_an_answer_long():
