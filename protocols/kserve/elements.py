@@ -110,6 +110,7 @@ class Packing:
         self.datatype = datatype
         self.count = count
         self.seen = 0
+        self.packs_strings = datatype is DataType.BYTES
         self._name = name
         self._limit = limit
         self._size = 0
@@ -158,6 +159,15 @@ class Packing:
                 return
             yield
         self._packed[place : place + 4] = (self._size - place - 4).to_bytes(4, "little")
+
+    def take_packed(self, packed: Buffer, count: int) -> bool:
+        """See `long_texts.Taker`."""
+        surplus = self.count is not None and self.seen + count > self.count
+        if surplus or self._wrong is not None:
+            return False
+        self.seen += count
+        self._add(packed)
+        return True
 
     def too_deep(self) -> InvalidArgument:
         """See `long_texts.Taker`."""

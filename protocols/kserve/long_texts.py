@@ -26,7 +26,7 @@ from actors.values.tensors import Buffer
 from protocols.kserve.caps import MAX_NAME
 from protocols.kserve.documents import MAX_DEPTH, refuse, too_deep
 from protocols.kserve.faults import SAID_OF_ARRAY, SAID_OF_OBJECT, Fault, locate_fault
-from protocols.kserve.text_pieces import end_of, flat, liberal, resolved, survey, text_of
+from protocols.kserve.text_pieces import end_of, flat, liberal, packed_strings, resolved, survey, text_of
 
 # Values and names of members outside arrays of plain values. A request names each input in some ten of them.
 MAX_VALUES: Final = 16_384
@@ -35,6 +35,9 @@ MAX_STRING: Final = 256 * 1024
 _STRINGS_TOGETHER: Final = 4 * MAX_STRING
 
 _PIECE: Final = 16 * 1024
+_PACKED_PIECE: Final = 32 * 1024
+# Pieces that are read in the usual way before strings are packed again, where they could not be.
+_PACKED_LEFT_OUT: Final = 8
 _STRING_PIECE: Final = 16 * 1024
 _SPACE_PIECE: Final = 64 * 1024
 _VALUES_AT_ONCE: Final = 64
@@ -63,6 +66,8 @@ class Taker(Protocol):
     """Takes the elements of an array, in order. `seen` counts them."""
 
     seen: int
+    # Whether `take_packed` may be called.
+    packs_strings: bool
 
     def take(self, elements: list[Any], kinds: set[type]) -> None:
         """Take elements: numbers, booleans, strings, None; a dict stands for any object.
@@ -73,12 +78,17 @@ class Taker(Protocol):
     def take_string(self, pieces: Iterator[bytes]) -> Generator[None, None, None]:
         """Take one long string, its bytes in pieces. Yields after each of them."""
 
+    def take_packed(self, packed: Buffer, count: int) -> bool:
+        """Take `count` strings as a BYTES tensor has them; False where `take` must be given them."""
+
     def too_deep(self) -> InvalidArgument:
         """Return the error for an array that nests too deep."""
 
 
 class CountingTaker:
     """Takes elements only to count them."""
+
+    packs_strings = False
 
     def __init__(self) -> None:
         self.seen = 0
@@ -91,6 +101,10 @@ class CountingTaker:
         """See `Taker`."""
         self.seen += 1
         yield
+
+    def take_packed(self, packed: Buffer, count: int) -> bool:  # a Taker's
+        """See `Taker`."""
+        return False
 
     def too_deep(self) -> InvalidArgument:
         """See `Taker`."""
@@ -169,6 +183,7 @@ class LongText:
         self._at = 0
         self._values = 0
         self._strings = 0
+        self._packed_left_out = 0  # pieces that are to be read one string at a time
 
     def document(self) -> Generator[None, None, Any]:
         """Return the text's value. Arrays of plain values are `LongArray`s, except for short ones of numbers.
@@ -387,6 +402,12 @@ class LongText:
         length = 0
         opened = True  # Nothing has been read since the array's bracket.
         while depth:
+            if depth == 1 and taker.packs_strings and (count := self._take_packed(taker)):
+                length += count
+                depth = yield from self._behind_element(depth)
+                opened = False
+                yield
+                continue
             chunk = bytes(self._text[self._at : self._at + _PIECE])
             end, cut, behind, deepest = survey(chunk, depth)
             if deepest >= MAX_DEPTH:
@@ -448,6 +469,10 @@ class LongText:
                     self._values += _PRICE_OF_OBJECT
                 value = yield from self._value(depth + 1)
                 taker.take([value], {type(value)})
+        return (yield from self._behind_element(depth))
+
+    def _behind_element(self, depth: int) -> Generator[None, None, int]:
+        """Go behind the comma that follows an element, or behind its array. Returns how many are open then."""
         while True:
             yield from self._skip_space()
             follower = self._here()
@@ -459,6 +484,21 @@ class LongText:
             depth -= 1
             if not depth:
                 return 0
+
+    def _take_packed(self, taker: Taker) -> int:
+        """Hand the strings that are next to `taker`, packed. Returns how many there were.
+
+        It is 0 where they must be read in another way.
+        """
+        if self._packed_left_out:
+            self._packed_left_out -= 1
+            return 0
+        found = packed_strings(bytes(self._text[self._at : self._at + _PACKED_PIECE]))
+        if found is None or not taker.take_packed(found.data, found.elements):
+            self._packed_left_out = _PACKED_LEFT_OUT
+            return 0
+        self._at += found.used
+        return found.elements
 
     def _refuse_in_array(self, front: bytes, at: int) -> NoReturn:
         """Refuse the text at `at`, behind `front`, for its first fault."""

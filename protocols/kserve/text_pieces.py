@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -14,7 +14,13 @@ from protocols.kserve.faults import locate_fault
 
 # Numbers that must not be left to the standard library: see `documents.as_integer`.
 _UNUSUAL: Final = re.compile(rb"[eE]|[0-9]{19}")
-_QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE = b'",[]{'
+_QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE, _SPACE = b'",[]{ '
+# With fewer strings, numpy's start-up cost is more than what it saves.
+_WORTH_PACKING: Final = 64
+
+if TYPE_CHECKING:
+    Letters = np.ndarray[Any, np.dtype[np.uint8]]
+    Places = np.ndarray[Any, np.dtype[np.intp]]
 
 
 def end_of(pattern: re.Pattern[bytes], text: memoryview, at: int, limit: int) -> int:
@@ -60,6 +66,62 @@ def survey(chunk: bytes, depth: int) -> tuple[int, int, int, int]:
         return end, -1, 0, deepest
     cut = int(places[-1])
     return end, cut, int(levels[cut]), deepest
+
+
+class PackedStrings(NamedTuple):
+    """Strings as a BYTES tensor has them, how many they are, and how much of the piece they took."""
+
+    data: memoryview
+    elements: int
+    used: int
+
+
+def packed_strings(chunk: bytes) -> PackedStrings | None:
+    """Return the whole strings that `chunk` begins with, elements of one array.
+
+    None where there are few, or they are not written plainly: with escapes, control characters, or anything
+    but a comma, or a comma and a space, between them. What follows the last of them is not looked at.
+    """
+    if b"\\" in chunk:
+        return None
+    letters = np.frombuffer(chunk, np.uint8)
+    (quotes,) = (letters == _QUOTE).nonzero()
+    count = quotes.size // 2
+    if count < _WORTH_PACKING:
+        return None
+    starts, ends = quotes[: 2 * count : 2], quotes[1 : 2 * count : 2]
+    first, last = int(starts[0]), int(ends[-1])
+    between = _between(letters, starts, ends)
+    if chunk[:first].strip(b" \t\n\r") or (letters[first:last] < 0x20).any() or not between:
+        return None
+    lengths = ends - starts - 1
+    behind = (lengths + 4).cumsum()
+    places = np.concatenate(([0], behind[:-1]))
+    packed = np.empty(behind[-1], np.uint8)
+    if between == 2:
+        # A length takes as much room as the quotation marks, comma and space in front of its string.
+        packed[3:] = letters[first:last]
+    else:
+        room = np.ones(packed.size, np.bool_)
+        room[places + 3] = False
+        room[:2] = False
+        packed[room] = letters[first:last]
+    packed[places] = lengths & 0xFF
+    packed[places + 1] = lengths >> 8
+    packed[places + 2] = 0
+    packed[places + 3] = 0
+    return PackedStrings(packed.data, count, last + 1)
+
+
+def _between(letters: Letters, starts: Places, ends: Places) -> int:
+    """Return how many letters are between all strings: a comma, and perhaps a space; 0 for anything else."""
+    gaps = starts[1:] - ends[:-1]
+    width = int(gaps[0])
+    if width not in {2, 3} or (gaps != width).any() or (letters[ends[:-1] + 1] != _COMMA).any():
+        return 0
+    if width == 3 and (letters[ends[:-1] + 2] != _SPACE).any():
+        return 0
+    return width - 1
 
 
 def liberal(source: bytes, piece: bytes) -> Any:
