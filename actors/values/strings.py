@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from actors.values.tensors import Buffer
 
@@ -163,7 +163,12 @@ def headers(view: memoryview, at: int, most: int) -> tuple[Places, int]:
     elif stops.size > places.size // _PLACES_A_STOP:
         return NOWHERE, 0
     else:
-        found, end = _joined(view[at : at + look.size], places, stops.tolist())
+        known = look.size - 4
+
+        def end_of(begin: int) -> int:
+            return begin + 4 + _length_at(view, at + begin)[0] if begin <= known else known + 5
+
+        found, end = chained(places, stops.tolist(), look.size, end_of)
     return (found, end) if found.size <= most else (found[:most], int(found[most]))
 
 
@@ -182,34 +187,34 @@ def _without_middles(look: Bytes, places: Places, gaps: Places) -> Places:
     return kept
 
 
-def _joined(look: memoryview, places: Places, stops: list[int]) -> tuple[Places, int]:
-    """Return which of `places` begin elements, in order, with the elements between them that begin at none.
+def chained(
+    places: Places, stops: Iterable[int], size: int, end_of: Callable[[int], int]
+) -> tuple[Places, int]:
+    """Return where whole elements begin, in order, and where the last of them ends, at most at `size`.
 
-    The last one in `look` is left out. Returns where the elements end, too.
+    They begin at `places`, of which the last is left out, and between them. `stops` are the indexes of places
+    at which the next place is not the end of its element. `end_of` returns where the element at some place
+    ends. It is more than `size` where that is not known.
     """
-    size = len(look)
     parts: list[Places] = []
     place = 0
     for stop in stops:
         if stop < place:
             continue  # within an element
         parts.append(places[place : stop + 1])
-        at = int(places[stop])
-        at += 4 + look[at]
-        long: list[int] = []
+        at = end_of(int(places[stop]))
+        others: list[int] = []
         while (place := _index_of(at, places)) < 0:
-            if at > size - 4 or (behind := at + 4 + _length_at(look, at)[0]) > size:
-                parts.append(np.array(long, np.intp))
-                return _whole(np.concatenate(parts), at, size)
-            long.append(at)
+            behind = end_of(at)
+            if behind > size:
+                parts.append(np.array(others, np.intp))
+                found = np.concatenate(parts)
+                return (found, at) if at <= size else (found[:-1], int(found[-1]))
+            others.append(at)
             at = behind
-        parts.append(np.array(long, np.intp))
+        parts.append(np.array(others, np.intp))
     parts.append(places[place:-1])
     return np.concatenate(parts), int(places[-1])
-
-
-def _whole(found: Places, end: int, size: int) -> tuple[Places, int]:
-    return (found, end) if end <= size else (found[:-1], int(found[-1]))
 
 
 def _index_of(at: int, places: Places) -> int:

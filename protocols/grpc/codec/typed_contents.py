@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
+from actors.values.strings import chained
 from actors.values.tensors import MAX_DIMS, Buffer, pack_bytes
 from protocols.grpc.codec.protobuf import (
     DELIMITED,
@@ -94,6 +95,13 @@ _SHORT: Final = tuple(size.to_bytes(4, "little") for size in range(0x80))
 # Elements, or bytes of encoded ones, converted in one go: each takes a few dozen nanoseconds.
 _AT_ONCE: Final = 16 * 1024
 _STRINGS_AT_ONCE: Final = 1024
+# Bytes of strings that numpy looks at in one go; the fewest strings in them that are worth it; how many of
+# them must come to each letter that is taken for the begin of another one; how often strings are read one by
+# one before they are searched again.
+_SEARCHED_AT_ONCE: Final = 32 * 1024
+_WORTH_A_SEARCH: Final = 256
+_PLACES_A_STOP: Final = 16
+_SEARCHES_LEFT_OUT: Final = 8
 _FLOATS: Final = frozenset((DataType.FP32, DataType.FP64))
 _AS_ON_THE_WIRE: Final = frozenset((DataType.BOOL, DataType.FP32, DataType.FP64))
 
@@ -364,14 +372,24 @@ def _decoded(encoded: _Bytes) -> _Numbers:
 def _strings(part: memoryview) -> Generator[None, None, Buffer]:
     """Return the strings of a `bytes_contents`, each behind its length, as BYTES tensors have them."""
     packed = bytearray()
-    at, end = 0, len(part)
-    walked = 0
+    at = left_out = 0
+    while at < len(part):
+        together = None if left_out else _short_strings(part, at)
+        if together is None:
+            left_out = left_out - 1 if left_out else _SEARCHES_LEFT_OUT
+            at = _some_strings(part, at, packed)
+        else:
+            packed += together.data
+            at += together.used
+        yield
+    return packed
+
+
+def _some_strings(part: memoryview, at: int, packed: bytearray) -> int:
+    """Append strings from `at` on, one by one, and return where they end. Raises Malformed."""
+    end = len(part)
     try:
-        while at < end:
-            walked += 1
-            if walked == _STRINGS_AT_ONCE:
-                walked = 0
-                yield
+        for _ in range(_STRINGS_AT_ONCE):
             if part[at] != _STRING:
                 raise Malformed("long contents hold strings and something else")
             size = part[at + 1]
@@ -383,8 +401,58 @@ def _strings(part: memoryview) -> Generator[None, None, Buffer]:
                 packed += size.to_bytes(4, "little")
             at = content + size
             packed += part[content:at]
+            if at >= end:
+                break
     except IndexError:
         at = end + 1
     if at > end:
         raise Malformed("the last string of packed contents is cut short")
-    return packed
+    return at
+
+
+class _Together(NamedTuple):
+    """Strings as BYTES tensors have them, and how many bytes of the contents they took."""
+
+    data: memoryview
+    used: int
+
+
+def _short_strings(part: memoryview, at: int) -> _Together | None:
+    """Return strings from `at` on whose lengths take one byte; None where there are few.
+
+    A string begins with its tag. Where that letter is found within a string, the place before it does not end
+    there, so it is passed over.
+    """
+    look = np.frombuffer(part, np.uint8, min(_SEARCHED_AT_ONCE, len(part) - at), at)
+    places = np.flatnonzero(look[:-1] == _STRING)
+    if places.size < _WORTH_A_SEARCH or places[0]:
+        return None
+    sizes = look[places + 1]
+    # A longer string takes two bytes for its length at least: the end worked out here is never a place.
+    ends = np.where(sizes < 0x80, places + sizes + 2, -1)
+    stops = np.flatnonzero(ends[:-1] != places[1:])
+    found, used = places[:-1], int(places[-1])
+    if stops.size > places.size // _PLACES_A_STOP:
+        return None
+    if stops.size:
+        known = look.size - 2
+
+        def end_of(begin: int) -> int:
+            short = begin <= known and look[begin] == _STRING and look[begin + 1] < 0x80
+            return begin + 2 + int(look[begin + 1]) if short else known + 3
+
+        found, used = chained(places, stops.tolist(), look.size, end_of)
+        if found.size < _WORTH_A_SEARCH:
+            return None
+    # The tag and the length become a length of four bytes.
+    headers = found + 2 * np.arange(found.size)
+    packed = np.empty(used + 2 * found.size, np.uint8)
+    room = np.ones(packed.size, np.bool_)
+    room[headers + 2] = False
+    room[headers + 3] = False
+    packed[room] = look[:used]
+    packed[headers] = packed[headers + 1]
+    packed[headers + 1] = 0
+    packed[headers + 2] = 0
+    packed[headers + 3] = 0
+    return _Together(packed.data, used)

@@ -16,7 +16,7 @@ from actors.values.tensors import pack_bytes
 from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
 from protocols.grpc.codec.infer_request import InferDecoder
 from protocols.grpc.codec.protobuf import MAX_FIELDS, delimited, varint
-from protocols.grpc.codec.typed_contents import MOST_REST, UNPACKED
+from protocols.grpc.codec.typed_contents import MOST_REST, UNPACKED, Piece, packing_lifted
 from protocols.kserve.proto.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from tests.protocols.fakes import make_spec
 from tests.support.examples import examples
@@ -324,6 +324,73 @@ def test_long_typed_contents_lose_nothing_between_their_slices(datatype, field, 
     else:
         wide = np.array(elements, np.uint64 if datatype == "UINT64" else np.int64)
         assert np.array_equal(tensor.as_numpy(), wide.astype(tensor.datatype.numpy))
+
+
+@given(
+    contents=st.lists(
+        st.one_of(
+            st.binary(max_size=30),
+            st.sampled_from(
+                [b"", b"B", b"B\x01", b"BB\x00", b"x" * 127, b"x" * 128, b"B" * 300, b"y" * 40_000]
+            ),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    every=st.integers(1, 80),
+    broken=st.one_of(st.none(), st.tuples(st.integers(0, 30_000), st.integers(0, 255))),
+    cut=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=examples(60))
+def test_long_typed_strings_are_read_as_if_one_by_one(contents, every, broken, cut):
+    elements = [
+        contents[place // every % len(contents)] if place % every == 0 else b"x" * (place * 7 % 11)
+        for place in range(4_000)
+    ][:3_000]
+    encoded = bytearray(b"".join(delimited(0x42, element) for element in elements))
+    if broken is not None:
+        place, value = broken
+        encoded[place % len(encoded)] = value
+    encoded = encoded[: len(encoded) - cut]
+    try:
+        expected = pack_bytes(one_by_one(encoded))
+    except ValueError:
+        with pytest.raises(Internal, match="failed to parse"):
+            decode(long_input(bytes(encoded), shape=(3_000,), datatype="BYTES"))
+    else:
+        request, _ = decode(long_input(bytes(encoded), shape=(3_000,), datatype="BYTES"))
+        assert bytes(request.inputs[0].data) == expected
+
+
+def one_by_one(encoded):
+    """Return the strings of a `bytes_contents`. Raises ValueError where it is malformed."""
+    at = 0
+    strings = []
+    while at < len(encoded):
+        if encoded[at] != 0x42:
+            raise ValueError("another field")
+        at += 1
+        size = shift = 0
+        while True:
+            if at == len(encoded) or shift > 63:
+                raise ValueError("the length is cut short")
+            size |= (encoded[at] & 0x7F) << shift
+            shift += 7
+            at += 1
+            if encoded[at - 1] < 0x80:
+                break
+        if at + size > len(encoded):
+            raise ValueError("the string is cut short")
+        strings.append(bytes(encoded[at : at + size]))
+        at += size
+    return strings
+
+
+def test_short_typed_strings_are_packed_some_thousand_at_a_time():
+    elements = [b"%d" % (place * 7_919 % 10 ** (place % 7)) for place in range(100_000)]
+    content = b"".join(delimited(0x42, element) for element in elements)
+    steps = packing_lifted([Piece(8, memoryview(content))], DataType.BYTES, name="A", model="m")
+    assert sum(1 for _ in steps) <= len(content) // (32 * 1024) + 3
 
 
 def test_narrow_integers_keep_their_low_bytes():
@@ -799,10 +866,10 @@ def test_what_protobuf_would_make_too_much_of_never_gets_there(message, told):
 
 
 def test_long_messages_are_taken_apart_in_slices():
-    """Between two stops lie at most some thousand fields, or strings, or some KiB of numbers."""
+    """Between two stops lie at most some thousand fields, or some KiB of strings or numbers."""
     strings = typed("BYTES", (200_000,), bytes_contents=[b""] * 200_000).SerializeToString()
     numbers = typed("INT32", (200_000,), int_contents=[5] * 200_000).SerializeToString()
-    for message, least in ((strings, 200_000 // 1024), (numbers, 2 * 200_000 // (16 * 1024))):
+    for message, least in ((strings, 2 * 200_000 // (32 * 1024)), (numbers, 2 * 200_000 // (16 * 1024))):
         target = InferDecoder().peek(message)
         assert sum(1 for _ in InferDecoder().learning(target, SPEC, None)) >= least
     raws = InferDecoder().begin_peek(NAMED + b"\x3a\0" * 8000)
