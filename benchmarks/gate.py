@@ -143,7 +143,7 @@ def _ratios(cells: Sequence[Measured], label: str) -> None:
     """Print a table of what was measured."""
     print(
         f"\n{'what':14} {'at':>6} {'req/s':>8} {'with':>8} {'ratio':>6}"
-        f" {'CPU µs':>8} {'with':>8} {'ratio':>6}"
+        f" {'CPU µs':>8} {'with':>8} {'ratio':>6} {'p50 ms':>8} {'p99':>8} {'p50 with':>8} {'p99':>8}"
     )
     for bare, gated in zip(cells[::2], cells[1::2], strict=True):
         assert gated.subject == label
@@ -154,7 +154,8 @@ def _ratios(cells: Sequence[Measured], label: str) -> None:
         print(
             f"{bare.cell.title:14} {bare.cell.at:>6} {bare.rate:8,.0f} {gated.rate:8,.0f} {rates:6.3f}"
             f" {(bare.cpu_per_request or 0) * 1e6:8.1f} {(gated.cpu_per_request or 0) * 1e6:8.1f}"
-            f" {costs:6.3f}{failed}"
+            f" {costs:6.3f} {bare.p50 * 1e3:8.3f} {bare.p99 * 1e3:8.3f}"
+            f" {gated.p50 * 1e3:8.3f} {gated.p99 * 1e3:8.3f}{failed}"
         )
 
 

@@ -130,14 +130,18 @@ def _side_by_side(report: Report, *, clients: bool) -> Table:
     def row(cell: Cell, each: Measured) -> list[str]:
         title, *rest = _cell(cell, clients=clients)
         first = report.measured(cell, baseline)
-        compared = [ratio(each.rate, first.rate), ratio(each.p50, first.p50)] if first else [NOTHING, NOTHING]
+        compared = [NOTHING] * 3
+        if first:
+            pairs = (each.rate, first.rate), (each.p50, first.p50), (each.p99, first.p99)
+            compared = [ratio(mine, other) for mine, other in pairs]
         return [title, each.subject, *rest, *_figures(each), *compared]
 
     found = ((cell, report.measured(cell, subject)) for cell in report.rows for subject in report.subjects)
     rows = [row(cell, each) for cell, each in found if each is not None]
     columns = ["scenario", "server", *(["client"] if clients else []), "conc.", *_FIGURES]
     words = 3 if clients else 2
-    return Table("Load, side by side", [*columns, f"req/s ÷ {baseline}", f"p50 ÷ {baseline}"], rows, words)
+    columns += [f"{figure} ÷ {baseline}" for figure in ("req/s", "p50", "p99")]
+    return Table("Load, side by side", columns, rows, words)
 
 
 def _timings(report: Report) -> Table:
@@ -166,13 +170,14 @@ def _attacks(report: Report) -> Table:
             milliseconds(each.turn),
             mebibytes(each.memory),
             mebibytes(each.allowed),
+            milliseconds(each.beside_p50),
             milliseconds(each.beside),
             ratio(each.beside, each.beside_sink),
         ]
         for each in report.attacks
     ]
     columns = ["input", "answer", "MiB sent", "longest turn ms", "memory MiB", "allowed MiB"]
-    return Table("Hostile inputs", [*columns, "neighbour p99 ms", "÷ beside a sink"], rows, words=2)
+    return Table("Hostile inputs", [*columns, "neighbour p50 ms", "p99 ms", "÷ beside a sink"], rows, words=2)
 
 
 def _skipped(report: Report) -> Table:
@@ -259,6 +264,7 @@ def _attack_json(each: Attack) -> dict[str, Any]:
         "turn": each.turn,
         "memory": each.memory,
         "allowed": each.allowed,
+        "beside_p50": _number(each.beside_p50),
         "beside": _number(each.beside),
         "beside_sink": _number(each.beside_sink),
     }

@@ -139,7 +139,7 @@ class Attack:
 
     `turn` is the loop's longest turn, of its own CPU time. `memory` is what the server took beyond what it
     had, `allowed` what the rule lets it take. `beside` and `beside_sink` are a neighbour's p99 while the
-    input is sent again and again, to the server and to a sink.
+    input is sent again and again, to the server and to a sink; `beside_p50` is its median beside the server.
     """
 
     name: str
@@ -148,6 +148,7 @@ class Attack:
     turn: float
     memory: int
     allowed: int
+    beside_p50: float
     beside: float
     beside_sink: float
 

@@ -149,7 +149,7 @@ class Turns:
         cell = measured.cell
         self._progress.result(
             f"{cell.title}, {cell.client} at {cell.at}, {measured.subject}: {measured.rate:,.0f} req/s, "
-            f"p50 {measured.p50 * 1e3:.3f} ms"
+            f"p50 {measured.p50 * 1e3:.3f} ms, p99 {measured.p99 * 1e3:.3f} ms"
             + (f", {measured.failures} FAILED" if measured.failures else "")
         )
 

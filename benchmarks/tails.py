@@ -92,35 +92,31 @@ def _server(
 # -- A million short strings -------------------------------------------------------------------------------
 
 
-def _texts() -> list[bytes]:
+def texts(count: int) -> list[bytes]:
     """Return short strings of all lengths up to eleven bytes."""
-    return [b"s%d" % (number * 7_919 % 10 ** (number % 10 + 1)) for number in range(STRINGS)]
+    return [b"s%d" % (number * 7_919 % 10 ** (number % 10 + 1)) for number in range(count)]
 
 
-def _packed(texts: Sequence[bytes]) -> bytes:
-    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-
-
-def _messages() -> Mapping[str, Hostile]:
-    """Return a request for each way in which strings come in and go out."""
-    texts = _texts()
-    entry = {"name": "IN", "datatype": "BYTES", "shape": [STRINGS]}
-    packed = _packed(texts)
+def messages(count: int) -> Mapping[str, Hostile]:
+    """Return a request for each way in which `count` strings come in and go out."""
+    elements = texts(count)
+    entry = {"name": "IN", "datatype": "BYTES", "shape": [count]}
+    packed = b"".join(len(element).to_bytes(4, "little") + element for element in elements)
     head = json.dumps(
         {
             "inputs": [entry | {"parameters": {"binary_data_size": len(packed)}}],
             "parameters": {"binary_data_output": True},
         }
     ).encode()
-    document = {"inputs": [entry | {"data": [text.decode() for text in texts]}]}
+    document = {"inputs": [entry | {"data": [element.decode() for element in elements]}]}
     compact = json.dumps(document, separators=(",", ":")).encode()
     binary = [("inference-header-content-length", str(len(head)))]
     raw = pb.ModelInferRequest(model_name=TEXTS)
-    raw.inputs.add(name="IN", datatype="BYTES", shape=[STRINGS])
+    raw.inputs.add(name="IN", datatype="BYTES", shape=[count])
     typed = pb.ModelInferRequest()
     typed.CopyFrom(raw)
     raw.raw_input_contents.append(packed)
-    typed.inputs[0].contents.bytes_contents.extend(texts)
+    typed.inputs[0].contents.bytes_contents.extend(elements)
     path, method = infer_path(TEXTS), f"{SERVICE}ModelInfer"
     bodies = {
         "HTTP, JSON": compact,
@@ -155,7 +151,7 @@ class _Watched:
 def strings(checkouts: Sequence[Path], scratch: Path, rounds: int) -> Table:
     """Send a million strings in each way; see how long the loop is busy, in all and in a turn."""
     write_models(scratch / "strings")
-    messages = _messages()
+    asked = messages(STRINGS)
     with ExitStack() as stack:
         subjects = []
         for number, checkout in enumerate(checkouts):
@@ -165,12 +161,12 @@ def strings(checkouts: Sequence[Path], scratch: Path, rounds: int) -> Table:
                 _server(str(checkout), checkout, scratch / "strings", scratch, page=path)
             )
             subjects.append(_Watched(server, page, {}, {}, {}))
-        for name, hostile in messages.items():
+        for name, hostile in asked.items():
             for turn in range(-1, rounds):  # turn -1 warms up
                 for subject in subjects:
                     _send_strings(name, hostile, subject, turn)
     rows = []
-    for name in messages:
+    for name in asked:
         for subject in subjects:
             used, took = subject.used[name], sorted(subject.took[name])
             shares = [mine / first for mine, first in zip(used, subjects[0].used[name], strict=True)]
@@ -332,7 +328,7 @@ def idle(checkout: Path, scratch: Path, *, count: int, seconds: float, rounds: i
         return _side_by_side("Idle connections", servers, seconds=seconds, rounds=rounds)
 
 
-def _write_models(directory: Path, *, loaded: int, dormant: int) -> None:
+def write_repository(directory: Path, *, loaded: int, dormant: int) -> None:
     """Write the model that is asked, and as many others."""
     write_some(directory, [_HTTP.model])
     config = (directory / _HTTP.model / "config.pbtxt").read_text()
@@ -355,7 +351,7 @@ def models(checkout: Path, scratch: Path, *, count: int, seconds: float, rounds:
 
         def server(label: str, **others: int) -> _Asked:
             directory = scratch / label.replace(" ", "-")
-            _write_models(directory, **others)
+            write_repository(directory, **others)
             return _asked(label, stack.enter_context(_server(label, checkout, directory, scratch)))
 
         servers = [
@@ -371,7 +367,7 @@ def dormant(checkouts: Sequence[Path], scratch: Path, *, count: int) -> Table:
     """See what models that wait for their first request take of the server's memory."""
     few, many = scratch / "few", scratch / "many"
     for directory, number in ((few, 1), (many, count + 1)):
-        _write_models(directory, loaded=0, dormant=number)
+        write_repository(directory, loaded=0, dormant=number)
     rows = []
     for checkout in checkouts:
         sizes = []

@@ -108,8 +108,8 @@ class Siege:
             turn[0] = 0
             answer = attacker.attack("server", 0.0)["answer"]
             took, longest = _peak(server.pid) - before, turn[0] / 1e9
-            beside = self._beside(attacker, neighbour, "server")
-            beside_sink = self._beside(attacker, neighbour, "sink")
+            beside_p50, beside = self._beside(attacker, neighbour, "server")
+            _, beside_sink = self._beside(attacker, neighbour, "sink")
         return Attack(
             name=hostile.name,
             size=size,
@@ -117,16 +117,17 @@ class Siege:
             turn=longest,
             memory=max(took, 0),
             allowed=hostile.allowed(size),
+            beside_p50=beside_p50,
             beside=beside,
             beside_sink=beside_sink,
         )
 
-    def _beside(self, attacker: _Attacker, neighbour: Neighbour, whom: str) -> float:
-        """Return the neighbour's p99, in seconds, while the server or the sink is attacked."""
+    def _beside(self, attacker: _Attacker, neighbour: Neighbour, whom: str) -> tuple[float, float]:
+        """Return the neighbour's p50 and p99, in seconds, while the server or the sink is attacked."""
         attacker.begin(whom, self._seconds)
-        latencies = neighbour.ask_for(self._seconds)
+        latencies = sorted(neighbour.ask_for(self._seconds))
         attacker.read()
-        return percentile(sorted(latencies), 99)
+        return percentile(latencies, 50), percentile(latencies, 99)
 
     @contextmanager
     def _server(self, page: Path) -> Iterator[Subject]:

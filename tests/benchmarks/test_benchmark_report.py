@@ -99,6 +99,7 @@ def test_side_by_side_every_server_is_set_against_the_first():
     assert _column(table, "server") == ["a", "b"]
     assert _column(table, "req/s ÷ a") == ["1.00×", "1.50×"]
     assert _column(table, "p50 ÷ a") == ["1.00×", "0.50×"]
+    assert _column(table, "p99 ÷ a") == ["1.00×", "0.50×"]
 
 
 def test_the_load_client_is_a_column_only_where_there_are_two():
@@ -120,6 +121,24 @@ def test_every_row_is_as_long_as_the_columns():
     tables = report.tables(found)
     assert [table.title for table in tables] == ["Load", "Times", "Resident memory, idle", "Not measured"]
     assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
+
+
+def test_where_a_table_has_a_median_the_99th_percentile_stands_beside_it():
+    grpc = Cell("grpc-unary", "Add", 1, "h2load", "grpc")
+    alone = _report(
+        _measured(ADD, "yardstick", 1),
+        _measured(ADD, "tritium", 1),
+        _measured(grpc, "tritium", 1),
+        timings=[Timings("startup", "start", "tritium", [1.0])],
+    )
+    compared = _report(_measured(ADD, "a", 1), _measured(ADD, "b", 1), yardstick=False)
+    tables = [*report.tables(alone), *report.tables(compared)]
+    assert len(tables) == 4
+    for table in tables:
+        columns = list(table.columns)
+        place = columns.index("p50 ms")
+        assert columns[place + 1] == "p99 ms"
+        assert all(row[place + 1] not in ("", report.NOTHING) for row in table.rows)
 
 
 @pytest.mark.parametrize(
