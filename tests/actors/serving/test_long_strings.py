@@ -17,7 +17,6 @@ from actors.values.tensors import Tensor, pack_bytes
 from tests.support.model_doubles import make_spec
 from tests.support.ports import Port
 
-
 # They look like lengths, so that they are read one by one.
 ZEROS = [b"\0" * 3, b"\0" * 5]
 

@@ -242,6 +242,11 @@ def test_what_is_wrong_with_a_long_array_is_told_as_of_a_short_one(datatype, ele
     assert long.value.message == short.value.message
 
 
+def test_strings_that_nothing_takes_are_counted():
+    text = json.dumps({"data": [str(number) for number in range(5000)]}).encode()
+    assert at_once(LongText(text).document())["data"].taker.seen == 5000
+
+
 def test_an_array_can_be_given_to_another_taker():
     text = json.dumps({"data": list(range(5000))}).encode()
     data = at_once(LongText(text).document())["data"]
