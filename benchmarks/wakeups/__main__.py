@@ -18,9 +18,9 @@ from benchmarks.terminal import show
 from benchmarks.wakeups.session import measure, tables
 
 _DESCRIPTION: Final = """\
-Call the ONNX add/sub model once at a time, over gRPC and HTTP, and count what one call takes: CPU time of the server
-and its worker, how often each slept and was displaced, turns of the server's loop and steps of its tasks, system calls
-(where strace is installed), and the time line of a call."""
+Call the ONNX add/sub model once at a time, over gRPC and HTTP, and count what one call takes: CPU time of the
+server and its worker, how often each slept and was displaced, turns of the server's loop and steps of its
+tasks, system calls (where strace is installed), and the time line of a call."""
 
 
 def _parser() -> argparse.ArgumentParser:

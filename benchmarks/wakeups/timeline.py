@@ -1,4 +1,4 @@
-"""From the marks of a loop and the times of calls to what one call is made of. Pure. Times are nanoseconds."""
+"""What one call is made of, from a loop's marks and the times of calls. Pure. Times are nanoseconds."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class Connection:
         try:
             self._ended = not self._read()
         except Exception as bug:  # noqa: BLE001
-            desk.failed(bug)  # the task fails of it, and not whoever takes its turn
+            desk.failed(bug)  # the task fails of it, and not the caller that takes its turn
             return False
         if len(parser.ready) != 1 or parser.begun or parser.refusal is not None:
             return False

@@ -342,7 +342,7 @@ def render_texts(elements: Sequence[bytes]) -> bytes:
         return written.encode("utf-8", "surrogateescape")
 
 
-# In place of an element's length stand these, until all others are escaped: quotation mark, comma, quotation mark.
+# In place of an element's length stand these, until all others are escaped: the marks `","`.
 _MARK, _COMMA_MARK = 1, 2
 _UNMARKED: Final = bytes.maketrans(b"\1\2", b'",')
 _ESCAPED: Final = ((b"\\", b"\\\\"), (b'"', b'\\"'), (b"\n", b"\\n"), (b"\r", b"\\r"), (b"\t", b"\\t"))

@@ -473,7 +473,7 @@ class LongText:
         return (yield from self._behind_element(depth))
 
     def _behind_element(self, depth: int) -> Generator[None, None, int]:
-        """Go behind the comma that follows an element, or behind its array. Returns how many are open then."""
+        """Go behind the comma after an element, or behind its array. Returns how many are open then."""
         while True:
             yield from self._skip_space()
             follower = self._here()

@@ -292,7 +292,7 @@ class Watch(Waits):
     def _arm(self) -> None:
         # An event disarms the socket, and so costs nothing until a task waits again. The end of the client's
         # side is a thing of readers: to a writer, it would be reported for ever.
-        # Whoever takes turns reads all there is, and so is told of more by the edge.
+        # A turn reads all there is, so the edge tells of more.
         if self._turn is not None:
             wanted = _IN | select.EPOLLET
         else:

@@ -1,4 +1,4 @@
-"""The direct path's side of one connection: it sends answers, and keeps what is left to the connection's task."""
+"""The direct path's side of one connection: it sends answers, and keeps what is left to the task."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FrontDesk(Desk):
         try:
             return self._direct.begin(request, self)
         except Exception as bug:  # noqa: BLE001
-            self.failed(bug)  # the task fails of it, and not whoever takes its turn
+            self.failed(bug)  # the task fails of it, and not the caller that takes its turn
             return True
 
     @property
@@ -75,7 +75,7 @@ class FrontDesk(Desk):
         """
 
         def taken() -> bool:
-            self._parked = False  # nobody needs to wake a task that goes on anyway
+            self._parked = False  # a task that goes on anyway needs no waking
             self._parked = turn() and (not self.open or self.under_way)
             return self._parked
 
@@ -149,7 +149,7 @@ class FrontDesk(Desk):
         """See `Desk`."""
         conversation = self._conversation
         self._over()
-        if answer is None or conversation.answered:  # nobody wants it, or the client was told of the end
+        if answer is None or conversation.answered:  # it has left, or was told of the end
             if answer is not None and answer.release is not None:
                 answer.release()
             conversation.keep_alive = False

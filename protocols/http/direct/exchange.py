@@ -103,7 +103,7 @@ class Exchange(SingleReply):
             else:
                 desk.answered(self._encoded(outcome))
         except Exception as bug:  # noqa: BLE001
-            # Whoever put the answer must not get the failure: the connection's task fails of it.
+            # The caller of `put` must not get the failure: the connection's task fails of it.
             if outcome is not None:
                 release(outcome)
             desk.failed(bug)

@@ -116,7 +116,7 @@ class DirectPath:
     def _decoded(
         self, request: Request, said: InferHead, exchange: Exchange, desk: Desk
     ) -> tuple[ServedModel, InferRequest, OutputPlan]:
-        """Return whom to ask what, and how the answer is wanted. Raises TritiumError and TooLong."""
+        """Return the model, what to ask it, and how the answer is wanted. Raises TritiumError and TooLong."""
         head = request.head
         if self._gate is not None and request.caller is None:
             options = self._options

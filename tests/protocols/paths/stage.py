@@ -310,7 +310,7 @@ class Stage:
         kept = max(0, len(octets) - step.back)
         sent, client.back = octets[:kept], bytearray(octets[kept:])
         if self.drained:
-            return  # nobody accepts
+            return  # none is accepted
         pieces = min(20, len(sent) // step.piece) if step.piece else 0
         for at in range(pieces):
             client.send(sent[at * step.piece : (at + 1) * step.piece])
@@ -403,7 +403,7 @@ class Stage:
         if held := self.room.counts().held:
             wrong.append(f"{held} bytes of the room are never given back")
         if buffered := self.listener.statistics().buffered:
-            wrong.append(f"{buffered} bytes wait for nobody")
+            wrong.append(f"{buffered} bytes wait, and no connection has them")
         wrong += [
             f"unexpected crash: {each}"
             for each in self.crashes

@@ -45,7 +45,7 @@ class How(Enum):
 
 
 class Bug(Exception):
-    """What nobody expects."""
+    """What is not expected."""
 
 
 class Ledger:

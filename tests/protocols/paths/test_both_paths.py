@@ -190,7 +190,7 @@ def released_too_early(message):
 
 
 class Deaf:
-    """A hook that tells nobody that the client has left."""
+    """A hook that does not tell that the client has left."""
 
     disconnected = False
     on_disconnect = None
