@@ -65,9 +65,9 @@ class Account:
     @property
     def unsent(self) -> int:
         """The bytes of answers that the worker has yet to read."""
-        return sum(pipe.unsent for pipe in self.pipes) + self.untaken
+        return sum([pipe.unsent for pipe in self.pipes]) + self.untaken
 
     @property
     def reads(self) -> bool:
         """Whether the worker reads at all: few enough last answers wait for it."""
-        return sum(pipe.unsent_ends for pipe in self.pipes) <= self.limits.unread
+        return sum([pipe.unsent_ends for pipe in self.pipes]) <= self.limits.unread

@@ -11,7 +11,8 @@ from actors.values.callers import Action
 from actors.values.errors import TritiumError, Unavailable, Unsupported
 from actors.values.requests import InferRequest, ServedModel
 from actors.values.specs import ModelSpec
-from actors.wire.call_fields import WHOLE_BATCH, CallFields
+from actors.wire.call_fields import CallFields
+from actors.wire.call_frames import WHOLE_BATCH
 from actors.wire.frames import FrameError
 
 

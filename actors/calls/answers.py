@@ -37,7 +37,7 @@ class AnswerSender:
         account = self._account
         if isinstance(part, InferResponse):
             waiting = account.unsent
-            if waiting + sum(tensor.nbytes for tensor in part.outputs) > account.limits.nbytes:
+            if waiting + sum([tensor.nbytes for tensor in part.outputs]) > account.limits.nbytes:
                 release(part)
                 part = Unavailable(f"answers of {waiting} bytes wait for the caller to read them")
         if isinstance(part, TritiumError):
@@ -76,6 +76,10 @@ class AnswerSender:
         self._send(Part(number, 0, Answer(code=code, message=message), b"", 0, final=final))
 
     def _send(self, part: Part) -> None:
+        whole = part.packet()
+        if whole is not None:
+            self._pipe.send_whole(whole, part.nbytes, final=part.final)
+            return
         packets: Iterator[Packet] = ((packet, ()) for packet in part.packets())
         self._pipe.send_answer(packets, part.nbytes, final=part.final)
 

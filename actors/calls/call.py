@@ -227,9 +227,10 @@ def unwanted(parents: Sequence[InferRequest]) -> bool:
 
     Where no client has gone, this is False: a call may be made for its effect alone.
     """
-    return any(each.cancelled for each in parents) and all(
-        each.cancelled or each.answered for each in parents
-    )
+    for each in parents:
+        if each.cancelled:
+            return all(other.cancelled or other.answered for other in parents)
+    return False
 
 
 def request_of(

@@ -10,15 +10,16 @@ import os
 import socket
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 
 import trio
 
 from actors.seams.bell import Bell
-from actors.serving.instances.pipe import Pipe
+from actors.serving.instances.pipe import CUT_OFF, Pipe
 from actors.wire.frames import MAX_FRAME, FrameError
 
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array("i").itemsize)
+_CLOSED_BY_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 Packet = tuple[bytes, tuple[int, ...]]
 """A frame, and the descriptors that go with it. The pipe closes them."""
@@ -46,6 +47,20 @@ class CallPipe(Pipe):
         self.unsent_ends += final
         if len(self._answers) == 1 and not self._send_what_fits():
             self._stuck.ring()
+
+    def send_whole(self, packet: bytes, nbytes: int, *, final: bool) -> None:
+        """Send an answer of one packet, with `nbytes` of tensors. Otherwise as `send_answer`."""
+        if not self._answers and not self.closed:
+            try:
+                self._sock.send(packet)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._break_off()
+                return
+            else:
+                return
+        self.send_answer(iter(((packet, ()),)), nbytes, final=final)
 
     def _send_what_fits(self) -> bool:
         """Send until the socket takes no more. True if everything has been sent."""
@@ -87,6 +102,12 @@ class CallPipe(Pipe):
             _close_those_of(self._answers.popleft()[0])
         self.unsent = self.unsent_ends = 0
 
+    def wait_readable(self) -> Awaitable[None]:
+        """Wait as `Pipe.wait_readable` does. Raises FrameError for a descriptor that was not taken."""
+        if self._descriptor >= 0:
+            self._refuse_descriptor()
+        return super().wait_readable()
+
     def receive_nowait(self) -> bytes | None:
         """Return the next packet as `Pipe.receive_nowait` does.
 
@@ -94,18 +115,17 @@ class CallPipe(Pipe):
 
         Raises FrameError for a truncated packet, for two descriptors, and for one that was not taken.
         """
-        self._refuse_descriptor()
+        if self._descriptor >= 0:
+            self._refuse_descriptor()
         try:
-            packet, ancillary, flags, _ = self._sock.recvmsg(
-                MAX_FRAME, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, flags, _ = self._sock.recvmsg(MAX_FRAME, _ONE_DESCRIPTOR, _CLOSED_BY_EXEC)
         except BlockingIOError:
             return None
         except OSError:
             return b""
         for _, _, data in ancillary:
             self._descriptor = array("i", data)[0]
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & CUT_OFF:
             raise FrameError("a worker sent an oversized packet or too many descriptors")
         return packet
 
@@ -120,9 +140,8 @@ class CallPipe(Pipe):
         return descriptor
 
     def _refuse_descriptor(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self.take_descriptor())
-            raise FrameError("a worker sent a descriptor with a frame that has none")
+        os.close(self.take_descriptor())
+        raise FrameError("a worker sent a descriptor with a frame that has none")
 
     def close(self) -> None:
         """Close the connection; idempotent."""

@@ -55,7 +55,11 @@ class CallWaits:
 
     def check(self, call: WorkerCall) -> None:
         """Raise Unavailable where `call`, which is about to be made, would wait for itself."""
-        if not any(_may_be_stuck(model, call) for model in self._needed(call)):
+        model = call.model
+        if isinstance(model, ModelState) and model.composite is None:
+            if not _may_be_stuck(model, call):
+                return
+        elif not any(_may_be_stuck(each, call) for each in self._needed(call)):
             return
         chain = find_deadlock(call, lambda node: self._waits_of(node, call))
         if chain is not None:
@@ -110,8 +114,10 @@ def _book_of(instance: InstanceState) -> CallBook | None:
 
 
 def _is_blocked(instance: InstanceState, new: WorkerCall) -> bool:
+    if instance.worker is None or instance.worker.free_lanes > 0:
+        return False
     book = _book_of(instance)
-    if book is None or instance.worker is None or instance.worker.free_lanes > 0:
+    if book is None:
         return False
     return bool(book.blocking) or book is new.book
 

@@ -127,6 +127,10 @@ class WorkerCalls(WorkerAsks):
                 in_a_row = 0
             elif packet:
                 self._on_packet(packet)
+                # Most likely its one thread that calls now waits for the answer, so don't try to receive.
+                if self._account.calls <= 1:
+                    await self._pipe.wait_readable()
+                    in_a_row = 0
             else:
                 return
             if in_a_row > self._account.limits.packets_in_a_row:
@@ -258,7 +262,7 @@ class WorkerCalls(WorkerAsks):
         if self._host.permit is not None:
             self._host.permit(self.book.caller.spec, Action.INFERENCE, fields.model)
         model = callee_of(fields, self._host.callees, self.book.caller.spec.namespace)
-        batch, parents = parents_of(fields.parent, self._worker)
+        batch, parents = parents_of(letter.parent, self._worker)
         if unwanted(parents):
             raise Cancelled(PARENT_CANCELLED)
         executing = batch is not None and batch.id in self._worker.outstanding

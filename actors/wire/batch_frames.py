@@ -440,6 +440,14 @@ class Part:
 
         Raises ValueError where the answer without tensors is too large.
         """
+        return self._packets(self._head())
+
+    def packet(self) -> bytes | None:
+        """Return the frame that carries all of it; None where it takes several. Raises as `packets` does."""
+        head = self._head()
+        return head + self.data if len(head) + self.nbytes <= MAX_FRAME else None
+
+    def _head(self) -> bytes:
         flags = _FINAL * self.final | _EMPTY * (self.answer is None)
         head = _PART.pack(PART, flags, 0, self.index, self.batch_id, self.nbytes)
         if self.answer is not None:
@@ -448,7 +456,7 @@ class Part:
             raise ValueError(
                 f"a response's names, shapes, parameters and error text take {len(head)} bytes, more than {MAX_FRAME}"
             )
-        return self._packets(head)
+        return head
 
     def _packets(self, head: bytes) -> Iterator[bytes]:
         at = min(MAX_FRAME - len(head), self.nbytes)
@@ -471,7 +479,7 @@ class Part:
             raise FrameError(f"bad part frame: {error}") from error
         if flags not in (0, _FINAL, _FINAL | _EMPTY) or (nbytes and (answer is None or not answer.outputs)):
             raise FrameError(f"a part with flags {flags} and {nbytes} bytes of nothing")
-        high = max((output.offset + output.nbytes for output in answer.outputs), default=0) if answer else 0
+        high = max([output.offset + output.nbytes for output in answer.outputs], default=0) if answer else 0
         if high > nbytes or len(frame) - at > nbytes:
             raise FrameError(
                 f"a part of {nbytes} bytes has outputs up to byte {high} and {len(frame) - at} bytes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from actors.values.requests import Parameter
@@ -14,15 +15,15 @@ from actors.wire.frames import FrameError, parse_json
 _SUBJECT_LIMIT: Final = 256  # characters
 
 
-WHOLE_BATCH: Final = -1
-"""In `CallFields.parent`, in place of a request's: the call is made for all requests of the batch."""
+_SHORT: Final = 1024  # bytes of the longest text whose fields are remembered
+_KEPT: Final = 64  # texts that are remembered
 
 
 @dataclass(slots=True, kw_only=True)
 class CallFields:
-    """A call, but for its inputs.
+    """A call, but for its inputs and on whose behalf it is made.
 
-    `timeout` is in seconds, 0 for none; `parent` is a batch's number and a place in it.
+    `timeout` is in seconds, 0 for none. Calls with the same text share their fields.
 
     Not frozen, which would take longer to make than to check.
     """
@@ -38,7 +39,6 @@ class CallFields:
     parameters: Mapping[str, Parameter] | None
     decoupled: bool
     blocking: bool
-    parent: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,18 @@ class Attached:
 
 def read_call(letter: Letter) -> CallFields:
     """Return the fields of a call. Raises FrameError."""
-    fields = letter.fields
+    if letter.text and len(letter.text) <= _SHORT:
+        return _known_call(letter.text)
+    return _read_call(letter.fields)
+
+
+@lru_cache(maxsize=_KEPT)
+def _known_call(text: bytes) -> CallFields:
+    """Return the fields of a call with this text, which a letter was found to have."""
+    return _read_call(parse_json(text))
+
+
+def _read_call(fields: Mapping[str, Any]) -> CallFields:
     trace = _text(fields, "trace")
     parameters = _parameters(fields)
     if trace:
@@ -72,7 +83,6 @@ def read_call(letter: Letter) -> CallFields:
         parameters=parameters,
         decoupled=_truth(fields, "decoupled"),
         blocking=_truth(fields, "blocking"),
-        parent=_origin(fields.get("parent")),
     )
 
 
@@ -157,12 +167,3 @@ def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Parameter] | None:
     except ValueError as error:
         raise FrameError(f"a call's parameters can't travel: {error}") from error
     return parameters
-
-
-def _origin(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not (isinstance(value, list) and len(value) == 2):
-        raise FrameError("a call on behalf of something that is no request")
-    batch, index = ({"batch": value[0], "index": value[1]}[key] for key in ("batch", "index"))
-    return _number({"batch": batch}, "batch", 0), _number({"index": index}, "index", 0, low=WHOLE_BATCH)

@@ -6,7 +6,8 @@ frames with the call's number as the batch. `CREDIT` and `CANCEL` frames go the 
 decoupled model's parts. The roles are swapped: the server sends the parts, and the worker says what it has
 taken.
 
-    Call    number, inputs (offsets within the letter's bytes), JSON of all other fields of `CallRequest`
+    Call    number, inputs (offsets within the letter's bytes), on whose behalf it is made, JSON of all other
+            fields of `CallRequest`
     Ask     number, JSON with the subject and the sizes of the attachments; the bytes are a JSON body, then
             the attachments
     Tell    the same without a number, since it has no answer
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.wire.arena import align
@@ -51,16 +53,29 @@ STOP_SENDING: Final = 1
 then.
 """
 
-_HEAD: Final = struct.Struct("<BBHIQQ")  # kind, zero, inputs, length of the JSON, number, nbytes
+WHOLE_BATCH: Final = -1
+"""In a letter's `parent`, in place of a request's: the call is made for all requests of the batch."""
+
+_HEAD: Final = struct.Struct("<BBHIQQ")  # kind, flag, inputs, length of the JSON, number, nbytes
+_ON_BEHALF: Final = 1  # the flag: a parent follows the head
+_PARENT: Final = struct.Struct("<Qi")  # the number of the batch, the place in it
+
+_SHORT: Final = 1024
+"""Bytes of the longest JSON that is remembered. A model's calls mostly say the same but for their tensors."""
+
+_KEPT: Final = 64
+"""Texts that are remembered."""
 
 
 class Letter:
     """A message that a worker begins.
 
-    `data` is its `nbytes` bytes, or as many of them as the first frame held.
+    `data` is its `nbytes` bytes, or as many of them as the first frame held. `parent` is on whose behalf a
+    call is made: a batch's number, and a place in it or `WHOLE_BATCH`. `text` is the JSON of its fields; they
+    are not to be changed, since letters with the same text share them.
     """
 
-    __slots__ = ("data", "fields", "inputs", "kind", "nbytes", "number")
+    __slots__ = ("data", "fields", "inputs", "kind", "nbytes", "number", "parent", "text")
 
     def __init__(
         self,
@@ -70,13 +85,19 @@ class Letter:
         inputs: Sequence[Placed] = (),
         data: Buffer = b"",
         nbytes: int = 0,
+        *,
+        parent: tuple[int, int] | None = None,
+        text: bytes = b"",
     ) -> None:
+        """Without a `text` it is made of the fields when it is needed."""
         self.kind = kind
         self.number = number
         self.fields = fields
         self.inputs = inputs
         self.data = data
         self.nbytes = nbytes
+        self.parent = parent
+        self.text = text
 
     @property
     def complete(self) -> bool:
@@ -89,8 +110,11 @@ class Letter:
             raise ValueError(
                 f"{self.nbytes} bytes in one message to the server; at most {LARGEST_LETTER} fit"
             )
-        text = json.dumps(self.fields, separators=(",", ":")).encode()
-        head = _HEAD.pack(self.kind, 0, len(self.inputs), len(text), self.number, self.nbytes)
+        text = self.text or text_of(self.fields)
+        flag = 0 if self.parent is None else _ON_BEHALF
+        head = _HEAD.pack(self.kind, flag, len(self.inputs), len(text), self.number, self.nbytes)
+        if self.parent is not None:
+            head += _PARENT.pack(*self.parent)
         head = b"".join((head, *map(encode_placed, self.inputs), text))
         if len(head) > MAX_FRAME:
             raise ValueError(
@@ -111,18 +135,41 @@ class Letter:
     def decode(cls, frame: Buffer) -> Letter:
         """Return what its first frame holds, checked. Raises FrameError."""
         try:
-            kind, _, count, length, number, nbytes = _HEAD.unpack_from(frame)
-            inputs, at = decode_placed(frame, _HEAD.size, count, 0)
-            fields = parse_json(frame[at : at + length])
+            kind, flag, count, length, number, nbytes = _HEAD.unpack_from(frame)
+            at = _HEAD.size
+            parent: tuple[int, int] | None = None
+            if flag:
+                parent, at = _decode_parent(frame, flag, at)
+            inputs, at = decode_placed(frame, at, count, 0)
+            text = bytes(frame[at : at + length])
+            fields = _known_fields(text) if length <= _SHORT else parse_json(text)
         except (struct.error, ValueError) as error:
             raise FrameError(f"a bad frame of kind {frame[0]}: {error}") from error
         data = frame[at + length :]
-        high = max((placed.offset + placed.nbytes for placed in inputs), default=0)
+        high = max([placed.offset + placed.nbytes for placed in inputs], default=0)
         if not isinstance(fields, dict) or nbytes > LARGEST_LETTER or max(high, len(data)) > nbytes:
             raise FrameError(
                 f"a frame of kind {kind} for {nbytes} bytes, with {len(data)} of them and inputs up to {high}"
             )
-        return cls(kind, number, fields, inputs, data, nbytes)
+        return cls(kind, number, fields, inputs, data, nbytes, parent=parent, text=text)
+
+
+def text_of(fields: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a letter's fields."""
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+@lru_cache(maxsize=_KEPT)
+def _known_fields(text: bytes) -> Any:
+    return parse_json(text)
+
+
+def _decode_parent(frame: Buffer, flag: int, at: int) -> tuple[tuple[int, int], int]:
+    """Return the parent that begins at `at`, and where it ends. Raises FrameError and struct.error."""
+    batch, place = _PARENT.unpack_from(frame, at)
+    if flag != _ON_BEHALF or place < WHOLE_BATCH:
+        raise FrameError(f"a call with flag {flag} on behalf of request {place} of batch {batch}")
+    return (batch, place), at + _PARENT.size
 
 
 def laid_out(tensors: Iterable[Tensor]) -> tuple[list[Placed], list[Buffer], int]:

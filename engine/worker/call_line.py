@@ -36,8 +36,9 @@ class Exchange:
 
     __slots__ = ("_assembled", "_part", "changed", "number", "parts", "unwanted")
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self.changed = threading.Condition(lock)
+    def __init__(self) -> None:
+        # What a thread that waits for it is told by. The thread that reads for all needs none.
+        self.changed: threading.Condition | None = None
         self.number = 0
         self.parts: deque[Part] = deque()
         # It will not be read.
@@ -73,8 +74,13 @@ class Exchange:
     def _deliver(self, part: Part) -> bool:
         if not self.unwanted:
             self.parts.append(part)
-        self.changed.notify_all()
+        self.tell()
         return True
+
+    def tell(self) -> None:
+        """Wake the thread that waits for it, if there is one. Call it with the line's lock held."""
+        if self.changed is not None:
+            self.changed.notify_all()
 
 
 class Line:
@@ -115,7 +121,7 @@ class Line:
 
     def begin(self, letter: Letter, pieces: Sequence[frames.Buffer]) -> Exchange:
         """Send a letter that is answered, under the next number."""
-        exchange = Exchange(self._lock)
+        exchange = Exchange()
 
         def register() -> None:
             exchange.number = self._number = letter.number
@@ -165,7 +171,7 @@ class Line:
     def _lose_locked(self) -> None:
         self._lost = True
         for exchange in self._waiting:
-            exchange.changed.notify_all()
+            exchange.tell()
 
     def close(self) -> None:
         """Close the connection: the threads that wait are told that the server went away."""
@@ -203,6 +209,8 @@ class Line:
             try:
                 while not exchange.parts and not self._lost:
                     if self._reading:
+                        if exchange.changed is None:
+                            exchange.changed = threading.Condition(self._lock)
                         self._waiting.append(exchange)
                         exchange.changed.wait()
                         self._waiting.remove(exchange)
@@ -211,7 +219,7 @@ class Line:
                 return exchange.parts.popleft() if exchange.parts else None
             finally:
                 if not self._reading and self._waiting:
-                    self._waiting[0].changed.notify()
+                    self._waiting[0].tell()
 
     def _read_until(self, exchange: Exchange) -> None:
         """Read for all threads until `exchange` has a part.

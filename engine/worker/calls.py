@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from actors.values.errors import ErrorCode
 from actors.values.tensors import Tensor
 from actors.wire import batch_frames, frames
 from actors.wire.batch_frames import Part
-from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out
+from actors.wire.call_frames import GIVE_UP, LARGEST_BODY, STOP_SENDING, Letter, laid_out, text_of
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from engine.worker.call_line import Exchange, Line, branch
 from engine.worker.forking import when_forked
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     NamedArray = tuple[str, DataType, Array]
     Origin = tuple[int, int]
+
+_KEPT = 64  # texts of calls that are remembered
 
 
 class CallFailed(Exception):
@@ -221,7 +224,7 @@ class Calls:
         placed, pieces, nbytes = laid_out(
             Tensor.from_numpy(name, array, datatype) for name, datatype, array in call.inputs
         )
-        letter = Letter(frames.CALL, 0, _fields(call), placed, b"", nbytes)
+        letter = Letter(frames.CALL, 0, {}, placed, b"", nbytes, parent=call.parent, text=_text_of(call))
         line = self._opened()
         return CallStream(line, line.begin(letter, pieces))
 
@@ -302,9 +305,48 @@ def _fields(call: CallRequest) -> dict[str, Any]:
         fields["outputs"] = list(call.requested_outputs)
     if call.parameters:
         fields["parameters"] = dict(call.parameters)
-    if call.parent is not None:
-        fields["parent"] = list(call.parent)
     return fields
+
+
+def _text_of(call: CallRequest) -> bytes:
+    """Return the JSON of what a call says. Most calls of a model say the same, so it is remembered."""
+    if call.parameters or call.trace or call.id or call.correlation_id:
+        return text_of(_fields(call))
+    return _known_text(
+        call.model,
+        call.version,
+        tuple(call.requested_outputs),
+        call.flags,
+        call.timeout,
+        call.priority,
+        bool(call.decoupled),
+        bool(call.blocking),
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def _known_text(
+    model: str,
+    version: int,
+    outputs: Sequence[str],
+    flags: int,
+    timeout: int,
+    priority: int,
+    decoupled: bool,  # a cached function's arguments are its key
+    blocking: bool,
+) -> bytes:
+    said = CallRequest(
+        model,
+        (),
+        version=version,
+        requested_outputs=outputs,
+        flags=flags,
+        timeout=timeout,
+        priority=priority,
+        decoupled=decoupled,
+        blocking=blocking,
+    )
+    return text_of(_fields(said))
 
 
 def _arrays(part: Part) -> list[NamedArray]:

@@ -15,8 +15,8 @@ import trio
 from actors.seams.bell import Bell
 from actors.wire.frames import MAX_FRAME, FrameError
 
-# A plain integer: operators of flags run Python code.
-_CUT_OFF: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+# Flags of a packet that was cut off. A plain integer: operators of flags run Python code.
+CUT_OFF: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 _BACKLOG_LIMIT: Final = 4096  # packets; slots bound what can be outstanding far below this
 
 
@@ -115,7 +115,7 @@ class Pipe:
             return self.receive_nowait()
         except OSError:
             return b""
-        if ancillary or flags & _CUT_OFF:
+        if ancillary or flags & CUT_OFF:
             raise FrameError("a worker sent an oversized packet or a descriptor")
         return packet
 

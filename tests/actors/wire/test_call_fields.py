@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from actors.wire.call_fields import WHOLE_BATCH, Attached, read_attached, read_call
+from actors.wire.call_fields import Attached, read_attached, read_call
 from actors.wire.call_frames import LARGEST_BODY, Letter
 from actors.wire.frames import ASK, CALL, FrameError
 
@@ -25,7 +25,7 @@ def test_what_a_call_does_not_say_has_its_default():
     fields = called(model="add")
     assert (fields.model, fields.version, fields.id, fields.requested_outputs) == ("add", -1, "", ())
     assert (fields.correlation_id, fields.flags, fields.priority, fields.timeout) == (0, 0, 0, 0.0)
-    assert (fields.parameters, fields.parent) == (None, None)
+    assert fields.parameters is None
     assert (fields.decoupled, fields.blocking) == (False, False)
 
 
@@ -47,8 +47,6 @@ def test_what_a_call_does_not_say_has_its_default():
         ({"trace": "mine", "parameters": {"traceparent": "its"}}, "parameters", {"traceparent": "its"}),
         ({"decoupled": True}, "decoupled", True),
         ({"blocking": True}, "blocking", True),
-        ({"parent": [7, 2]}, "parent", (7, 2)),
-        ({"parent": [7, WHOLE_BATCH]}, "parent", (7, WHOLE_BATCH)),
     ],
 )
 def test_a_call_says_what_it_wants_and_for_whom(given, name, read):
@@ -73,10 +71,6 @@ def test_a_call_says_what_it_wants_and_for_whom(given, name, read):
         ({"outputs": [1]}, "a worker's 'output' is of type int"),
         ({"parameters": [1]}, "a call's parameters are no object"),
         ({"parameters": {"a": None}}, "a call's parameters can't travel"),
-        ({"parent": 7}, "a call on behalf of something that is no request"),
-        ({"parent": [7]}, "a call on behalf of something that is no request"),
-        ({"parent": [-1, 0]}, "a worker's 'batch' is '-1'"),
-        ({"parent": [0, WHOLE_BATCH - 1]}, "a worker's 'index' is '-2'"),
     ],
 )
 def test_a_call_that_no_worker_of_ours_would_make_is_refused(given, why):

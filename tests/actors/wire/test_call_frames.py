@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Placed
-from actors.wire.call_frames import LARGEST_LETTER, Letter, laid_out
+from actors.wire.call_fields import read_call
+from actors.wire.call_frames import LARGEST_LETTER, WHOLE_BATCH, Letter, laid_out, text_of
 from actors.wire.frames import CALL, MAX_FRAME, FrameError
 from tests.support.examples import examples
 
@@ -24,6 +25,44 @@ def test_a_letter_that_fits_into_a_frame_is_complete_with_it():
     assert (read.kind, read.number, read.fields, bytes(read.data)) == (CALL, 3, FIELDS, bytes(8))
     assert [(each.name, each.offset, each.nbytes) for each in read.inputs] == [("INPUT", 0, 8)]
     assert read.complete
+
+
+@pytest.mark.parametrize("parent", [None, (0, 0), (2**64 - 1, 7), (5, WHOLE_BATCH)])
+def test_a_call_says_on_whose_behalf_it_is_made(parent):
+    read = Letter.decode(first_packet(Letter(CALL, 3, FIELDS, [INPUT], bytes(8), 8, parent=parent)))
+    assert (read.parent, read.fields, bytes(read.data)) == (parent, FIELDS, bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("flag", "place", "why"),
+    [(1, WHOLE_BATCH - 1, "flag 1 on behalf of request -2 of batch 4"), (2, 0, "flag 2 on behalf")],
+)
+def test_a_call_on_behalf_of_something_that_is_no_request_is_refused(flag, place, why):
+    packet = bytearray(first_packet(Letter(CALL, 3, FIELDS, parent=(4, 0))))
+    packet[1] = flag
+    packet[32:36] = place.to_bytes(4, "little", signed=True)
+    with pytest.raises(FrameError, match=why):
+        Letter.decode(packet)
+
+
+def test_a_call_on_behalf_of_something_that_is_cut_off_is_refused():
+    with pytest.raises(FrameError, match=f"a bad frame of kind {CALL}"):
+        Letter.decode(first_packet(Letter(CALL, 3, FIELDS, parent=(4, 0)))[:30])
+
+
+@pytest.mark.parametrize("length", [10, 2000], ids=["remembered", "too long for that"])
+def test_letters_with_the_same_text_say_the_same(length):
+    fields = {"model": "m" * length}
+    packets = [first_packet(Letter(CALL, number, fields)) for number in (1, 2)]
+    first, second = map(Letter.decode, packets)
+    assert (first.number, second.number) == (1, 2)
+    assert first.fields == second.fields == fields
+    assert read_call(first) == read_call(second)
+
+
+def test_a_letter_is_written_with_the_text_that_it_was_given():
+    read = Letter.decode(first_packet(Letter(CALL, 3, {}, text=text_of(FIELDS))))
+    assert read.fields == FIELDS
 
 
 def test_a_letter_that_does_not_fit_goes_on_in_further_frames():

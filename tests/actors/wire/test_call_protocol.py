@@ -88,13 +88,10 @@ class PlayedWorker:
     def stop_prefetching(self):
         """It does not prefetch."""
 
-    def call(self, number=1, data=bytes(4), **fields):
+    def call(self, number=1, data=bytes(4), parent=None, **fields):
         placed = [Placed("INPUT", FP32, (len(data) // 4,), 0, len(data))] if data else []
-        self.send(
-            Letter(
-                frames.CALL, number, {"model": "callee", "decoupled": True, **fields}, placed, data, len(data)
-            )
-        )
+        said = {"model": "callee", "decoupled": True, **fields}
+        self.send(Letter(frames.CALL, number, said, placed, data, len(data), parent=parent))
 
     def ask(self, subject, number=1, data=b"{}", attachments=()):
         fields = {"subject": subject, "attachments": [*attachments]}
@@ -325,7 +322,7 @@ async def test_the_inputs_of_a_call_that_would_wait_for_itself_go_with_the_refus
         connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[])
         gc.disable()
         try:
-            await connection.call(parent=[4, -1], blocking=True)
+            await connection.call(parent=(4, -1), blocking=True)
             assert [reference() for reference in circles.data] == [None]
         finally:
             gc.enable()
@@ -350,7 +347,7 @@ async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation(c
     parent.synthetic, parent.affinity = True, "a"
     batch = SimpleNamespace(id=4, requests=[None, parent])
     connection.worker.outstanding[4] = batch
-    request = await connection.call(parent=[4, 1], blocking=True)
+    request = await connection.call(parent=(4, 1), blocking=True)
     assert (request.deadline, request.synthetic, request.affinity, request.tenant) == (
         7.5,
         True,
@@ -362,18 +359,18 @@ async def test_the_parent_of_a_call_gives_it_its_deadline_and_its_cancellation(c
     connection.calls.cancelled(parent)
     assert connection.callee.cancelled == [request]
     assert not connection.calls.book.blocking
-    await connection.call(2, parent=[4, 1])
+    await connection.call(2, parent=(4, 1))
     assert connection.codes() == [ErrorCode.CANCELLED] * 2
 
 
 async def test_a_call_for_a_whole_batch_is_for_those_who_still_wait(connection):
     first, second = waiting_request(), waiting_request()
     connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[first, second])
-    await connection.call(parent=[4, -1])
+    await connection.call(parent=(4, -1))
     first.answered = second.cancelled = True
     connection.calls.cancelled(second)
     assert connection.callee.cancelled == connection.callee.requests
-    await connection.call(2, parent=[4, -1])
+    await connection.call(2, parent=(4, -1))
     assert connection.codes() == [ErrorCode.CANCELLED] * 2
 
 
@@ -381,7 +378,7 @@ async def test_a_call_after_the_answer_of_all_is_made_for_its_effect(connection)
     parent = waiting_request()
     parent.answered = True
     connection.worker.outstanding[4] = SimpleNamespace(id=4, requests=[parent])
-    await connection.call(parent=[4, 0])
+    await connection.call(parent=(4, 0))
     assert len(connection.callee.requests) == 1
 
 

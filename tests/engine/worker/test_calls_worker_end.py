@@ -6,6 +6,7 @@ import gc
 import json
 import socket
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,16 +91,42 @@ def test_a_call_says_what_differs_from_the_default(ends):
         "model": "model",
         "version": 3,
         "id": "a",
-        "parent": [7, 1],
         "decoupled": True,
         "blocking": True,
     }
+    assert letter.parent == (7, 1)
     ((name, datatype, shape, nbytes),) = [
         (each.name, each.datatype, each.shape, each.nbytes) for each in letter.inputs
     ]
     assert (name, datatype, tuple(shape), nbytes) == ("INPUT", FP32, (1, 2), 8)
     server.respond(1)
     assert [response.final for response in stream] == [True]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"flags": 1},
+        {"timeout": 5},
+        {"priority": 2},
+        {"requested_outputs": ["A"]},
+        {"version": 1},
+        {"decoupled": True},
+        {"blocking": False},
+        {"parameters": {"a": 1}},
+        {"correlation_id": "one"},
+        {"trace": "00-1-2-01"},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+def test_calls_that_say_other_things_are_told_apart(ends, said):
+    """What is remembered of calls that say the same is nothing to any other."""
+    calls, server = ends
+    plainly: dict[str, Any] = {}
+    streams = [calls.infer(CallRequest("model", [], **asked)) for asked in (plainly, said, plainly, said)]
+    plain, other, plain_again, other_again = (server.letter().fields for _ in streams)
+    assert plain == plain_again == {"model": "model", "blocking": True}
+    assert other == other_again != plain
 
 
 def test_inputs_of_every_datatype_arrive_as_they_were(ends):

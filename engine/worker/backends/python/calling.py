@@ -94,8 +94,10 @@ def _checked_number(what: str, value: Any) -> int:
 
 def traceparent_of(context: str | None) -> str:
     """Return the W3C `traceparent` in an OpenTelemetry context, JSON text; empty if it has none."""
+    if not context:
+        return ""
     try:
-        found = json.loads(context or "{}")
+        found = json.loads(context)
     except ValueError:
         return ""
     parent = found.get("traceparent", "") if isinstance(found, dict) else ""

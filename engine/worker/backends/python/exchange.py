@@ -72,6 +72,19 @@ def _require(**arguments: object) -> None:
         )
 
 
+def _not_all_tensors(inputs: Sequence[object], identity: str, model: str) -> Exception:
+    if any(each is None for each in inputs):
+        return _empty("Input tensor", identity, model)
+    other = next(each for each in inputs if not isinstance(each, Tensor))
+    return TypeError(f"InferenceRequest takes a list of Tensor objects, got {type(other)}")
+
+
+def _empty(what: str, identity: str, model: str) -> TritonModelException:
+    return TritonModelException(
+        f"{what} for request with id '{identity}' and model name '{model}' should not be empty."
+    )
+
+
 class InferenceRequest:
     """A request: one that the server gave to `execute`, or one made to be sent to another model."""
 
@@ -94,20 +107,21 @@ class InferenceRequest:
         `timeout` is in microseconds; version -1 is the policy's choice. Raises TritonModelException with the
         contract's texts, and TypeError if a required argument is missing.
         """
-        _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
+        if inputs is _REQUIRED or requested_output_names is _REQUIRED or model_name is _REQUIRED:
+            _require(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         identity: str = decoded("request_id", request_id)
         model: str = decoded("model_name", model_name)
-        names = [decoded("a requested output's name", each) for each in requested_output_names]
-        whose = f"for request with id '{identity}' and model name '{model}' should not be empty."
-        if any(tensor is None for tensor in inputs):
-            raise TritonModelException(f"Input tensor {whose}")
+        names: list[str] = [
+            each if type(each) is str else decoded("a requested output's name", each)
+            for each in requested_output_names
+        ]
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"InferenceRequest takes a list of Tensor objects, got {type(tensor)}")
+                raise _not_all_tensors(inputs, identity, model)
         if "" in names:
-            raise TritonModelException(f"Requested output name {whose}")
+            raise _empty("Requested output name", identity, model)
         self._id = identity
         self._correlation_id = correlation_id
         self._inputs = list(inputs)

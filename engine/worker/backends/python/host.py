@@ -127,6 +127,8 @@ _attached = _Attached()
 
 def checked_text(what: str, value: object) -> str:
     """Return a text that can travel to the server. Raises TritonModelException for what is none."""
+    if type(value) is str and value.isascii():  # as nearly all are
+        return value
     try:
         text = as_text(what, value)
         text.encode()
