@@ -16,18 +16,19 @@ class Doorbell:
     def __init__(self) -> None:
         self.take_turn: Callable[[], None] | None = None
         self._ring, self._heard = trio.open_memory_channel[None](1)
-        self._rung = False
+        self.rung = False
+        """Whether it has rung since the scheduler's last look: to ring again changes nothing."""
 
     def ring(self) -> None:
         """Tell the scheduler that something changed."""
-        if not self._rung:
-            self._rung = True
+        if not self.rung:
+            self.rung = True
             self._ring.send_nowait(None)
 
     def answer(self) -> None:
         """The scheduler is about to look at everything; a later change rings again."""
-        if self._rung:
-            self._rung = False
+        if self.rung:
+            self.rung = False
             try:
                 self._heard.receive_nowait()
             except trio.WouldBlock:

@@ -73,7 +73,9 @@ class Outcome:
         for observer in self.observers:
             observer.finished(batch, result)
         if self._sequences is not None:
-            answers = [_collected(self._sequences, *cut) for cut in answers if not cut[0].padding]
+            answers = [cut for cut in answers if not cut[0].padding]
+            if self._sequences.has_states:
+                answers = [_collected(self._sequences, *cut) for cut in answers]
         # A worker's clock is believed only as far as it can be true. No duration exceeds the age of the
         # oldest request.
         oldest = batch.requests[0].accepted_at
@@ -109,12 +111,14 @@ class Outcome:
                 model_version=self._version,
                 id=request.id,
                 outputs=outputs,
-                parameters=_parameters(request, None if answer is None else answer.parameters),
+                parameters=None if answer is None else answer.parameters,
                 timing=(queue_ns, input_ns, infer_ns, output_ns),
             )
+            if request.attempts > 1:
+                response.parameters = _with_attempts(request, response.parameters)
             if borrowed:
                 self._lend(response, batch, outputs)
-            self.respond(request, response)
+            self.respond(request, response, now=now)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 
@@ -164,9 +168,11 @@ class Outcome:
             model_version=self._version,
             id=request.id,
             outputs=arrived.outputs,
-            parameters=_parameters(request, None if answer is None else answer.parameters),
+            parameters=None if answer is None else answer.parameters,
             timing=(queue_ns, 0, total_ns - queue_ns, 0),
         )
+        if request.attempts > 1:
+            response.parameters = _with_attempts(request, response.parameters)
         if arrived.costs:
             response.on_release(arrived.taken)
         if arrived.final and not request.synthetic:
@@ -217,9 +223,17 @@ class Outcome:
         self._statistics.cache_hit(queue_ns, lookup_ns, total_ns, self._wall_clock())
 
     def respond(
-        self, request: InferRequest, part: InferResponse | TritiumError, *, final: bool = True
+        self,
+        request: InferRequest,
+        part: InferResponse | TritiumError,
+        *,
+        final: bool = True,
+        now: float = -1.0,
     ) -> None:
-        """Give one part of an answer. A part after the final one is counted as a bug and dropped."""
+        """Give one part of an answer. A part after the final one is counted as a bug and dropped.
+
+        `now`: the time, from a caller that knows it.
+        """
         if request.answered:
             self._statistics.reply_violations += not request.padding
             if isinstance(part, InferResponse):
@@ -233,8 +247,8 @@ class Outcome:
         request.answered = True
         self.in_flight.pop(request, None)
         if self._sequences is not None:
-            self._sequences.done(request, trio.current_time())
-            if len(self._sequences.queue):
+            self._sequences.done(request, now if now >= 0.0 else trio.current_time())
+            if not self._doorbell.rung and len(self._sequences.queue):
                 self._doorbell.ring()
         # A request that never ran is not in `ordering`, and no other answer waits for its own.
         if self.ordering is None or request not in self.ordering:
@@ -259,9 +273,5 @@ def _collected(
         return request, [], Answer(code=error.code, message=request.prefix + error.message)
 
 
-def _parameters(
-    request: InferRequest, given: Mapping[str, Parameter] | None
-) -> Mapping[str, Parameter] | None:
-    if request.attempts <= 1:
-        return given
+def _with_attempts(request: InferRequest, given: Mapping[str, Parameter] | None) -> Mapping[str, Parameter]:
     return {**(given or {}), "attempts": request.attempts}

@@ -55,7 +55,8 @@ class Batches:
             *controls.padding,
             *(zeros(each.name, each.datatype, each.shape) for each in state.initial),
         )
-        self._alone: set[InferRequest] = set()
+        self.alone: set[InferRequest] = set()
+        """Requests that are suspected of killing workers."""
 
     def padding(self) -> Padding:
         """Return the padding rows of a new group."""
@@ -66,7 +67,7 @@ class Batches:
     def make_ready(self, sequence: LiveSequence, group: SlotGroup) -> None:
         """The first request of `sequence`, which has a slot in `group`, could run."""
         request = sequence.queue[0]
-        if self._state.varies and request not in self._alone:
+        if self._state.varies and request not in self.alone:
             key = request.batch_key
             states = self._state.initial if request.flags & FLAG_SEQUENCE_START else sequence.states
             request.batch_key = StateKey(
@@ -81,12 +82,12 @@ class Batches:
 
     def set_apart(self, request: InferRequest) -> None:
         """Let nothing else run in the batch of `request`, which is suspected of killing workers."""
-        self._alone.add(request)
+        self.alone.add(request)
         request.batch_key = object()
 
     def acquit(self, request: InferRequest) -> None:
         """`request` is not suspected (any more), or is over."""
-        self._alone.discard(request)
+        self.alone.discard(request)
 
     # -- the next batch --------------------------------------------------------------------------------------
 
@@ -102,14 +103,14 @@ class Batches:
 
     def suspects(self, group: SlotGroup) -> bool:
         """Whether the next batch of `group` is one request that is suspected of killing workers."""
-        return bool(group.ready) and group.ready[0][1].queue[0] in self._alone
+        return bool(group.ready) and group.ready[0][1].queue[0] in self.alone
 
     def form(self, group: SlotGroup, decision: Dispatch) -> Batch:
         """Take the batch that `decide` has just decided on."""
         if self._oldest is None:
             return self._take_direct(group)
         chosen = [sequence for _, sequence in group.ready[: decision.requests]]
-        return self._take_oldest(group, chosen[: affordable(map(_next_bytes, chosen))])
+        return self._take_oldest(group, chosen[: affordable([each.queue[0].nbytes for each in chosen])])
 
     def _waits_since(self, group: SlotGroup) -> float:
         return self._tickets.queued[group.ready[0][1].queue[0]].enqueued_at
@@ -128,7 +129,7 @@ class Batches:
     def _take_oldest(self, group: SlotGroup, chosen: Sequence[LiveSequence]) -> Batch:
         del group.ready[: len(chosen)]
         requests = [self._take(sequence, group) for sequence in chosen]
-        return Batch(requests, alone=requests[0] in self._alone)
+        return Batch(requests, alone=requests[0] in self.alone)
 
     def _take_direct(self, group: SlotGroup) -> Batch:
         """Take the requests with the shapes of the one that has waited longest; the other rows are padding.
@@ -139,13 +140,13 @@ class Batches:
         ready = [sequence for _, sequence in group.ready]
         first = ready[0].queue[0]
         alike = [sequence for sequence in ready if sequence.queue[0].batch_key == first.batch_key]
-        chosen = alike[: affordable(map(_next_bytes, alike))]
+        chosen = alike[: affordable([each.queue[0].nbytes for each in alike])]
         rows: list[InferRequest | None] = [None] * (max(group.slots) + 1)
         for sequence in chosen:
             rows[sequence.index] = self._take(sequence, group)
         taken = set(chosen)
         group.ready = [item for item in group.ready if item[1] not in taken]
-        return Batch(group.padding.fill(rows, first), alone=first in self._alone)
+        return Batch(group.padding.fill(rows, first), alone=first in self.alone)
 
     def _take(self, sequence: LiveSequence, group: SlotGroup) -> InferRequest:
         request = sequence.queue.popleft()
@@ -171,10 +172,6 @@ class Batches:
         if not failed and isinstance(sequence, LiveSequence) and sequence.running is request:
             sequence.states = self._state.after(sequence.states, outputs)
         return self._state.visible(request, outputs)
-
-
-def _next_bytes(sequence: LiveSequence) -> int:
-    return sequence.queue[0].nbytes
 
 
 def _number(item: tuple[int, LiveSequence]) -> int:

@@ -119,13 +119,14 @@ class PaddingRow(InferRequest):
 class Padding:
     """Rows that look like a real request, with zeros for content (contract, section 6.4).
 
-    `extra` are their controls and states. One object for each place is used again and again.
+    `extra` are their controls and states. One object for each place is used again and again, unless the model
+    is decoupled.
     """
 
     def __init__(self, spec: ModelSpec, extra: Extra) -> None:
         self._spec = spec
         self._extra = extra
-        self._rows: list[PaddingRow] = []
+        self._lasting: list[PaddingRow] = []  # none of a decoupled model's last
         self._inputs: tuple[object, Extra] | None = None  # of the last shape that was needed
 
     def fill(self, rows: Sequence[InferRequest | None], like: InferRequest) -> list[InferRequest]:
@@ -134,17 +135,25 @@ class Padding:
         # States may have other shapes than those of the first request. Then padding has those shapes, and
         # zeros.
         extra = self._extra if _alike(self._extra, like.extra) else _zeroed(self._extra, like.extra)
-        return [
-            self._row(index, inputs, extra) if request is None else request
-            for index, request in enumerate(rows)
-        ]
+        filled: list[InferRequest] = []
+        for index, request in enumerate(rows):
+            if request is not None:
+                filled.append(request)
+            elif index < len(self._lasting):  # most rows are padding again and again
+                row = self._lasting[index]
+                row.inputs, row.extra = inputs, extra
+                filled.append(row)
+            else:
+                filled.append(self._row(index, inputs, extra))
+        return filled
 
     def _row(self, index: int, inputs: Extra, extra: Extra) -> PaddingRow:
-        while len(self._rows) <= index:
-            self._rows.append(PaddingRow(self._spec))
         if self._spec.decoupled:  # the row of the last batch may still be open in the worker
-            self._rows[index] = PaddingRow(self._spec)
-        row = self._rows[index]
+            row = PaddingRow(self._spec)
+        else:
+            while len(self._lasting) <= index:
+                self._lasting.append(PaddingRow(self._spec))
+            row = self._lasting[index]
         row.inputs = inputs
         row.extra = extra
         return row

@@ -42,7 +42,7 @@ class SequenceQueue(WaitingLine):
 
     def admits(self, request: InferRequest) -> bool:
         """See `WaitingLine.admits`; sequences with slots and the backlog each have their own room."""
-        sequence = self._live.get(request.sequence_key)
+        sequence = self._live.get(request.correlation_id if request.caller is None else request.sequence_key)
         seated = self._lives.slots.some_free if sequence is None else sequence.group is not None
         return self._tickets.fits(request, seated=seated)
 
@@ -52,7 +52,7 @@ class SequenceQueue(WaitingLine):
         Raises InvalidArgument for a request that belongs to no sequence, and Unavailable for a new sequence
         while none is begun.
         """
-        sequence = self._live.get(request.sequence_key)
+        sequence = self._live.get(request.correlation_id if request.caller is None else request.sequence_key)
         if sequence is None or request.flags or request.rows != 1:
             sequence = self._lives.roll.enrol(request)
         self._lives.append(sequence, request, now)

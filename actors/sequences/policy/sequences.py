@@ -41,6 +41,7 @@ class Sequences(Sequencing):
     def __init__(self, spec: ModelSpec, scheduling: SequenceBatching) -> None:
         self.iterative = scheduling.iterative
         self.keeps_state = scheduling.checkpoint
+        self.has_states = bool(scheduling.states)
         timers: Timers[Due] = Timers()
         controls = Controls(scheduling.controls, batches=spec.batches)
         state = ImplicitState(spec, scheduling)
@@ -104,7 +105,8 @@ class Sequences(Sequencing):
         """See `Sequencing.done`."""
         sequence = self._lives.stopped_running(request)
         if sequence is not None:
-            self.batches.acquit(request)
+            if self.batches.alone:
+                self.batches.acquit(request)
             if self.iterative:
                 self._lives.close(sequence)
             self._lives.go_on(sequence, now)

@@ -107,6 +107,8 @@ class Sequencing(ABC):
     """The line of the same requests."""
     keeps_state: bool
     """Whether a sequence that has begun outlives its instance (`tritium.checkpoint`)."""
+    has_states: bool
+    """Whether answers bring states, which `collect` keeps."""
     iterative: bool
     """Whether the model may ask for a request to be run again (contract, scheduling.md section 6.7)."""
 
