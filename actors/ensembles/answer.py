@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from actors.ensembles.loans import Loan, Piece, claimed, drop_all
+from actors.ensembles.loans import Loan, Piece, Value, claimed, drop_all
 from actors.ensembles.plan import Plan
 from actors.ensembles.policy.places import Place, parameters_of
 from actors.serving.model import ModelState
@@ -63,20 +63,29 @@ class EnsembleAnswer:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def give(self, answer: Mapping[str, Piece], *, final: bool) -> None:
+    def give(self, answer: Mapping[str, Value], *, final: bool) -> None:
         """Give the values of the requested outputs."""
-        spec, fit = self._state.spec, self._plan.answers.of
+        spec, fit = self._state.spec, self._plan.answers
         outputs: list[Tensor] = []
         lent = False
         place: Place | None = None
-        for name, piece in answer.items():
-            tensor = fit(piece.tensor, name)
+        for name, value in answer.items():
+            if isinstance(value, Piece):
+                given, loan = value.tensor, value.loan
+                place = place or value.sequence
+            else:
+                given, loan = value, None
+            if fit.usual.get(name) != len(given.shape):
+                tensor = fit.of(given, name)
+            elif loan is None and name == given.name:
+                tensor = given
+            else:
+                tensor = Tensor(name, given.datatype, given.shape, given.data)
             outputs.append(tensor)
-            place = place or piece.sequence
-            if piece.loan is not None:
+            if loan is not None:
                 lent = True
-                piece.loan.view(tensor, piece.tensor)
-        response = self._response(outputs)
+                loan.view(tensor, given)
+        response = self._response(outputs, final=final)
         if outputs:
             response.parameters = parameters_of(place or (self.request.correlation_id, self.request.flags))
         held = [loan for loan in claimed(answer.values(), response) if loan.open] if lent else []
@@ -93,16 +102,20 @@ class EnsembleAnswer:
 
     def end(self) -> None:
         """End the answer of a decoupled ensemble, with an empty final part."""
-        self._state.outcome.respond(self.request, self._response([]))
+        self._state.outcome.respond(self.request, self._response([], final=True))
 
-    def _response(self, outputs: list[Tensor]) -> InferResponse:
+    def _response(self, outputs: list[Tensor], *, final: bool) -> InferResponse:
+        """Return a part of the answer. Count the request if the part is the last one."""
         spec = self._state.spec
+        timing = self._timing()
+        if final and not self.request.answered:
+            self._state.outcome.count_composed(self.request, timing)
         return InferResponse(
             model_name=spec.name,
             model_version=spec.version,
             id=self.request.id,
             outputs=outputs,
-            timing=self._timing(),
+            timing=timing,
         )
 
     def fail(self, error: TritiumError, *, of_a_step: bool = False) -> None:
@@ -121,26 +134,16 @@ class EnsembleAnswer:
 
     # -- what is counted -------------------------------------------------------------------------------------
 
-    def count_part(self, part: InferResponse) -> None:
-        """Count the time that a step has spent on `part`."""
-        if part.timing is not None:
-            queue, before, compute, after = self._spent
-            more_queue, more_before, more_compute, more_after = part.timing
-            self._spent = (
-                queue + more_queue,
-                before + more_before,
-                compute + more_compute,
-                after + more_after,
-            )
-
-    def count(self) -> None:
-        """Count the request, which is about to be answered."""
-        if not self.request.answered:
-            self._state.outcome.count_composed(self.request, self._timing())
+    def spent(self, timing: tuple[int, int, int, int]) -> None:
+        """Count the time that a step has spent on a part of its answer, as in `InferResponse.timing`."""
+        queue, before, compute, after = self._spent
+        more_queue, more_before, more_compute, more_after = timing
+        self._spent = queue + more_queue, before + more_before, compute + more_compute, after + more_after
 
     def _timing(self) -> tuple[int, int, int, int]:
-        queue = int((self._began - self.request.accepted_at) * 1e9)
-        return (max(0, queue) + self._spent[0], *self._spent[1:])
+        waited = max(0, int((self._began - self.request.accepted_at) * 1e9))
+        queue, before, compute, after = self._spent
+        return waited + queue, before, compute, after
 
 
 def in_ensemble(spec: ModelSpec, error: TritiumError) -> TritiumError:

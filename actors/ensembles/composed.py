@@ -16,7 +16,7 @@ import trio
 
 from actors.ensembles.answer import EnsembleAnswer
 from actors.ensembles.lines import Lines
-from actors.ensembles.loans import Loan, Loans, Piece, claimed
+from actors.ensembles.loans import Loan, Loans, Piece, Value, claimed
 from actors.ensembles.plan import Plan
 from actors.ensembles.policy.flow import Run
 from actors.ensembles.policy.gates import Gates
@@ -35,6 +35,8 @@ class Ensembling(Protocol):
 
     state: ModelState
     lines: Lines
+    clock: Callable[[], float]
+    """The time on trio's clock."""
 
     def wait_at_gate(self, step: Step) -> None:
         """`step` waits for its gate: submit it anyway when that has taken too long."""
@@ -59,6 +61,7 @@ class ComposedRequest(StepOwner):
         "_answer",
         "_arrivals",
         "_busy",
+        "_decoupled",
         "_flow",
         "_gates",
         "_loans",
@@ -76,20 +79,20 @@ class ComposedRequest(StepOwner):
         self._owner = owner
         self._state = owner.state
         self._plan = plan
-        self._flow: AnyFlow[Piece] = flow_along(plan.course)
+        self._flow: AnyFlow[Value] = flow_along(plan.course)
         self._gates: Gates | None = None
-        if plan.course.decoupled:
+        self._decoupled = plan.course.decoupled
+        if self._decoupled:
             scheduling = owner.state.spec.scheduling
             limit = scheduling.max_inflight_requests if isinstance(scheduling, Ensemble) else 0
             self._gates = Gates(limit) if limit else None
-        self._steps: dict[Run[Piece], Step] = {}  # the steps that have not ended
-        self._loans = Loans()
+        self._steps: dict[Run[Value], Step] = {}  # the steps that have not ended
+        self._loans: Loans | None = None  # if memory was lent
         self._arrivals: deque[tuple[Step, InferResponse | TritiumError, bool]] = deque()
         self._busy = False
         self._over = False
         self._answer = EnsembleAnswer(owner.state, request, plan, began=now)
-        for state in plan.pinned:
-            state.pin()
+        plan.begin()
 
     @property
     def steps(self) -> Iterable[Step]:
@@ -98,11 +101,13 @@ class ComposedRequest(StepOwner):
 
     # -- what happens ----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """Run the steps that can run with the request's inputs."""
-        entry = self._plan.entry.of
-        given = {tensor.name: Piece(entry(tensor)) for tensor in self.request.inputs}
-        self._work(lambda: self._launch(self._flow.begin(given)))
+        entry = self._plan.entry
+        given: dict[str, Value] = {}
+        for tensor in self.request.inputs:
+            given[tensor.name] = entry.of(tensor) if entry.reshapes else tensor
+        self._work(lambda: self._launch(self._flow.begin(given), now))
 
     def arrived(self, step: Step, part: InferResponse | TritiumError, *, final: bool) -> None:
         """A step's model has given a part of its answer."""
@@ -110,9 +115,19 @@ class ComposedRequest(StepOwner):
             if isinstance(part, InferResponse):
                 part.release()
             return
-        self._arrivals.append((step, part, final))
-        if not self._busy:
-            self._work()
+        if self._busy:
+            self._arrivals.append((step, part, final))
+            return
+        # As `_work` does, on the path of every answer.
+        self._busy = True
+        try:
+            self._take(step, part, final)
+            if self._decoupled or self._arrivals or not self._flow.running:
+                self._work_off()
+        except Exception as bug:  # noqa: BLE001
+            self._abandon(bug)
+        finally:
+            self._busy = False
 
     def taken(self, loan: Loan, step: Step) -> None:
         """The step's model has accepted it.
@@ -136,79 +151,100 @@ class ComposedRequest(StepOwner):
         """Submit a step that waited for its gate too long."""
         gates = self._gates
         if gates is not None and not step.ended and gates.give_up(step.run.step.number, step):
-            self._work(lambda: self._pass(step))
+            self._work(lambda: self._pass(step, self._owner.clock()))
 
-    def _work(self, first: Callable[[], object] | None = None) -> None:
+    def _work(self, first: Callable[[], object]) -> None:
         """Do `first`, and then the work that has come in the meantime.
 
         A bug fails this request only.
         """
         # It was called from within: the outer call goes on with the work that has come.
         if self._busy:
-            if first is not None:
-                first()
+            first()
             return
         self._busy = True
         try:
-            if first is not None:
-                first()
-                self._tell()
-            while self._arrivals:
-                self._take(*self._arrivals.popleft())
-                self._tell()
+            first()
+            self._work_off()
         except Exception as bug:  # noqa: BLE001
             # The bug belongs to the supervised child: the scheduler fails with it in its next turn.
             self._abandon(bug)
         finally:
             self._busy = False
 
+    def _work_off(self) -> None:
+        """Tell the client what has come of the work so far, and take the answers that have come meanwhile."""
+        # Without decoupled steps there is nothing to tell before the end.
+        if self._decoupled or not self._flow.running:
+            self._tell()
+        while self._arrivals:
+            self._take(*self._arrivals.popleft())
+            if self._decoupled or not self._flow.running:
+                self._tell()
+
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def _launch(self, runs: Iterable[Run[Piece]]) -> None:
+    def _launch(self, runs: Iterable[Run[Value]], now: float) -> None:
         for run in runs:
-            step = self._step(run)
+            step = self._step(run, now)
             if self._gates is None or self._gates.enter(run.step.number, step):
-                self._pass(step)
+                self._pass(step, now)
             else:
                 self._owner.wait_at_gate(step)
 
-    def _pass(self, step: Step) -> None:
+    def _pass(self, step: Step, now: float) -> None:
         """Submit a step whose gate is open."""
         step.passed = True
         if self._gates is not None:
             self._owner.leave_gate(step)
-        if self._owner.lines.has(step.plan.model):
-            self._owner.lines.wait(step)
+        lines = self._owner.lines
+        if lines.waiting and lines.has(step.plan.model):
+            lines.wait(step)
             return
         try:
-            step.submit_nowait(in_company=len(self._state.in_flight) > 1)
+            # A pinned version takes it even while it is retiring.
+            state = step.plan.state
+            if state is None:
+                step.plan.model.submit_nowait(step.request)
+            else:
+                in_company = len(self._state.in_flight) > 1
+                state.intake.submit_nowait(step.request, pinned=True, in_company=in_company, now=now)
         except trio.WouldBlock:
-            self._owner.lines.wait(step)
+            lines.wait(step)
         except TritiumError as error:
             self._arrivals.append((step, error, True))
         else:
             if step.loans:
                 step.accepted()
 
-    def _step(self, run: Run[Piece]) -> Step:
+    def _step(self, run: Run[Value], now: float) -> Step:
         """Return a step with the request that is given to its model."""
         plan, whole = self._plan.steps[run.step.number], self.request
         step = Step(self, run, plan)
         correlation_id, flags = whole.correlation_id, whole.flags
-        fit = plan.fit.of
+        fit, usual = plan.fit, plan.fit.usual
         inputs: list[Tensor] = []
         lent = False
-        for name, piece in run.inputs.items():
-            if piece.loan is not None:
+        for name, value in run.inputs.items():
+            if isinstance(value, Piece):
+                given, loan = value.tensor, value.loan
+                if value.sequence is not None:
+                    correlation_id, flags = step.sequence = value.sequence
+            else:
+                given, loan = value, None
+            if loan is not None:
                 lent = True
-                if not plan.by_reference and not piece.loan.streamed:
-                    piece.loan.copy()
-            tensor = fit(piece.tensor, name)
+                if not plan.by_reference and not loan.streamed:
+                    loan.copy()
+            if usual.get(name) != len(given.shape):
+                tensor = fit.of(given, name)
+            elif loan is None and name == given.name:
+                tensor = given
+            else:
+                tensor = Tensor(name, given.datatype, given.shape, given.data)
             inputs.append(tensor)
-            if piece.loan is not None:
-                piece.loan.view(tensor, piece.tensor)
-            if piece.sequence is not None:
-                correlation_id, flags = step.sequence = piece.sequence
+            if loan is not None:
+                loan.view(tensor, given)
         if lent:
             step.loans = claimed(run.inputs.values(), step, step.waits)
         request = step.request = InferRequest(
@@ -222,10 +258,12 @@ class ComposedRequest(StepOwner):
             timeout=whole.timeout,
             correlation_id=correlation_id,
             flags=flags,
+            deadline=whole.deadline,
             reply=step,
-            accepted_at=trio.current_time(),
+            accepted_at=now,
         )
-        request.inherit((whole,))
+        if whole.caller is not None or whole.synthetic or whole.tenant or whole.affinity:
+            request.inherit((whole,))
         self._steps[run] = step
         return step
 
@@ -236,49 +274,63 @@ class ComposedRequest(StepOwner):
             return
         if isinstance(part, TritiumError):
             self._flow.failed(step.run, part, final=final)
-            runs: Sequence[Run[Piece]] = ()
+            runs: Sequence[Run[Value]] = ()
         else:
-            self._answer.count_part(part)
+            if part.timing is not None:
+                self._answer.spent(part.timing)
             pieces = self._pieces(step, part)
             empty = final and step.run.step.decoupled and not part.outputs
             runs = self._flow.received(step.run, pieces, final=final, empty=empty)
         if final:
-            self._end(step)
+            del self._steps[step.run]
+            step.end()
+            if self._gates is not None and step.passed:
+                self._leave(step, self._gates)
         if self._flow.error is None:
-            self._launch(runs)
+            if runs:
+                self._launch(runs, self._owner.clock())
         else:
             self._call_off()
 
-    def _pieces(self, step: Step, part: InferResponse) -> dict[str, Piece]:
+    def _pieces(self, step: Step, part: InferResponse) -> dict[str, Value]:
         """Return a response's tensors by the model's names, and track the memory that they view."""
         wanted = step.run.step.outputs
-        outputs = [tensor for tensor in part.outputs if tensor.name in wanted]
-        if not outputs or self._flow.error is not None:
-            part.release()
-            return {}
-        loan: Loan | None = None
-        if part.leased:
-            course, tensors = self._plan.course, [wanted[tensor.name] for tensor in outputs]
-            lasting = any(tensor in course.lasting for tensor in tensors)
-            uses = math.inf if lasting else sum(course.uses[tensor] for tensor in tensors)
-            loan = Loan(part, uses, streamed=step.run.step.decoupled)
-            self._loans.add(loan)
-            if lasting and not loan.streamed:
-                loan.copy()
-            elif not loan.streamed:
-                self._owner.lend(loan)
         sequence = step.sequence
         if part.parameters:
             sequence = place_of(part.parameters, sequence, self.request)
-        return {tensor.name: Piece(tensor, loan, sequence) for tensor in outputs}
+        loan = self._loan(step, part) if part.leased else None
+        pieces: dict[str, Value] = {}
+        plain = loan is None and sequence is None
+        for tensor in part.outputs:
+            if tensor.name in wanted:
+                pieces[tensor.name] = tensor if plain else Piece(tensor, loan, sequence)
+        return pieces
 
-    def _end(self, step: Step) -> None:
-        del self._steps[step.run]
-        step.end()
-        if self._gates is not None and step.passed:
-            following = self._gates.ended(step.run.step.number)
-            if isinstance(following, Step):
-                self._pass(following)
+    def _loan(self, step: Step, part: InferResponse) -> Loan | None:
+        """Borrow the memory that a response's tensors view. None where nothing of it is needed."""
+        wanted = step.run.step.outputs
+        tensors = [wanted[tensor.name] for tensor in part.outputs if tensor.name in wanted]
+        if not tensors or self._flow.error is not None:
+            part.release()
+            return None
+        course = self._plan.course
+        lasting = any(tensor in course.lasting for tensor in tensors)
+        uses = math.inf if lasting else sum(course.uses[tensor] for tensor in tensors)
+        loan = Loan(part, uses, streamed=step.run.step.decoupled)
+        if self._loans is None:
+            self._loans = Loans()
+        self._loans.add(loan)
+        if lasting and not loan.streamed:
+            loan.copy()
+        elif not loan.streamed:
+            self._owner.lend(loan)
+        return loan
+
+    def _leave(self, step: Step, gates: Gates) -> None:
+        """A step that had passed its gate has ended: let the next one pass."""
+        following = gates.ended(step.run.step.number)
+        if isinstance(following, Step):
+            self._pass(following, self._owner.clock())
 
     def _call_off(self) -> None:
         """Cancel all steps that run."""
@@ -300,19 +352,19 @@ class ComposedRequest(StepOwner):
             return
         flow, answer = self._flow, self._answer
         complete = flow.take_answers()
-        if not flow.over:
+        if flow.running:
             for values in complete:
                 answer.give(values, final=False)
             return
-        of_a_step = flow.error is not None
-        error = flow.ending(self.request.prefix)
-        if error is not None:
-            self._finish()
-            answer.fail(error, of_a_step=of_a_step)
-            return
+        if flow.error is not None or not complete:
+            of_a_step = flow.error is not None
+            error = flow.ending(self.request.prefix)
+            if error is not None:
+                self._finish()
+                answer.fail(error, of_a_step=of_a_step)
+                return
         for values in complete[:-1]:
             answer.give(values, final=False)
-        answer.count()
         if complete:
             answer.give(complete[-1], final=True)
         else:
@@ -322,10 +374,11 @@ class ComposedRequest(StepOwner):
     def _finish(self) -> None:
         """Release everything that was held for the request."""
         self._over = True
-        self._answer.let_go()
-        self._loans.forsake()
-        for state in self._plan.pinned:
-            state.unpin()
+        if self._decoupled:
+            self._answer.let_go()
+        if self._loans is not None:
+            self._loans.forsake()
+        self._plan.end()
         self._owner.finished(self.request)
 
     def _abandon(self, bug: Exception) -> None:

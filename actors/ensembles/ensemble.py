@@ -25,7 +25,7 @@ from actors.ensembles.answer import in_ensemble
 from actors.ensembles.composed import ComposedRequest
 from actors.ensembles.lines import Lines
 from actors.ensembles.loans import Loan
-from actors.ensembles.plan import Plans
+from actors.ensembles.plan import Plan, Plans
 from actors.ensembles.steps import Step
 from actors.seams import faults
 from actors.serving.model import ModelState
@@ -61,7 +61,8 @@ Resolve = Callable[[EnsembleStep], ServedModel]
 class Ensembler(TurnTaker):
     """Runs the requests of one ensemble version. Implements `actors.serving.ports.Composite`."""
 
-    def __init__(self, state: ModelState, resolve: Resolve) -> None:
+    def __init__(self, state: ModelState, resolve: Resolve, changes: Callable[[], int] | None = None) -> None:
+        """`changes` counts how often what `resolve` returns may have changed. Without it, all may change."""
         if not isinstance(state.spec.scheduling, Ensemble):
             raise TypeError(f"{state.spec.name} is no ensemble")
         super().__init__(state)
@@ -70,6 +71,9 @@ class Ensembler(TurnTaker):
         self._queue = state.queue
         self._wiring = Wiring(state.spec.scheduling)
         self._resolve = resolve
+        # Asked for each step: `trio.current_time` would look the clock up each time.
+        self.clock = trio.lowlevel.current_clock().current_time
+        self._changes = changes
         self._requests: dict[InferRequest, ComposedRequest] = {}
         self._plans = Plans(state.spec, self._wiring)
         self.lines = Lines(state.doorbell.ring)
@@ -177,10 +181,8 @@ class Ensembler(TurnTaker):
             self.let_go()
 
     def _start(self, request: InferRequest, now: float) -> None:
-        wanted = tuple(request.requested_outputs)
         try:
-            models = {number: self._model(number) for number in self._plans.steps_to(wanted)}
-            composed = ComposedRequest(self, request, self._plans.of(wanted, models), now=now)
+            composed = ComposedRequest(self, request, self._plan(tuple(request.requested_outputs)), now=now)
         except TritiumError as error:
             self.state.outcome.fail(request, in_ensemble(self.state.spec, error), FailureReason.OTHER)
             return
@@ -190,7 +192,17 @@ class Ensembler(TurnTaker):
             )
             raise
         self._requests[request] = composed
-        composed.begin()
+        composed.begin(now)
+
+    def _plan(self, wanted: tuple[str, ...]) -> Plan:
+        """Return the plan for `wanted`, with the models that run its steps now. Raises TritiumError."""
+        if self._changes is not None:
+            found = self._plans.found(wanted, self._changes())
+            if found is not None:
+                return found
+        return self._plans.of(
+            wanted, {number: self._model(number) for number in self._plans.steps_to(wanted)}
+        )
 
     def _model(self, number: int) -> ServedModel:
         """Return the model that runs a step.

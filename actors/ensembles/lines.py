@@ -27,27 +27,27 @@ class Lines:
     def __init__(self, ring: Callable[[], object]) -> None:
         """`ring` wakes the scheduler, which sees to it that every line has its task."""
         self._ring = ring
-        self._lines: dict[int, Line] = {}  # by the identity of the model that has no room
+        self.waiting: dict[int, Line] = {}  # by the identity of the model that has no room
 
     def __bool__(self) -> bool:
         """Whether there is a line."""
-        return bool(self._lines)
+        return bool(self.waiting)
 
     def has(self, model: ServedModel) -> bool:
         """Whether steps wait for room at `model`."""
-        return id(model) in self._lines
+        return id(model) in self.waiting
 
     def wait(self, step: Step) -> None:
         """There is no room for `step` at its model: submit it in its turn when there is."""
-        line = self._lines.get(id(step.model))
+        line = self.waiting.get(id(step.model))
         if line is None:
-            line = self._lines[id(step.model)] = Line(step.model)
+            line = self.waiting[id(step.model)] = Line(step.model)
             self._ring()
         line.steps[step] = None
 
     def leave(self, step: Step) -> bool:
         """Take `step` out of its line. False where it is in none, or its turn has come."""
-        line = self._lines.get(id(step.model))
+        line = self.waiting.get(id(step.model))
         if line is None or step.submitting or step not in line.steps:
             return False
         del line.steps[step]
@@ -55,11 +55,11 @@ class Lines:
 
     def unattended(self) -> Sequence[Line]:
         """Return the lines without a task that works them off."""
-        return [line for line in self._lines.values() if not line.attended]
+        return [line for line in self.waiting.values() if not line.attended]
 
     def abandon(self) -> None:
         """The tasks that worked off the lines have ended."""
-        for line in self._lines.values():
+        for line in self.waiting.values():
             line.attended = False
 
     async def work_off(self, line: Line) -> None:
@@ -85,5 +85,5 @@ class Lines:
             else:
                 del line.steps[step]
                 step.accepted()
-        del self._lines[id(line.model)]
+        del self.waiting[id(line.model)]
         self._ring()

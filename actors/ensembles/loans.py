@@ -7,7 +7,7 @@ consumers execute; see `Loan` for when it is copied instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from actors.ensembles.policy.places import Place
 from actors.values.requests import InferResponse
@@ -117,7 +117,10 @@ class Loans:
 
 
 class Piece:
-    """A value of an ensemble tensor. `sequence` replaces the request's for the step that consumes it."""
+    """A value of an ensemble tensor that is lent, or has a place in a sequence.
+
+    `sequence` replaces the request's for the step that consumes it.
+    """
 
     __slots__ = ("loan", "sequence", "tensor")
 
@@ -127,13 +130,17 @@ class Piece:
         self.sequence = sequence
 
 
+Value: TypeAlias = Tensor | Piece
+"""A value of an ensemble tensor: most have neither a loan nor a place in a sequence."""
+
+
 def claimed(
-    pieces: Iterable[Piece], user: object, waits: Callable[[], bool] | None = None
+    values: Iterable[Value], user: object, waits: Callable[[], bool] | None = None
 ) -> tuple[Loan, ...]:
-    """Have `user` claim the loans of `pieces`, and return those loans. See `Loan.claim`."""
+    """Have `user` claim the loans of `values`, and return those loans. See `Loan.claim`."""
     loans: dict[Loan, None] = {}
-    for piece in set(pieces):
-        if piece.loan is not None:
+    for piece in set(values):
+        if isinstance(piece, Piece) and piece.loan is not None:
             piece.loan.claim(user, waits)
             loans[piece.loan] = None
     return tuple(loans)

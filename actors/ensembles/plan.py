@@ -27,14 +27,16 @@ class Fit:
         """`ranks` are the numbers of dimensions by name, without the batch dimension."""
         self._batches = batches
         self._dims = ranks
-        self._full = {name: dims + batches for name, dims in ranks.items()}
+        self.usual = {name: dims + batches for name, dims in ranks.items()}
+        """How many dimensions a tensor has that keeps its shape here, by its name here."""
 
     def of(self, tensor: Tensor, name: str) -> Tensor:
         """Return `tensor` under the name, and with the shape, that it has here. The data is the same."""
         shape = tensor.shape
-        full = self._full.get(name)
-        if full is not None and len(shape) != full:  # the model refuses a tensor that it does not declare
-            shape = fitted(shape, self._dims[name], batches=self._batches)
+        rank = self._dims.get(name)
+        # The model refuses a tensor that it does not declare.
+        if rank is not None and len(shape) != rank + self._batches:
+            shape = fitted(shape, rank, batches=self._batches)
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
@@ -50,6 +52,8 @@ class OutputShapes(Fit):
             {each.name: len(each.dims if each.reshape is None else each.reshape) for each in declared},
             batches=batches,
         )
+        for name in self._reshapes:
+            del self.usual[name]
 
     def of(self, tensor: Tensor, name: str) -> Tensor:
         """Return `tensor` as the output `name` of an answer. The data is the same."""
@@ -65,13 +69,14 @@ class InputShapes:
 
     def __init__(self, declared: Iterable[InputSpec], *, batches: bool) -> None:
         self._batches = batches
-        self._reshapes = {
+        self.reshapes = {
             each.name: (each.dims, each.reshape) for each in declared if each.reshape is not None
         }
+        """The inputs that have a shape of their own for the steps; `of` leaves the others as they are."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return `tensor`, a valid input, as the steps see it. The data is the same."""
-        found = self._reshapes.get(tensor.name)
+        found = self.reshapes.get(tensor.name)
         if found is None:
             return tensor
         dims, target = found
@@ -114,10 +119,26 @@ class Plan:
             for number, model in models.items()
         }
         states = (each.state for each in self.steps.values())
-        self.pinned = tuple(dict.fromkeys(state for state in states if state is not None))
-        """Versions that must stay until a request has ended."""
+        self._pinned = tuple(dict.fromkeys(state for state in states if state is not None))
+        self._users = 0
+        self.lasts = all(each.state is not None for each in self.steps.values())
+        """Whether it stands for as long as the same models are resolved: versions stay what they are."""
         self.entry = InputShapes(spec.inputs, batches=spec.batches)
         self.answers = OutputShapes(spec.outputs, batches=spec.batches)
+
+    def begin(self) -> None:
+        """A request goes along it: the versions that run its steps must stay until it has ended."""
+        self._users += 1
+        if self._users == 1:
+            for state in self._pinned:
+                state.pin()
+
+    def end(self) -> None:
+        """A request that went along it is over."""
+        self._users -= 1
+        if not self._users:
+            for state in self._pinned:
+                state.unpin()
 
     def stands(self, models: Mapping[int, ServedModel]) -> bool:
         """Whether the plan still holds if `models` run its steps."""
@@ -132,6 +153,20 @@ class Plans:
         self._wiring = wiring
         self._contributing: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
+        # Those of them that were found to stand since which models answer has changed last.
+        self._found: dict[tuple[str, ...], Plan] = {}
+        self._found_after = -1
+
+    def found(self, wanted: tuple[str, ...], changes: int) -> Plan | None:
+        """Return the plan for `wanted` if it is known to stand, after so many `changes` of what answers.
+
+        If it returns None, `of` returns the plan.
+        """
+        if changes == self._found_after:
+            return self._found.get(wanted)
+        self._found.clear()
+        self._found_after = changes
+        return None
 
     def steps_to(self, wanted: tuple[str, ...]) -> tuple[int, ...]:
         """Return the numbers of the steps that contribute to `wanted`."""
@@ -140,6 +175,7 @@ class Plans:
             if len(self._contributing) >= _PLANS_KEPT:
                 self._contributing.clear()
                 self._plans.clear()
+                self._found.clear()
             found = self._contributing[wanted] = self._wiring.contributing(wanted)
         return found
 
@@ -148,6 +184,8 @@ class Plans:
         plan = self._plans.get(wanted)
         if plan is None or not plan.stands(models):
             plan = self._plans[wanted] = Plan(self._spec, self._wiring, wanted, models)
+        if plan.lasts:
+            self._found[wanted] = plan
         return plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Final
 
-from actors.ensembles.loans import Loan, Piece
+from actors.ensembles.loans import Loan, Value
 from actors.ensembles.plan import StepPlan
 from actors.ensembles.policy.flow import Run
 from actors.ensembles.policy.places import Place
@@ -39,7 +39,7 @@ class Step(ReplyPort):
     __slots__ = ("_owner", "ended", "loans", "passed", "plan", "request", "run", "sequence", "submitting")
     relation = "step"  # of its request to the ensemble's, in the log
 
-    def __init__(self, owner: StepOwner, run: Run[Piece], plan: StepPlan) -> None:
+    def __init__(self, owner: StepOwner, run: Run[Value], plan: StepPlan) -> None:
         self._owner = owner
         self.run = run
         self.plan = plan
@@ -66,19 +66,8 @@ class Step(ReplyPort):
         """The model that runs it."""
         return self.plan.model
 
-    def submit_nowait(self, *, in_company: bool) -> None:
-        """Submit it, as `ServedModel.submit_nowait` does.
-
-        A pinned version takes it even while it is retiring.
-        """
-        state = self.plan.state
-        if state is not None:
-            state.intake.submit_nowait(self.request, pinned=True, in_company=in_company)
-        else:
-            self.plan.model.submit_nowait(self.request)
-
     async def submit(self) -> None:
-        """Submit it, and wait for room."""
+        """Submit it, and wait for room. A pinned version takes it even while it is retiring."""
         if self.plan.state is not None:
             await self.plan.state.intake.submit(self.request, pinned=True)
         else:

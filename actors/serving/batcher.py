@@ -84,10 +84,15 @@ class Scheduler(TurnTaker):
         if self.end_overdue(queue, now) <= now:
             return -math.inf
         expiry = math.inf
+        hunts = False
         for instance in state.instances:
-            if instance.suspects.groups:
-                expiry = min(expiry, self.end_overdue(instance.suspects, now))
-        self._hunt()
+            suspects = instance.suspects
+            if suspects.groups:
+                expiry = min(expiry, self.end_overdue(suspects, now))
+            if suspects.groups or suspects.running:
+                hunts = True
+        if hunts:
+            self._hunt()
         wake_at = self._relieve(now) if len(state.rotation) > 1 else math.inf
         held_up = False
         held_back = not self._hold.open and not self._hold.opens(len(queue))
@@ -108,11 +113,15 @@ class Scheduler(TurnTaker):
                     held_up = True
                     break
             instance = chosen[0]
-            requests = queue.take(affordable(each.nbytes for each in candidates[: decision.requests]))
+            count = decision.requests
+            if count > 1:
+                count = affordable([each.nbytes for each in candidates[:count]])
+            requests = queue.take(count)
             if requests:
                 if state.dispatcher.dispatch(instance, requests) and state.dispatcher.limiter is not None:
                     state.dispatcher.limiter.began(instance)
-                self._served(instance)
+                if len(state.rotation) > 1:
+                    self._served(instance)
         if state.dispatcher.limiter is not None:
             self.withdraw(held_up=held_up)
         return min(wake_at, expiry, queue.next_expiry())
@@ -228,7 +237,7 @@ class Scheduler(TurnTaker):
                 limiter.withdraw(each)
 
     def _served(self, instance: InstanceState) -> None:
+        """Let the other instances have their turns before this one."""
         rotation = self.state.rotation
-        if len(rotation) > 1:
-            rotation.remove(instance)
-            rotation.append(instance)
+        rotation.remove(instance)
+        rotation.append(instance)

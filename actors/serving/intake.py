@@ -71,19 +71,25 @@ class Intake:
             if not (any(stage.intercept(request) for stage in self.stages) or self._held(request)):
                 self._enqueue(request, trio.current_time())
 
-    def submit_nowait(self, request: InferRequest, *, pinned: bool = False, in_company: bool = False) -> None:
+    def submit_nowait(
+        self, request: InferRequest, *, pinned: bool = False, in_company: bool = False, now: float = -1.0
+    ) -> None:
         """Validate and queue `request`, if there is room. See `actors.values.requests.ServedModel`.
 
         `pinned`: the version serves it, retired or not; see `ModelState.pin`.
 
         `in_company`: other requests may follow in this turn of the loop, so a batch should not begin with
             this request alone.
+
+        `now`: the time, from a caller that has just asked for it.
         """
         if self._standing.status is not Status.READY:
             self._check_accepting(request, pinned=pinned)
-        if self._validate.must_walk(request):
+        validate = self._validate
+        if validate.has_strings and validate.must_walk(request):
             raise trio.WouldBlock
-        self._validate(request)
+        if not validate.is_usual(request):
+            validate(request)
         if request.synthetic:
             # It runs in a batch of its own: its failure must not become a client's.
             request.batch_key = object()
@@ -95,10 +101,12 @@ class Intake:
                     return
             for stage in self.stages:
                 stage.admit(request)
-        if not (self.line.may_pass(request) and self._queue.admits(request)):
+        line = self.line
+        if (line.places and not line.may_pass(request)) or not self._queue.admits(request):
             raise trio.WouldBlock
         if not (self.stages and self._held(request)):
-            self._enqueue(request, trio.current_time(), in_company=in_company)
+            since = now if now >= 0.0 else trio.current_time()
+            self._enqueue(request, since, in_company=in_company)
 
     def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
         """Raise Unavailable, unless a version that is not READY takes `request` all the same."""
@@ -146,7 +154,7 @@ class Intake:
         if len(self._in_flight) == 1 and self._doorbell.take_turn is not None and not in_company:
             # No other request is in flight to share a batch with: waking the scheduler would only cost time.
             self._doorbell.take_turn()
-        else:
+        elif not self._doorbell.rung:
             self._doorbell.ring()
 
     def queue_again(self, request: InferRequest, since: float) -> None:

@@ -68,7 +68,7 @@ class Validator:
             key_at = self._keyed_shapes if compared else -1
             self._keyed_shapes += compared
             self._inputs[declared.name] = _Input(declared, index=index, key_at=key_at)
-        self._has_strings = any(plan.datatype is DataType.BYTES for plan in self._inputs.values())
+        self.has_strings = any(plan.datatype is DataType.BYTES for plan in self._inputs.values())
         self._required_names = tuple(declared.name for declared in spec.inputs if not declared.optional)
         self._total = len(spec.inputs)
         self._required = len(self._required_names)
@@ -83,10 +83,9 @@ class Validator:
 
     def __call__(self, request: InferRequest) -> None:
         """Accept `request` and complete it, or raise InvalidArgument with the contract's text."""
-        if self._usual is None or not self._is_usual(request, self._usual):
-            self._check_everything(request)
-        elif request.requested_outputs and request.requested_outputs is not self._output_names:
-            self._check_outputs(request)
+        if self.is_usual(request):
+            return
+        self._check_everything(request)
         if not request.requested_outputs:
             request.requested_outputs = self._output_names
 
@@ -95,7 +94,7 @@ class Validator:
 
         In that case `walk_strings` must be called first.
         """
-        return self._has_strings and request.strings is None and any(map(_is_long, request.inputs))
+        return self.has_strings and request.strings is None and any(map(_is_long, request.inputs))
 
     def walk_strings(self, request: InferRequest) -> Generator[None, None, None]:
         """Walk the long packed inputs of `request`, and note the result in it.
@@ -112,13 +111,14 @@ class Validator:
                 found.append(None)
         request.strings = found
 
-    def _is_usual(self, request: InferRequest, usual: Sequence[_Input]) -> bool:
+    def is_usual(self, request: InferRequest) -> bool:
         """Complete a good request that has all declared inputs, in their order.
 
-        False for a request that needs a closer look.
+        False for a request that needs a closer look: call the validator. Raises InvalidArgument where the
+        inputs are good and the requested outputs are not.
         """
-        inputs = request.inputs
-        if len(inputs) != len(usual):
+        inputs, usual = request.inputs, self._usual
+        if usual is None or len(inputs) != len(usual):
             return False
         rows = nbytes = 0
         for tensor, plan in zip(inputs, usual, strict=True):
@@ -138,6 +138,11 @@ class Validator:
         request.rows = rows
         request.nbytes = nbytes
         request.batch_key = None
+        wanted = request.requested_outputs
+        if not wanted:
+            request.requested_outputs = self._output_names
+        elif wanted is not self._output_names:
+            self._check_outputs(request)
         return True
 
     def _check_everything(self, request: InferRequest) -> None:

@@ -215,7 +215,7 @@ class Scatter:
         if len(requests) == 1:
             whole = [self._tensor(each, each.shape, each.offset, each.nbytes) for each in stacked]
             return [(requests[0], self._wanted(requests[0], whole), None)]
-        ends = list(accumulate(request.rows for request in requests))
+        ends = list(accumulate([request.rows for request in requests]))
         spans = [
             (request.rows, end)
             for request, end in zip(requests, ends, strict=True)
@@ -223,10 +223,16 @@ class Scatter:
         ]
         columns = [self._column(each, requests, spans, ends[-1]) for each in stacked]
         outputs = zip(*columns, strict=True) if columns else repeat(())
-        return [
-            (request, [] if request.padding else self._wanted(request, list(next(outputs))), None)
-            for request in requests
-        ]
+        everything = self._spec.output_names
+        cuts: list[Cut] = []
+        for request in requests:
+            share: list[Tensor] = []
+            if not request.padding:
+                share = list(next(outputs))
+                if request.requested_outputs is not everything:
+                    share = self._wanted(request, share)
+            cuts.append((request, share, None))
+        return cuts
 
     def _wanted(self, request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
         wanted, states = request.requested_outputs, self._spec.state_names

@@ -142,7 +142,7 @@ class ModelSubtrees:
             observers=observers,
         )
         if isinstance(spec.scheduling, Ensemble):
-            state.composite = Ensembler(state, self._resolve_step)
+            state.composite = Ensembler(state, self._resolve_step, lambda: self._router.roster.changes)
         return state
 
     def _is_cached(self, spec: ModelSpec) -> bool:

@@ -60,13 +60,13 @@ class Flow(Generic[Value]):
     Call `begin` first. Each run that comes out is then ended by a final `received` or `failed`.
     """
 
-    __slots__ = ("_answered", "_course", "_pending", "_running", "_seen", "_values", "error")
+    __slots__ = ("_answered", "_course", "_pending", "_seen", "_values", "error", "running")
 
     def __init__(self, course: Course) -> None:
         self._course = course
         self._values: dict[Iteration, dict[str, Value | None]] = {ROOT: {}}
         self._seen: dict[Iteration, set[int]] = {}  # the numbers of consumers that were complete
-        self._running: dict[Run[Value], int] = {}  # the number of responses of each
+        self.running: dict[Run[Value], int] = {}  # what has not ended: the number of responses of each
         self._pending: list[tuple[Iteration, Mapping[str, Value]]] = []  # answers that wait for earlier ones
         self._answered = 0
         self.error: TritiumError | None = None  # the first one; nothing new is run after it
@@ -87,11 +87,11 @@ class Flow(Generic[Value]):
 
         `empty` marks a final part that only says that there are no more.
         """
-        responses = self._running[run]
+        responses = self.running[run]
         if final:
-            del self._running[run]
+            del self.running[run]
         else:
-            self._running[run] = responses + 1
+            self.running[run] = responses + 1
         runs: list[Run[Value]] = []
         iteration = run.iteration
         if self.error is None and not empty:
@@ -105,7 +105,7 @@ class Flow(Generic[Value]):
     def failed(self, run: Run[Value], error: TritiumError, *, final: bool) -> None:
         """A run has given an error: the whole request fails with it, once all runs have ended."""
         if final:
-            del self._running[run]
+            del self.running[run]
         self.stop(error)
 
     def stop(self, error: TritiumError) -> None:
@@ -119,15 +119,15 @@ class Flow(Generic[Value]):
     @property
     def over(self) -> bool:
         """Whether nothing runs, so nothing will ever happen again."""
-        return not self._running
+        return not self.running
 
     def take_answers(self) -> list[Mapping[str, Value]]:
         """Return each complete answer once, as soon as no earlier one has to come first."""
         if not self._pending:
             return []
         ready = len(self._pending)
-        if self._running:
-            earliest = min(map(self._earliest, self._running))
+        if self.running:
+            earliest = min(map(self._earliest, self.running))
             ready = bisect_left(self._pending, earliest, key=_by_iteration)
         taken = [answer for _, answer in self._pending[:ready]]
         del self._pending[:ready]
@@ -136,7 +136,7 @@ class Flow(Generic[Value]):
 
     def _earliest(self, run: Run[Value]) -> Iteration:
         """Return a lower bound of the iterations to which `run` can still add something."""
-        return (*run.iteration, self._running[run]) if run.step.decoupled else run.iteration
+        return (*run.iteration, self.running[run]) if run.step.decoupled else run.iteration
 
     def ending(self, prefix: str) -> TritiumError | None:
         """Return the error that a flow which is over ends with, or None.
@@ -186,14 +186,14 @@ class Flow(Generic[Value]):
             insort(self._pending, (iteration, inputs), key=_by_iteration)
         else:
             run = Run(consumer, iteration, inputs)
-            self._running[run] = 0
+            self.running[run] = 0
             runs.append(run)
 
     def _forget(self, iteration: Iteration) -> None:
         """Drop the values of an iteration, and of those around it, to which nothing will be added."""
         while iteration:
             length = len(iteration)
-            for run in self._running:
+            for run in self.running:
                 if run.iteration[:length] == iteration or self._earliest(run) <= iteration:
                     return
             self._values.pop(iteration, None)

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, InferRequest, Parameter
 
-_KEYS: Final = ("sequence_id", "sequence_start", "sequence_end")
+_ID, _START, _END = _KEYS = ("sequence_id", "sequence_start", "sequence_end")
 _MAX_INT64: Final = 2**63 - 1
 # Correlation ids are unsigned, integer parameters of a response are not.
 _TO_UNSIGNED: Final = 2**64
@@ -41,5 +41,8 @@ def parameters_of(place: Place) -> Mapping[str, Parameter]:
     identity, flags = place
     if isinstance(identity, int) and identity > _MAX_INT64:
         identity -= _TO_UNSIGNED
-    values = (identity, bool(flags & FLAG_SEQUENCE_START), bool(flags & FLAG_SEQUENCE_END))
-    return dict(zip(_KEYS, values, strict=True))
+    return {
+        _ID: identity,
+        _START: bool(flags & FLAG_SEQUENCE_START),
+        _END: bool(flags & FLAG_SEQUENCE_END),
+    }

@@ -23,14 +23,14 @@ class StraightFlow(Generic[Value]):
     It is used like `actors.ensembles.policy.flow.Flow`.
     """
 
-    __slots__ = ("_answer", "_awaited", "_course", "_running", "_taken", "_values", "error")
+    __slots__ = ("_answer", "_awaited", "_course", "_taken", "_values", "error", "running")
 
     def __init__(self, course: Course) -> None:
         self._course = course
         # By consumer: how many of its writers have not yet given.
         self._awaited = dict(course.writers)
         self._values: dict[str, Value] = {}  # by tensor; null ones are left out
-        self._running = 0
+        self.running = 0  # how many have not ended
         self._answer: Mapping[str, Value] | None = None
         self._taken = False
         self.error: TritiumError | None = None
@@ -50,7 +50,7 @@ class StraightFlow(Generic[Value]):
                 self._values[tensors[name]] = value
         if not final:
             return ()
-        self._running -= 1
+        self.running -= 1
         return self._given(self._course.after[run.step.number]) if self.error is None else ()
 
     def _given(self, consumers: Sequence[Consumer]) -> Sequence[Run[Value]]:
@@ -72,13 +72,13 @@ class StraightFlow(Generic[Value]):
                 if consumer is self._course.answer:
                     self._answer = inputs
                 else:
-                    self._running += 1
+                    self.running += 1
                     runs.append(Run(consumer, ROOT, inputs))
         return runs
 
     def failed(self, run: Run[Value], error: TritiumError, *, final: bool) -> None:
         """A run has given an error. See `Flow.failed`."""
-        self._running -= final
+        self.running -= final
         self.stop(error)
 
     def stop(self, error: TritiumError) -> None:
@@ -89,11 +89,11 @@ class StraightFlow(Generic[Value]):
     @property
     def over(self) -> bool:
         """Whether nothing runs. See `Flow.over`."""
-        return not self._running
+        return not self.running
 
     def take_answers(self) -> Sequence[Mapping[str, Value]]:
         """Return the answer, once, when nothing runs any more. See `Flow.take_answers`."""
-        if self._running or self._answer is None or self._taken or self.error is not None:
+        if self.running or self._answer is None or self._taken or self.error is not None:
             return ()
         self._taken = True
         return (self._answer,)

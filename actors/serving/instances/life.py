@@ -206,13 +206,17 @@ class WorkerLife:
     def slot_freed(self) -> None:
         """Room for another batch."""
         state = self._post.state
-        if len(state.queue) or self._post.instance.hunting or self._could_relieve():
+        if (
+            len(state.queue)
+            or self._post.instance.hunting
+            or (len(state.rotation) > 1 and self._could_relieve())
+        ):
             state.doorbell.ring()
 
     def _could_relieve(self) -> bool:
         """Whether this worker has a free lane, while in another worker a batch waits behind an execution."""
         rotation, worker = self._post.state.rotation, self._post.instance.worker
-        if len(rotation) == 1 or worker is None or worker.free_lanes <= 0:
+        if worker is None or worker.free_lanes <= 0:
             return False
         return any(each.worker is not None and each.worker.free_lanes < 0 for each in rotation)
 

@@ -68,7 +68,8 @@ class RequestQueue(WaitingLine):
     @property
     def oldest_enqueued(self) -> float:
         """See `WaitingLine.oldest_enqueued`."""
-        return min(level.oldest() for level in self._levels.present)
+        present = self._levels.present
+        return present[0].oldest() if len(present) == 1 else min(level.oldest() for level in present)
 
     def admits(self, request: InferRequest) -> bool:
         """Whether `request` may be pushed now; if not, its caller waits until something has left.

@@ -132,6 +132,8 @@ class Roster:
         self.known: dict[ModelKey, KnownModel] = {}
         self.named: dict[str, list[ModelKey]] = {}  # keys by the name that requests use
         self._observers: list[Callable[[ModelKey], None]] = []
+        # How often which model answers may have changed: while this stays, a name leads to the same version.
+        self.changes = 0
 
     # -- for the catalog -------------------------------------------------------------------------------------
 
@@ -260,6 +262,7 @@ class Roster:
         return known
 
     def _refresh(self, key: ModelKey) -> None:
+        self.changes += 1
         known = self.known.get(key)
         if known is None:
             return

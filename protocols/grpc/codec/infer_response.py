@@ -32,7 +32,9 @@ MAX_MESSAGE: Final = 2**31 - 1
 """gRPC's limit for a message, in bytes (contract, section 1)."""
 
 _FINAL: Final = "triton_final_response"
-_KEPT: Final = 512  # heads that are remembered
+_KEPT: Final = 512  # heads that are remembered, and parameters
+_SHORT: Final = 64  # characters of the longest key that is remembered
+_REMEMBERED: Final = frozenset({bool, int})  # an exact type each: a float of 1.0 equals 1
 
 # ModelInferResponse: tags of its fields, and of those inside.
 _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETER, _OUTPUT, _RAW = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32
@@ -216,7 +218,19 @@ def _parameters(parameters: Mapping[str, object] | None, final: bool | None) -> 
     values = dict(parameters or {})
     if final is not None:
         values[_FINAL] = final
-    return b"".join(_parameter(key, values[key]) for key in sorted(values))
+    return b"".join([_parameter_or_known(key, values[key]) for key in sorted(values)])
+
+
+def _parameter_or_known(key: str, value: object) -> bytes:
+    """Return a field of the map. Flags and numbers are often the same again, and are remembered."""
+    if type(value) in _REMEMBERED and len(key) <= _SHORT:
+        return _known_parameter(key, value)
+    return _parameter(key, value)
+
+
+@lru_cache(maxsize=_KEPT, typed=True)
+def _known_parameter(key: str, value: object) -> bytes:
+    return _parameter(key, value)
 
 
 def _parameter(key: str, value: object) -> bytes:

@@ -58,6 +58,32 @@ async def test_the_highest_ready_version_answers(router):
     assert router.resolve("m") is three
 
 
+async def test_whatever_may_change_which_version_answers_is_counted(router):
+    """What was resolved still holds while the roster counts no change: ensembles rely on that."""
+    key = ModelKey("m")
+    seen = [router.roster.changes]
+
+    def changed():
+        seen.append(router.roster.changes)
+        return seen[-1] > seen[-2]
+
+    one = add(router, "m", 1)
+    assert changed()
+    three = add(router, "m", 3)
+    assert changed()
+    router.resolve("m")
+    router.resolve("m", "1")
+    assert not changed()
+    three.standing.become(Status.UNAVAILABLE, "gone")
+    assert changed()
+    router.roster.set_fronting(key, lambda ready: ready[1])
+    assert changed()
+    router.roster.set_dormant(key, {2: one})
+    assert changed()
+    router.roster.serve(key, {})
+    assert changed()
+
+
 async def test_a_version_that_loads_beside_the_one_that_serves_answers_once_it_is_swapped_in(router):
     old = add(router, "m", 1)
     new = make(router, "m", 1)

@@ -111,6 +111,13 @@ def test_a_nan_parameter_keeps_its_type():
     assert math.isnan(message.parameters["x"].double_param)
 
 
+@pytest.mark.parametrize("key", ["k", "k" * 100], ids=["remembered", "too long for that"])
+def test_parameters_that_equal_each_other_are_told_apart(key):
+    """Flags and numbers are remembered as they were written, and 1, True and 1.0 are equal."""
+    for value in (1, True, 1.0, 0, False, 0.0, -0.0, 1, True, 1.0, 0, False):
+        assert_same(answer(parameters={key: value}))
+
+
 def test_parameters_that_grpc_cannot_carry_are_refused():
     with pytest.raises(Unsupported, match="'TRITONSERVER_PARAMETER_BYTES' is not currently supported"):
         encode(answer(parameters={"x": b"bytes"}), ALL_OUTPUTS, SPEC)
