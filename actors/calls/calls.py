@@ -99,6 +99,7 @@ class WorkerCalls(WorkerAsks):
         if not forked:
             self._handlers = {**self._handlers, frames.BRANCH: self._on_branch}
         self._calls: dict[int, WorkerCall] = {}
+        self._queueing = 0  # calls whose task waits for room, or is about to
         self._nursery: trio.Nursery
         self._condemn: Callable[[FrameError], None]
         self._account.pipes.append(pipe)
@@ -128,7 +129,7 @@ class WorkerCalls(WorkerAsks):
             elif packet:
                 self._on_packet(packet)
                 # Most likely its one thread that calls now waits for the answer, so don't try to receive.
-                if self._account.calls <= 1:
+                if self._account.calls <= 1 and not self._queueing:
                     await self._pipe.wait_readable()
                     in_a_row = 0
             else:
@@ -298,12 +299,19 @@ class WorkerCalls(WorkerAsks):
             else:
                 model.submit_nowait(call.request)
         except trio.WouldBlock:
+            self._queueing += 1
             self._nursery.start_soon(self._submit, call)
         except TritiumError as error:
             call.put(error, final=True)
 
     async def _submit(self, call: WorkerCall) -> None:
         """Wait for room in the callee's queue, as a client would."""
+        try:
+            await self._wait_for_room(call)
+        finally:
+            self._queueing -= 1
+
+    async def _wait_for_room(self, call: WorkerCall) -> None:
         if call.ended:  # before this task had its first turn
             return
         if call.request.cancelled:
