@@ -137,6 +137,16 @@ def test_named_outputs_stay_as_they_are():
     assert request.requested_outputs == ["T"]
 
 
+def test_a_usual_request_is_recognised_again_with_all_outputs():
+    """It is validated once more where it runs again, and then wants all outputs by their own list."""
+    request = request_of(tensor("A", 1, 4), tensor("B", 1, 4))
+    check = Validator(ADD)
+    assert check.is_usual(request)
+    everything = request.requested_outputs
+    assert check.is_usual(request)
+    assert request.requested_outputs is everything
+
+
 def test_validating_twice_changes_nothing():
     request = request_of(tensor("A", 2, 3, 4), tensor("B", 2, 4))
     check = Validator(GROWING)
