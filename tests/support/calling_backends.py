@@ -227,7 +227,7 @@ class Calling(Backend):
             frames.encode_cancel(99, 0),
             _letter(frames.CALL, 0, {"model": "callee"}),
             _letter(frames.CALL, 1, {"model": 7}),
-            _letter(frames.CALL, 1, {"model": "callee", "parent": [1]}),
+            _letter(frames.CALL, 1, {"model": "callee"}, parent=(1, -2)),
             _letter(frames.CALL, 1, {"model": "\ud800"}),
             _letter(frames.CALL, 1, {"model": "callee", "parameters": {"a": [1]}}),
             _letter(frames.TELL, 0, {"subject": "unheard", "attachments": []}),
@@ -250,8 +250,8 @@ def _socket_of(descriptor):
         return None
 
 
-def _letter(kind, number, fields, data=b"{}"):
-    (pieces,) = Letter(kind, number, fields, (), data, len(data)).packets()
+def _letter(kind, number, fields, data=b"{}", parent=None):
+    (pieces,) = Letter(kind, number, fields, (), data, len(data), parent=parent).packets()
     return b"".join(pieces)
 
 
