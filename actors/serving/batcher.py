@@ -191,7 +191,7 @@ class Scheduler(TurnTaker):
         equals, the least recently served one is next.
         """
         fallback: _Choice | None = None
-        most = -math.inf
+        most = 0
         several = len(self.state.rotation) > 1
         for instance in self.state.rotation:
             worker = instance.worker
@@ -199,7 +199,7 @@ class Scheduler(TurnTaker):
                 continue
             if worker.idle:
                 return instance, worker
-            if worker.free_lanes > most and not (
+            if (fallback is None or worker.free_lanes > most) and not (
                 several and ahead.lasts(worker.busy_since, worker.took, now)
             ):
                 fallback, most = (instance, worker), worker.free_lanes

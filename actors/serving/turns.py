@@ -15,8 +15,10 @@ from actors.serving.policy.retries import SuspectQueue
 from actors.serving.policy.waiting_line import WaitingLine
 from actors.serving.statistics import FailureReason
 from actors.values.errors import ErrorCode, TritiumError
+from actors.values.native import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TurnTaker(ABC):
     """Does all the work that there is, one turn after the other.
 

@@ -10,6 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Union
 
+from actors.values.native import mypyc_attr
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +29,7 @@ FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReplyPort(ABC):
     """Where a request's answer goes: 0..n parts and exactly one final.
 
@@ -41,6 +44,7 @@ class ReplyPort(ABC):
         """Deliver one part. Only the owner of the in-flight table calls this."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InferRequest:
     """One inference request on its way through the server.
 
@@ -94,6 +98,8 @@ class InferRequest:
         self,
         *,
         model_name: str,
+        reply: ReplyPort,
+        accepted_at: float,
         requested_version: int = -1,
         id: str = "",  # noqa: A002  # the protocol's word
         inputs: Sequence[Tensor] = (),
@@ -104,8 +110,6 @@ class InferRequest:
         deadline: float = math.inf,
         correlation_id: int | str = 0,
         flags: int = 0,
-        reply: ReplyPort,
-        accepted_at: float,
     ) -> None:
         self.model_name = model_name
         self.requested_version = requested_version  # -1: the policy's choice
@@ -227,6 +231,7 @@ def release(part: InferResponse | TritiumError) -> None:
         part.release()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServedModel(ABC):
     """One READY version of one model, or what chooses or wakes one: all that a frontend knows of it."""
 

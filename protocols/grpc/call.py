@@ -21,17 +21,18 @@ from actors.seams.slices import in_slices
 from actors.seams.threads import in_thread
 from actors.values.callers import Action, Caller, Peer
 from actors.values.errors import Internal, TritiumError, Unavailable
+from actors.values.native import mypyc_attr
 from actors.values.requests import InferResponse, ReplyPort, release
 from protocols.grpc.call_states import ANSWER, RECEIVING
 from protocols.grpc.codec.protobuf import Malformed, counting, schema_of
 from protocols.grpc.policy import LargestLately
+from protocols.transport.receiving import Claim
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
     from protocols.grpc.codec.heads import CallHead
     from protocols.grpc.codec.messages import Message, MessageReader
     from protocols.http2.streams import Stream
-    from protocols.transport.receiving import Claim
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -285,6 +286,7 @@ class Ticket:
     open: trio.Event
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServerStream(Generic[Request, Reply]):
     """One RPC as a coroutine method sees it: what ours use of `grpclib.server.Stream`, and some more.
 

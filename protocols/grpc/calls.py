@@ -9,6 +9,7 @@ bytes count against the windows.
 from __future__ import annotations
 
 import math
+from builtins import memoryview  # noqa: A004  # mypyc looks the type of a dataclass's field up in its module
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol

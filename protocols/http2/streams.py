@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from actors.values.native import mypyc_attr
 from actors.values.tensors import Buffer
 from protocols.http2.frames import (
     DEFAULT_WINDOW,
@@ -148,6 +149,7 @@ class Stream:
         return f"<Stream {self.id}>"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Handler(ABC, Generic[T]):
     """The receiver of what a connection received. Called from `Http2Connection.receive`.
 
@@ -198,6 +200,7 @@ class Handler(ABC, Generic[T]):
         """The stream is gone: the peer reset it, or broke a rule on it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PingHandler(ABC):
     """The receiver of a connection's pings. As `Handler`, it may raise ConnectionViolation."""
 
@@ -356,7 +359,7 @@ class Floods:
         self._resets = Budget(limits.reset_burst, limits.reset_rate)
         self._settings = Budget(limits.settings_burst, limits.settings_rate)
         self._queued = 0
-        self._excused = 0.0
+        self._excused = 0
 
     def chatter(self) -> None:
         """Count a frame that carries nothing. The connection's traffic so far excuses a number of them."""

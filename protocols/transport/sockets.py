@@ -20,6 +20,7 @@ from typing import Any, Final
 import trio
 
 from actors.values.callers import written
+from actors.values.native import mypyc_attr
 from actors.values.tensors import Buffer
 from protocols.transport import handshakes
 from protocols.transport.buffers import Cut, behind
@@ -74,6 +75,7 @@ class ConnectionLost(Exception):
     """The client is gone, or does not speak TLS. Nothing can be told to it any more."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Transport(ABC):
     """The bytes to and from a client, as a connection needs them. Every method may raise ConnectionLost.
 

@@ -7,12 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from actors.values.native import mypyc_attr
 from actors.values.requests import InferRequest
 
 # How many tenants are asked for a caller to let in, each time that there is room.
 _LOOKS: Final = 8
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RoomOrder(ABC):
     """The order in which callers that wait for room in a line come in."""
 

@@ -17,6 +17,7 @@ from typing import Final
 from actors.serving.policy.fairness import TenantShare
 from actors.serving.policy.room import RoomOrder
 from actors.values.errors import TritiumError
+from actors.values.native import mypyc_attr
 from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
 
@@ -24,6 +25,7 @@ ENDED_AT_ONCE: Final = 256
 """Requests whose time is up that are ended in one turn of the loop: telling a client takes some 20 µs."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WaitingLine(ABC):
     """The requests that wait for one model version. Every request given in comes out exactly once."""
 
@@ -97,6 +99,7 @@ class WaitingLine(ABC):
         return None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sequencing(ABC):
     """What serving tells a line whose requests follow each other: where they run, and how they ended.
 

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+from actors.values.native import mypyc_attr
 from actors.values.tensors import Buffer
 
 MAX_FIELDS: Final = 8192
@@ -230,6 +231,7 @@ def skip_value(message: Buffer, tag: int, at: int) -> int:
     raise Malformed(f"the field before byte {at} is of no known wire type ({kind})")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Count:
     """How many fields may still come.
 
