@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
 from actors.seams.faults import Points
 from actors.seams.given import Seams
 from actors.supervision.errors import SupervisionError

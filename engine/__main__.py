@@ -45,7 +45,7 @@ commands:
 
 options:
   --help       show this, or with a command: its own help
-  --version    show the version
+  --version    show the version, and whether the core is compiled
 
 examples:
   tritium check ./models
@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case _ if command in _COMMANDS:
                 from importlib import import_module
 
+                import engine.core.chosen  # noqa: F401  # before anything that it chooses
+
                 module = import_module(f"engine.cli.{_COMMANDS[command]}")
                 status: int = getattr(module, command)(words[1:])
                 return status
@@ -94,10 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _version() -> int:
     from importlib.metadata import PackageNotFoundError, version
 
+    from engine.core.chosen import CORE
+
     try:
-        sys.stdout.write(f"tritium {version('tritium')}\n")
+        what = f"tritium {version('tritium')}"
     except PackageNotFoundError:
-        sys.stdout.write("tritium, run from a source tree\n")
+        what = "tritium, run from a source tree"
+    sys.stdout.write(f"{what}, core: {CORE}\n")
     return 0
 
 

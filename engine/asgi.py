@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import sniffio
 
+import engine.core.chosen  # noqa: F401  # before anything that it chooses
 from engine.server.hosting import HostedTree, Message, OwnLoop, SameLoop, StartupFailed
 from protocols.http.admission import (
     DISCARD_PAUSE,

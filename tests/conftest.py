@@ -9,6 +9,7 @@
 import os
 import sys
 
+from engine.core.chosen import CORE  # isort: skip  # before anything that it chooses
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -28,6 +29,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Tests start hundreds of servers: each would compile all modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_configure():
+    """Refuse to test another core than `TRITIUM_TESTS_CORE` names."""
+    wanted = os.environ.get("TRITIUM_TESTS_CORE", CORE.name)
+    if wanted != CORE.name:
+        raise pytest.UsageError(f"TRITIUM_TESTS_CORE asks for the core `{wanted}`, but this is {CORE}")
+
+
+def pytest_report_header():
+    """Say what is tested: the compiled core where one is installed that fits the source, or Python."""
+    return f"core: {CORE}"
+
 
 SYSTEM_FOLDERS = ("tests/survival/", "tests/conformance/", "tests/examples/")
 """Where every test needs real processes, and takes longer for it."""

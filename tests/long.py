@@ -32,6 +32,16 @@ class Part:
 
 
 PARTS: Final = {
+    "compiled": Part(
+        help="the whole suite on the compiled core, from `TRITIUM_COMPILE=1 pip install -v -e .`",
+        commands=(PYTEST,),
+        environ={"TRITIUM_TESTS_CORE": "compiled"},
+    ),
+    "python": Part(
+        help="the whole suite on the core's Python source",
+        commands=(PYTEST,),
+        environ={"TRITIUM_TESTS_CORE": "python", "TRITIUM_PURE": "1"},
+    ),
     "storms": Part(
         help="storms, leaks and campaigns at full length (tests marked `long`)",
         commands=((*PYTEST, "-m", "long", f"--ignore={FRAMEWORKS}"),),

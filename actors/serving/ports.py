@@ -12,12 +12,10 @@ from typing import ClassVar, Protocol
 from actors.serving.instances.batches import InFlight
 from actors.serving.standing import InstanceState
 from actors.values.errors import TritiumError
-from actors.values.native import mypyc_attr
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.wire.batch_frames import Result
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Stage:
     """A feature that takes part in the way of each request: when it is submitted, and when it is answered.
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from actors.serving.quantiles import SlidingQuantiles
 
-DEFAULT_HISTOGRAM_BOUNDS: Final = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds, Triton's
+DEFAULT_HISTOGRAM_BOUNDS: Final[Sequence[float]] = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds, Triton's
 
 
 class FailureReason(Enum):

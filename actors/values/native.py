@@ -1,13 +1,13 @@
 """What compiled classes have to say of themselves, and Python ignores.
 
-A class of the compiled core is native: its attributes are fields of a struct, and calls go through a table. Only
-native classes may inherit from it, unless it is marked::
+A class of the compiled core is native: its attributes are fields of a struct, and calls go through a table.
+Only native classes may inherit from it, unless it is marked::
 
     @mypyc_attr(allow_interpreted_subclasses=True)
     class ReplyPort(ABC):
 
-The mark is mypyc's, which knows it by its full name. At run time it does nothing, so nothing of mypyc's has to
-be installed.
+The mark is mypyc's, which knows it by its full name. At run time it does nothing, so nothing of mypyc's has
+to be installed.
 """
 
 from __future__ import annotations

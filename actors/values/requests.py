@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, ClassVar, Union
 
 from actors.values.native import mypyc_attr
 
@@ -92,7 +92,7 @@ class InferRequest:
     # Unset if requests are not logged: see `actors.serving.records.record_of`.
     record: object
     # Whether it is a row without a request, which keeps the rows after it in their places.
-    padding = False
+    padding: ClassVar[bool] = False
 
     def __init__(
         self,

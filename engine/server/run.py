@@ -16,6 +16,7 @@ from actors.seams.bell import Bell
 from actors.seams.threads import in_thread
 from actors.serving.standing import Status
 from actors.values.events import Event, Log
+from engine.core.chosen import CORE
 from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
@@ -126,7 +127,8 @@ async def _report_start(
 ) -> None:
     await running.wait_loaded()
     models = await running.server.repository.index()
-    await in_thread(announcer.tables, models, running.settings.options())
+    options = [("core", str(CORE)), *running.settings.options()]
+    await in_thread(announcer.tables, models, options)
     settle_garbage_collection()
     life.start_soon(collect_garbage)
     if not (running.catalog.start_failed and running.settings.exit_on_error):

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from engine.core.choosing import COMPILE, PURE
 from engine.settings.forms import SWITCH, SettingsError, to_bool
 from engine.settings.option import Flag
 from engine.settings.secrets import concealed
@@ -24,6 +25,8 @@ PREFIX: Final = "TRITIUM_"
 
 CLIENT_KEY: Final = "TRITIUM_API_KEY"
 """The variable with the key that commands such as `tritium tree` show to a server. It is no setting."""
+
+_NO_SETTINGS: Final = frozenset({CLIENT_KEY, PURE, COMPILE})
 
 _OF_A_SERVICE: Final = re.compile(
     r"TRITIUM_(?:[A-Z0-9_]+_)?"
@@ -112,7 +115,7 @@ def settings_among(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(PREFIX) and name != CLIENT_KEY and not _is_kubernetes(name, value)
+        if name.startswith(PREFIX) and name not in _NO_SETTINGS and not _is_kubernetes(name, value)
     }
 
 

@@ -59,6 +59,7 @@ class Leaving(Unavailable):
     """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnaryMethod(ABC):
     """A unary method that is answered without a task. All of it is synchronous and runs on the loop.
 
@@ -114,6 +115,7 @@ class Method:
         return str(getattr(message, self.names_model)) if self.names_model else ""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CallWriter(ABC):
     """What a call sends. Every method is synchronous and does nothing for a closed call."""
 
@@ -134,6 +136,7 @@ class CallWriter(ABC):
         """Send trailers behind everything else, and close the call."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CallReader(ABC):
     """What a call of a coroutine takes."""
 

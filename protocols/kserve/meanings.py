@@ -72,9 +72,9 @@ def read_meaning(document: Any, behind: int, spec: ModelSpec, *, limit: int, fra
     members: dict[str, Any] = document if type(document) is dict else {}
     meaning = Meaning()
     if "id" in members:
-        meaning.id = members["id"]
-        if type(meaning.id) is not str:
+        if type(members["id"]) is not str:
             raise misfit(members, "id", "string")
+        meaning.id = members["id"]
     if "parameters" in members:
         _read_parameters(members["parameters"], meaning)
     inputs = members.get("inputs")

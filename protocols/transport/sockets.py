@@ -314,7 +314,8 @@ class TlsTransport(_SocketTransport):
                         return
         except OSError as failure:
             if isinstance(failure, ssl.SSLError):
-                if failure.reason == "HTTP_REQUEST":
+                # Some have None for a reason, whatever their type says.
+                if getattr(failure, "reason", None) == "HTTP_REQUEST":
                     self._answer_in_the_clear()
                 else:
                     self._alerted = True

@@ -1,6 +1,6 @@
 """A handler that records its calls, and checks what it may rely on whatever a peer sends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,15 +19,32 @@ class Heard:
     code: int | None = None
 
 
-class Recorder(Handler[tuple[Field, ...]], PingHandler):
+class PingRecorder(PingHandler):
+    """Keeps the pings of a peer's and the answers to ours."""
+
+    def __init__(self) -> None:
+        self.pongs: list[bytes] = []
+        self.pings = 0
+        self.on_ping: Callable[[float], None] = lambda now: None
+
+    def pong(self, payload: bytes) -> None:
+        """Keep the ping's payload."""
+        self.pongs.append(bytes(payload))
+
+    def pinged(self, now: float) -> None:
+        """Count the peer's pings."""
+        self.pings += 1
+        self.on_ping(now)
+
+
+class Recorder(Handler[tuple[Field, ...]]):
     """Records every stream, and fails at once if its calls come in an impossible order."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Heard] = {}
         self.open: dict[int, Stream] = {}
         self.known: dict[int, Stream] = {}
-        self.pongs: list[bytes] = []
-        self.pings = 0
+        self.pings = PingRecorder()
 
     def read_head(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[Field, ...]:
         """Keep the fields: they are compared with what the peer sent."""
@@ -60,14 +77,6 @@ class Recorder(Handler[tuple[Field, ...]], PingHandler):
         heard.code = code
         del self.open[stream.id]
 
-    def pong(self, payload: bytes) -> None:
-        """Keep the ping's payload."""
-        self.pongs.append(bytes(payload))
-
-    def pinged(self, now: float) -> None:
-        """Count the peer's pings."""
-        self.pings += 1
-
     def _alive(self, stream: Stream) -> Heard:
         heard = self.streams[stream.id]
         assert self.open[stream.id] is stream
@@ -82,7 +91,7 @@ class Rig:
     def __init__(self, limits: Http2Limits | None = None, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
         self.connection: Http2Connection[tuple[Field, ...]] = Http2Connection(
-            self.recorder, self.recorder, limits or Http2Limits()
+            self.recorder, self.recorder.pings, limits or Http2Limits()
         )
         self.frames: list[Frame] = []
         self.now = 0.0

@@ -24,6 +24,7 @@ from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
+from tests.support.doubles import ServedDouble
 
 Outcome = InferResponse | TritiumError
 
@@ -62,17 +63,17 @@ def make_spec(
     )
 
 
-class FakeModel:
+class FakeModel(ServedDouble):
     """Answers with `execute(request)`, at once; where that gives None, when a test says so."""
 
     def __init__(self, spec: ModelSpec, execute: Callable[[FakeModel, InferRequest], Outcome | None]) -> None:
         self.spec = spec
+        self.marks: ClientMarks | None = None
         self.execute = execute
         self.submitted: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []
         self.released = 0
         self.on_submit: Callable[[], None] = lambda: None
-        self.marks: ClientMarks | None = None
 
     async def submit(self, request: InferRequest) -> None:
         self.submit_nowait(request)

@@ -8,21 +8,34 @@ import trio
 from actors.values.callers import Peer
 from actors.values.errors import TritiumError
 from actors.values.requests import InferResponse
-from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.call import Call, CallReader, CallWriter, ServerStream
 from protocols.grpc.codec.heads import CallHead
 from protocols.grpc.codec.messages import Message
 from protocols.http2.streams import Stream
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 
-class KeptWire:
+class UnboundedReader(CallReader):
+    """The tests' clients never run into a window. A compressed message is unfolded by raising `broken`."""
+
+    broken = AssertionError("the tests' clients do not compress")
+
+    def taken(self, call):
+        """Nothing has to be given back."""
+
+    async def unfolded(self, call, message):
+        raise self.broken
+
+
+class KeptWire(CallWriter):
     """Keeps a unary call's answer, a streaming call's messages, and the work that a call wants run."""
 
     client = Peer("127.0.0.1", port=1)
 
     def __init__(self):
         self.threads = trio.CapacityLimiter(1)
-        self.writer = self.reader = self
+        self.writer = self
+        self.reader = UnboundedReader()
         self.answers = []
         self.started = []
         self.messages = []
@@ -51,12 +64,6 @@ class KeptWire:
 
     def send_status(self, call, status, message, metadata):
         raise AssertionError("methods here end by returning or raising")
-
-    def taken(self, call):
-        """Nothing: the tests' clients never run into a window."""
-
-    async def unfolded(self, call, message):
-        raise AssertionError("the tests' clients do not compress")
 
 
 def make_call(wire=None, *, metadata=None, deadline=math.inf):

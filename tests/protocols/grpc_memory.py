@@ -38,12 +38,11 @@ from tests.protocols.grpc_serving import INFER, Service
 class MemoryTransport(Transport):
     """What the client has `sent`, and what the server has `written`, of which it takes `room` bytes."""
 
-    peer = "memory:"
-    client_names = ()
-    secured = False
-    watch = None
-
     def __init__(self):
+        self.peer = "memory:"
+        self.client_names = ()
+        self.secured = False
+        self.watch = None
         self.sent = bytearray()
         self.ended = False
         self.written = bytearray()

@@ -16,6 +16,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound
 from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor
+from protocols.grpc.call import UnaryMethod
 from protocols.grpc.listener import GrpcListener
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -37,7 +38,7 @@ class Raw:
         return self.data
 
 
-class Echo:
+class Echo(UnaryMethod):
     """A unary method that answers with the message it got, at once unless `held` is a list."""
 
     def __init__(self):

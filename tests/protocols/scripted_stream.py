@@ -1,19 +1,19 @@
 """A call whose requests are known beforehand, with the face that coroutine methods are given."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from actors.values.callers import Peer
-from protocols.grpc.call import Call, ServerStream
+from protocols.grpc.call import ServerStream
+from tests.protocols.grpc_calls import KeptWire, make_call
 
 
 class ScriptedStream(ServerStream[Any, Any]):
     """Gives out `requests`, then the end of the client's side; keeps what was sent in `sent`."""
 
     def __init__(self, *requests: Any) -> None:
-        # Threads as trio has them.
-        wire = SimpleNamespace(threads=None)
-        self.call = cast("Call", SimpleNamespace(caller=None, client=Peer("192.0.2.7"), wire=wire))
+        wire = KeptWire()
+        wire.client = Peer("192.0.2.7")
+        self.call = make_call(wire)
         self._requests = list(requests)
         self.sent: list[Any] = []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class PaddingRow(InferRequest):
 
     __slots__ = ()
 
-    padding = True
+    padding: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(

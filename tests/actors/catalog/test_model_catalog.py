@@ -18,6 +18,7 @@ from actors.values.errors import (
 )
 from actors.values.specs import InstanceSpec, ModelKey, Probe, Residency
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model, superseded_load
+from tests.support.doubles import ServedDouble
 from tests.support.model_doubles import make_request
 from tests.support.tasks import outcome_of
 
@@ -488,10 +489,8 @@ async def test_a_second_model_of_the_same_name_makes_both_unavailable(begin, aut
 
 
 async def test_a_model_on_demand_is_dormant_until_it_is_woken_and_again_once_evicted(begin, autojump_clock):
-    world = await begin(
-        model("m", residency=Residency.ON_DEMAND), dormant=lambda spec: ("dormant", spec.version)
-    )
-    assert world.router.resolve("m") == ("dormant", 1)
+    world = await begin(model("m", residency=Residency.ON_DEMAND), dormant=ServedDouble.of)
+    assert isinstance(world.router.resolve("m"), ServedDouble)
     assert world.index("m") == [("m", 1, "UNAVAILABLE", "unloaded")]
     assert not world.catalog.start_failed
     await world.catalog.wake(ModelKey("m"))
@@ -501,7 +500,7 @@ async def test_a_model_on_demand_is_dormant_until_it_is_woken_and_again_once_evi
     assert len(world.tree.started) == 1
     assert await world.catalog.evict(ModelKey("m"))
     assert state.standing.ended.is_set()
-    assert world.router.resolve("m") == ("dormant", 1)
+    assert isinstance(world.router.resolve("m"), ServedDouble)
     assert not await world.catalog.evict(ModelKey("m"))
 
 
@@ -620,7 +619,7 @@ async def test_a_part_that_is_loaded_on_demand_sleeps_on(begin, autojump_clock):
     world = await begin(
         model("part", residency=Residency.ON_DEMAND),
         model("whole", depends_on=("part",)),
-        dormant=lambda spec: ("dormant", spec.version),
+        dormant=ServedDouble.of,
     )
     assert world.states("whole") == {1: "READY"}
     assert world.states("part") == {1: "UNAVAILABLE"}

@@ -16,6 +16,7 @@ from actors.values.errors import ErrorCode, NotFound, Unavailable
 from actors.values.events import Event
 from actors.values.specs import InstanceSpec, Probe
 from actors.wire.batch_frames import Answer
+from tests.support.doubles import ServedDouble
 from tests.support.model_doubles import Context, FakeWorker, make_request, make_spec
 from tests.support.tasks import outcome_of
 
@@ -319,7 +320,7 @@ async def test_a_models_own_readiness_is_asked_for_now(served, autojump_clock):
         await server.readiness.model_ready("sub", "1")
 
 
-class Front:
+class Front(ServedDouble):
     """Answers for a model in place of a version of it."""
 
     spec = make_spec()

@@ -12,12 +12,12 @@ from actors.values.marks import ClientMarks
 from actors.values.specs import ModelKey, QueueBounds
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
-from tests.support.doubles import Double
+from tests.support.doubles import ServedDouble
 from tests.support.model_doubles import make_request, make_spec
 from tests.support.trees import settled
 
 
-class Model(Double):
+class Model(ServedDouble):
     """Accepts each request, or raises the given error."""
 
     def __init__(self, *refusals):

@@ -35,7 +35,7 @@ from engine.repository.source import Fetched
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
 from tests.support.catalog_doubles import EXPLICIT, World, failure, model, superseded_load
-from tests.support.doubles import Double
+from tests.support.doubles import Double, ServedDouble
 from tests.support.logged import Logged
 from tests.support.model_doubles import FakeWorker, make_request, make_spec
 from tests.support.tasks import outcome_of
@@ -44,7 +44,7 @@ M = ModelKey("m")
 
 
 def dormant(spec):
-    return ("dormant", spec.version)
+    return ServedDouble.of(spec)
 
 
 async def hold(state):

@@ -16,6 +16,7 @@ from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumEr
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer, Result
+from tests.support.cores import python_only
 from tests.support.model_doubles import Context, Stage
 
 DELAY = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
@@ -665,6 +666,7 @@ async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_cloc
     assert model.state.statistics.retried == 1
 
 
+@python_only
 async def test_a_batch_larger_than_one_turn_can_copy_is_cut(stage, autojump_clock, monkeypatch):
     monkeypatch.setattr("actors.serving.policy.batching.BATCH_BYTES", 100)
     model, _ = await busy(stage, scheduling=DynamicBatching(), max_batch_size=64)

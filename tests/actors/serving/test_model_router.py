@@ -12,6 +12,7 @@ from actors.values.errors import ErrorCode, InvalidArgument, NotFound, Unavailab
 from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from actors.values.versions import parse_version
+from tests.support.doubles import ServedDouble
 from tests.support.model_doubles import make_spec
 
 
@@ -112,14 +113,14 @@ async def test_a_version_that_has_loaded_is_ready_in_the_index_once_it_answers(r
 
 async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
     one, two = add(router, "m", 1), add(router, "m", 2)
-    seen = []
+    seen, front = [], ServedDouble()
 
     def fronting(ready):
         seen.append(sorted(ready))
-        return "front" if len(ready) == 2 else None
+        return front if len(ready) == 2 else None
 
     router.roster.set_fronting(ModelKey("m"), fronting)
-    assert router.resolve("m") == "front"
+    assert router.resolve("m") is front
     assert router.resolve("m", "2") is two
     two.standing.become(Status.UNAVAILABLE, "gone")
     assert router.resolve("m") is one
@@ -130,9 +131,10 @@ async def test_who_fronts_a_model_answers_requests_that_name_no_version(router):
 
 
 async def test_stand_ins_answer_while_nothing_is_loaded(router):
-    router.roster.set_dormant(ModelKey("m"), {1: "one", 2: "two"})
-    assert router.resolve("m") == "two"
-    assert router.resolve("m", "1") == "one"
+    one, two = ServedDouble(), ServedDouble()
+    router.roster.set_dormant(ModelKey("m"), {1: one, 2: two})
+    assert router.resolve("m") is two
+    assert router.resolve("m", "1") is one
     assert list(router.versions("m")) == [1, 2]
     assert [(entry.version, entry.state, entry.reason) for entry in router.roster.index()] == [
         (1, "UNAVAILABLE", "unloaded"),
@@ -141,7 +143,7 @@ async def test_stand_ins_answer_while_nothing_is_loaded(router):
     state = add(router, "m", 2)
     assert router.resolve("m") is state
     router.roster.serve(ModelKey("m"), {})
-    assert router.resolve("m", "2") == "two"
+    assert router.resolve("m", "2") is two
     router.roster.set_dormant(ModelKey("m"), None)
     assert refusal(router.resolve, "m")[0] is ErrorCode.NOT_FOUND
 

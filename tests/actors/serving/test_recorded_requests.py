@@ -10,7 +10,7 @@ from actors.serving.records import NAMED_AT_MOST, Recorder, RecordObserver, Reco
 from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event
-from actors.values.requests import FLAG_SEQUENCE_START
+from actors.values.requests import FLAG_SEQUENCE_START, ReplyPort
 from actors.values.specs import DirectStrategy, DynamicBatching, SequenceBatching
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
@@ -20,7 +20,7 @@ from tests.support.model_doubles import Stage, make_request, make_spec
 BATCHING = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
 
 
-class StepPort:
+class StepPort(ReplyPort):
     """The reply port of what an ensemble asks of a model."""
 
     relation = "step"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
+from tests.support.cores import python_only
 
 
 def succeed(statistics, rows=1):
@@ -185,6 +186,7 @@ def test_summaries_forget_when_batches_say_that_time_has_passed():
     assert summaries.request.total_count == 1
 
 
+@python_only
 @pytest.mark.slow
 def test_counting_a_request_calls_nothing(statistics):
     """A guard against a lock, a label look-up or a log line slipping into the hot path."""

@@ -21,6 +21,7 @@ from engine.config.translate import translate
 from engine.processes.backends import BackendTraits
 from engine.server.composing import Composer
 from engine.settings.parameters import TritiumSettings
+from tests.support.doubles import ServedDouble
 from tests.support.model_doubles import make_spec
 
 WHOLE = """
@@ -163,7 +164,7 @@ async def test_labels_are_those_of_the_models_output_unless_it_has_its_own(shelf
 
 
 async def test_a_model_that_is_loaded_on_demand_counts_as_loaded(shelf):
-    class Asleep:
+    class Asleep(ServedDouble):
         spec = make_spec(name="part", version=2)
 
     shelf.router.roster.set_dormant(ModelKey("part"), {2: Asleep()})

@@ -476,7 +476,7 @@ def test_an_rpc_outside_the_restricted_categories_is_open():
 async def test_inference_is_answered_without_a_task(service):
     assert set(service.unary_methods) == {INFER}
     with pytest.raises(RuntimeError, match="unary_methods"):
-        await service.ModelInfer(type("Stream", (), {"call": make_call()}))
+        await service.ModelInfer(whole(b""))
 
 
 # ModelInfer

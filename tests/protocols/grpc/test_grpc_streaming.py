@@ -528,11 +528,7 @@ async def test_answers_that_were_not_sent_when_the_client_left_are_let_go_of(ser
 
 async def test_a_stream_that_can_not_be_read_on_ends_with_its_error(held, call):
     await call.ask(infer_request("held", X, id="1"))
-
-    async def broken(call, message):
-        raise Internal("failed to decompress")
-
-    call.wire.unfolded = broken
+    call.wire.reader.broken = Internal("failed to decompress")
     call.stream.feed(Message(b"", compressed=True))
     await settle()
     assert call.error.message == "failed to decompress"

@@ -351,7 +351,7 @@ class Peers(RuleBasedStateMachine):
         for exchange in self.exchanges_by_id.values():
             self._check_complete(exchange)
         assert self.pongs == self.pings
-        assert self.rig.recorder.pongs == self.our_pings
+        assert self.rig.recorder.pings.pongs == self.our_pings
         self._check_nothing_is_left()
 
     def _finish_answers(self) -> None:

@@ -1084,7 +1084,7 @@ def test_a_handler_may_end_the_connection_over_a_ping(rig: Rig):
     def strike(now: float) -> None:
         raise ConnectionViolation(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    rig.recorder.pinged = strike  # type: ignore[method-assign]
+    rig.recorder.pings.on_ping = strike
     with pytest.raises(ConnectionViolation, match="too_many_pings"):
         rig.send(wire.frame(wire.PING, 0, 0, bytes(8)))
     assert [one.payload[8:] for one in written(rig) if one.kind == wire.GOAWAY] == [b"too_many_pings"]

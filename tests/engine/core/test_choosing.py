@@ -1,0 +1,119 @@
+"""The choice of the core: compiled twins where they fit, the Python source everywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+from engine.core.choosing import LIBRARY, MANIFEST, Unusable, choose, digest_of, source, twins
+from engine.core.chosen import CORE
+
+ROOT = Path(__file__).resolve().parents[3]
+LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tritium"]["core"]["modules"]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+SAY = "from engine.core.chosen import CORE; import actors.values.requests as m; print(CORE.name, m.__file__)"
+
+
+@pytest.fixture
+def built(tmp_path):
+    """A root with one source, and a folder with the manifest of its twin."""
+    root, folder = tmp_path / "root", tmp_path / "tritium_core"
+    (root / "actors").mkdir(parents=True)
+    folder.mkdir()
+    (root / "actors/hot.py").write_text("X = 1\n")
+    digest = digest_of(root / "actors/hot.py")
+    (folder / MANIFEST).write_text(json.dumps({"suffix": SUFFIX, "sources": {"actors.hot": digest}}))
+    return folder, root
+
+
+def test_every_listed_module_is_there_once_and_in_order():
+    assert sorted(set(LISTED)) == LISTED
+    assert [name for name in LISTED if not source(ROOT, name).is_file()] == []
+
+
+def test_what_claims_to_be_compiled_is_and_all_of_it():
+    assert CORE.modules == (frozenset(LISTED) if CORE.name == "compiled" else frozenset())
+    loaded = CORE.modules & sys.modules.keys()
+    assert all(str(sys.modules[name].__file__).endswith(tuple(EXTENSION_SUFFIXES)) for name in loaded)
+    listed = set(LISTED) & sys.modules.keys()
+    assert CORE.modules or all(str(sys.modules[name].__file__).endswith(".py") for name in listed)
+
+
+def test_twins_that_fit_are_found_by_name(built):
+    folder, root = built
+    assert twins(folder, root) == {
+        "actors.hot": folder / f"actors/hot{SUFFIX}",
+        LIBRARY: folder / f"{LIBRARY}{SUFFIX}",
+    }
+
+
+def test_twins_of_another_source_are_not_used(built):
+    folder, root = built
+    (root / "actors/hot.py").write_text("X = 2\n")
+    with pytest.raises(Unusable, match=r"hot\.py has changed since it was compiled; install it again"):
+        twins(folder, root)
+
+
+def test_twins_whose_source_is_gone_are_not_used(built):
+    folder, root = built
+    (root / "actors/hot.py").unlink()
+    with pytest.raises(Unusable, match="has changed"):
+        twins(folder, root)
+
+
+def test_twins_for_another_python_are_not_used(built):
+    folder, root = built
+    (folder / MANIFEST).write_text(json.dumps({"suffix": ".cpython-27.so", "sources": {}}))
+    with pytest.raises(Unusable, match=r"compiled for \.cpython-27\.so, and this Python loads"):
+        twins(folder, root)
+
+
+def test_a_folder_without_a_manifest_is_not_used(tmp_path):
+    with pytest.raises(Unusable, match="can't be read"):
+        twins(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes"])
+def test_the_variable_chooses_python(value):
+    assert str(choose({"TRITIUM_PURE": value})) == "python (TRITIUM_PURE is set)"
+
+
+def test_what_was_imported_before_is_not_replaced():
+    """This process has imported it all, whichever core it runs."""
+    again = choose({"TRITIUM_PURE": "0"})
+    assert again.name == "python"
+    assert "was imported before the core was chosen" in again.reason or not CORE.modules
+
+
+@pytest.mark.system
+def test_the_environment_decides_for_a_whole_process():
+    def told(**environ):
+        clean = {name: value for name, value in os.environ.items() if name != "TRITIUM_PURE"}
+        done = subprocess.run(
+            [sys.executable, "-c", SAY], env=clean | environ, cwd=ROOT, capture_output=True, check=True
+        )
+        return done.stdout.decode().split()
+
+    assert told(TRITIUM_PURE="1") == ["python", str(ROOT / "actors/values/requests.py")]
+    name, file = told()
+    assert (name == "compiled") == file.endswith(SUFFIX)
+
+
+@pytest.mark.system
+def test_the_version_tells_which_core_runs():
+    def told(**environ):
+        command = [sys.executable, "-m", "engine", "--version"]
+        return subprocess.run(
+            command, env={**os.environ, **environ}, cwd=ROOT, capture_output=True, check=True
+        ).stdout.decode()
+
+    assert "core: python (TRITIUM_PURE is set)" in told(TRITIUM_PURE="1")
+    assert f"core: {CORE}" in told()
