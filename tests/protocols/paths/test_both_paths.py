@@ -223,16 +223,20 @@ def test_a_mistake_on_one_path_is_seen(path):
 
 
 def test_the_direct_path_is_taken():
-    taken = []
-
-    class Watched:
-        def __init__(self, path):
-            self.path = path
-
-        def begin(self, request, desk):
-            taken.append(self.path.begin(request, desk))
-            return taken[-1]
-
     script = Script(House(), (Write(0, (INFER,)), Answer(0, How.RIGHT), Write(0, (ECHO, INFER))))
-    played(script, lambda app: {"direct": Watched(app.direct)})
-    assert taken == [True] * 3
+
+    def asked(way):
+        """Return how often the application is asked."""
+        paths = []
+
+        def watched(app):
+            async def watching(scope, receive, send):
+                paths.append(scope["path"])
+                await app(scope, receive, send)
+
+            return {"app": watching, **way(app)}
+
+        played(script, watched)
+        return len(paths)
+
+    assert (asked(by_the_application), asked(directly)) == (3, 0)
