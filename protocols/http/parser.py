@@ -347,6 +347,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """A request line comes next."""
         self._head = Head()
+        self._known = b""  # the bytes of the head before
         self._caller = None
         self._target = b""
         self._head_size = self._unfinished = 0

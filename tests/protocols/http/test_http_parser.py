@@ -117,8 +117,18 @@ def test_a_head_that_comes_once_more_is_not_parsed_again():
     assert len({id(head) for head in heads}) == 3
 
 
+@pytest.mark.parametrize("cut", [5, 40, -2], ids=["in its line", "in its fields", "in its body"])
+def test_a_head_is_forgotten_once_another_has_come_in_parts(cut):
+    known = post(b"1234")
+    other = post(b"abcd", b"Authorization: secret").replace(b"/p ", b"/q ")
+    asked = [(path, headers[2:]) for _, path, headers, *_ in fed([known, other[:cut], other[cut:], known])[:3]]
+    assert asked == [(b"/p", []), (b"/q", [(b"authorization", b"secret")]), (b"/p", [])]
+
+
 LOOKALIKES = (
     post(b"abcd"),
+    post(b"abcd").replace(b"/p", b"/q"),
+    post(b"abcd", b"X-Key: value"),
     post(b"abcd") + b"\r\n",  # llhttp overlooks line breaks in front of a request
     b"\r\n" + post(b"abcd"),
     post(b"ab\r\n"),
@@ -138,10 +148,12 @@ LOOKALIKES = (
 )
 
 
-@given(st.lists(st.sampled_from(LOOKALIKES), min_size=2, max_size=6))
-def test_what_came_before_changes_nothing_of_how_a_request_is_read(pieces):
+@given(st.lists(st.tuples(st.sampled_from(LOOKALIKES), st.integers(0, 60)), min_size=2, max_size=6))
+def test_what_came_before_changes_nothing_of_how_a_request_is_read(cuts):
     # A head that comes in two parts is always parsed.
-    assert fed(pieces) == fed(part for piece in pieces for part in (piece[:3], piece[3:]))
+    pieces = [piece for piece, _ in cuts]
+    cut = [part for piece, at in cuts for part in (piece[:at], piece[at:]) if part]
+    assert fed(cut) == fed(part for piece in pieces for part in (piece[:3], piece[3:]))
 
 
 def test_long_bodies_are_read_past_the_parser():
