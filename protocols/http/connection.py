@@ -74,6 +74,7 @@ class Connection:
         "_claim",
         "_conversation",
         "_desk",
+        "_emptied",
         "_ended",
         "_expired",
         "_guest",
@@ -118,6 +119,7 @@ class Connection:
         self._desk = FrontDesk(transport, self._conversation, direct)
         self._guest: Guest[bytes] | None = None
         self._expired = False
+        self._emptied = False  # the last read took all that the socket had
         self._ended = False  # no more bytes will come
         self._too_slow = _TOO_SLOW  # the answer to a request that has expired
         self._room = room or ReceivingRoom()
@@ -344,7 +346,8 @@ class Connection:
         if not desk.take(parser.ready[0]):
             return False
         parser.ready.popleft()
-        return True
+        # Of bytes that are left in the socket, no turn would be told.
+        return self._emptied
 
     async def _cut_short(self) -> None:
         """Refuse a request that has expired. A client that has left is told nothing."""
@@ -404,17 +407,19 @@ class Connection:
     def _read(self) -> bool:
         """Take the bytes that the socket has; False at the end of the stream."""
         direct = self._parser.direct
+        buffer = self._scratch
+        if direct is not None:
+            at = self._parser.received
+            buffer = direct[at : at + _READ_AT_ONCE]
         try:
-            if direct is not None:
-                at = self._parser.received
-                count = self._transport.receive_into(direct[at : at + _READ_AT_ONCE])
-                self._parser.fill(count)
-            else:
-                count = self._transport.receive_into(self._scratch)
-                if count:
-                    self._parser.feed(self._scratch[:count])
+            count = self._transport.receive_into(buffer)
         except BlockingIOError:
             return True
+        self._emptied = self._transport.exhausted(count, len(buffer))
+        if direct is not None:
+            self._parser.fill(count)
+        elif count:
+            self._parser.feed(buffer[:count])
         return count > 0
 
     async def _turned_away(self, guest: Guest[bytes], request: Request) -> bool:

@@ -1,7 +1,7 @@
 """The direct path over real sockets: what it answers without the application, and what it leaves to that."""
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trio
@@ -12,12 +12,15 @@ from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
+from protocols.transport.readiness import DIRECT
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.http.test_http_app import add_body
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback
 from tests.support.callers import KnownCaller, ListedGate
 
 BATCH = [("X", DataType.INT64, (1,))]
+SCRATCH = 64 * 1024  # bytes that a connection reads at once
+WIDE = make_spec("wide", inputs=[("X", DataType.UINT8, (-1,))], outputs=[("Y", DataType.UINT8, (-1,))])
 HELD = make_spec("held", inputs=BATCH, outputs=[("Y", DataType.UINT8, (-1,))])
 
 
@@ -71,6 +74,18 @@ def ask(value=5, **parameters):
         "parameters": {"binary_data_output": True, **parameters},
     }
     return post(json.dumps(document).encode(), "held")
+
+
+def wide(size):
+    """Return a request of `size` bytes, most of which are its tensor."""
+
+    def made(count):
+        tensor = {"name": "X", "datatype": "UINT8", "shape": [1, count], "parameters": {"binary_data_size": count}}
+        text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        more = b"Inference-Header-Content-Length: %d\r\n" % len(text)
+        return post(text + bytes(count), "wide", more)
+
+    return made(size - (len(made(size)) - size))
 
 
 async def until_submitted(model, count=1):
@@ -162,6 +177,35 @@ async def test_requests_behind_one_under_way_are_answered_behind_it(backend, hel
         await until_submitted(held, 2)
         answer(held, 1)
         assert (await client.response())[0] == 200
+
+
+@pytest.mark.parametrize("others", [0, DIRECT], ids=["oldest", "one of a crowd"])
+@pytest.mark.parametrize("size", [SCRATCH, 60_000], ids=["as long as a read", "read past the parser"])
+async def test_a_request_in_the_socket_behind_one_that_was_read_is_answered(backend, held, others, size):
+    backend.models.by_name["wide"] = model = FakeModel(WIDE, hold)
+    async with serving(backend) as (app, served, _), AsyncExitStack() as stack:
+        for _ in range(others):
+            await stack.enter_async_context(served.connect())
+        client = await stack.enter_async_context(served.connect())
+        # First a small one, so that turns are taken here.
+        await client.send(ask())
+        await until_submitted(held)
+        answer(held)
+        assert (await client.response())[0] == 200
+        await trio.testing.wait_all_tasks_blocked()
+        request = wide(size)
+        assert len(request) == size
+        if size != SCRATCH:
+            await client.send(request[:1000])
+            await trio.testing.wait_all_tasks_blocked()
+            request = request[1000:]
+        await client.send(request + HEALTH)
+        await until_submitted(model)
+        await trio.testing.wait_all_tasks_blocked()
+        answer(model)
+        assert (await client.response())[0] == 200
+        assert await client.receive(len(LIVE)) == LIVE
+        assert app.asked == ["/v2/health/live"]
 
 
 async def test_a_client_that_leaves_has_its_request_cancelled(backend, held):
