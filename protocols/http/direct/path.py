@@ -93,6 +93,7 @@ class DirectPath:
         except TooLong:
             return False
         except TritiumError as error:
+            request.body = b""  # the connection keeps the request until the next one comes
             desk.answered(failure(error))
             return True
         exchange.begin(model, asked, plan)

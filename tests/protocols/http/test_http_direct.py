@@ -1,7 +1,8 @@
 """The direct path over real sockets: what it answers without the application, and what it leaves to that."""
 
 import json
-from contextlib import AsyncExitStack, asynccontextmanager
+import tracemalloc
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
 import trio
@@ -76,6 +77,17 @@ def ask(value=5, **parameters):
     return post(json.dumps(document).encode(), "held")
 
 
+@contextmanager
+def traced():
+    """Yield what tells how many bytes more are in use than at first."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        yield lambda: tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
 def wide(size):
     """Return a request of `size` bytes, most of which are its tensor."""
 
@@ -121,6 +133,18 @@ async def test_errors_are_answered_without_the_application(backend):
         ):
             await client.send(request)
             assert (await client.response())[0] == status
+        assert app.asked == []
+
+
+async def test_a_long_body_that_was_refused_is_not_kept(backend):
+    backend.models.by_name["wide"] = FakeModel(WIDE, hold)
+    size = 8 * 1024 * 1024
+    async with serving(backend) as (app, _, client):
+        with traced() as grown:
+            await client.send(post(bytes(size), "wide", b"Inference-Header-Content-Length: 99999999\r\n"))
+            assert (await client.response())[0] == 400
+            await trio.testing.wait_all_tasks_blocked()
+            assert grown() < size // 2
         assert app.asked == []
 
 
