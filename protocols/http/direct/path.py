@@ -33,6 +33,8 @@ from protocols.kserve.documents import TooLong
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.requests import Arrival
 
+_MOST_DIGITS: Final = 19  # of a version, a number below 2**63
+
 
 class InferHead:
     """What the head of a plain inference says. `json_size` is the field's value, None without one."""
@@ -50,8 +52,11 @@ class InferHead:
 def read_head(route: Route, head: Head) -> InferHead | None:
     """Return what the head of an inference says; None where its body has a coding, or its answer will have.
 
-    A body in chunks is the application's, too: it counts for its caller as it comes.
+    A body in chunks is the application's, too: it counts for its caller as it comes. So is a version of more
+    digits than a number may have.
     """
+    if len(route.version) > _MOST_DIGITS:
+        return None
     fields = dict(head.headers)
     if fields.get(b"content-encoding", b"identity") != b"identity" or b"transfer-encoding" in fields:
         return None

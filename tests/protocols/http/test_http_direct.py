@@ -10,7 +10,9 @@ import trio.testing
 
 from actors.values.callers import Action
 from actors.values.datatypes import DataType
+from actors.values.errors import NotFound
 from actors.values.tensors import Tensor
+from actors.values.versions import parse_version
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from protocols.transport.readiness import DIRECT
@@ -92,7 +94,12 @@ def wide(size):
     """Return a request of `size` bytes, most of which are its tensor."""
 
     def made(count):
-        tensor = {"name": "X", "datatype": "UINT8", "shape": [1, count], "parameters": {"binary_data_size": count}}
+        tensor = {
+            "name": "X",
+            "datatype": "UINT8",
+            "shape": [1, count],
+            "parameters": {"binary_data_size": count},
+        }
         text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         more = b"Inference-Header-Content-Length: %d\r\n" % len(text)
         return post(text + bytes(count), "wide", more)
@@ -134,6 +141,21 @@ async def test_errors_are_answered_without_the_application(backend):
             await client.send(request)
             assert (await client.response())[0] == status
         assert app.asked == []
+
+
+@pytest.mark.parametrize("zero", [b"9", b"0"], ids=["too large", "padded"])
+async def test_a_version_of_very_many_digits_is_refused(backend, zero):
+    def resolve(name, version=""):
+        raise NotFound(str(parse_version(version)))
+
+    backend.models.resolve = resolve
+    async with serving(backend) as (_, _, client):
+        path = b"/versions/%b1/infer" % (zero * 5000)
+        await client.send(post(add_body()).replace(b"/infer", path))
+        status, _, _ = await client.response()
+        assert status in {400, 404}
+        await client.send(HEALTH)
+        assert await client.receive(len(LIVE)) == LIVE
 
 
 async def test_a_long_body_that_was_refused_is_not_kept(backend):

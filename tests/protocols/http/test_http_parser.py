@@ -121,7 +121,9 @@ def test_a_head_that_comes_once_more_is_not_parsed_again():
 def test_a_head_is_forgotten_once_another_has_come_in_parts(cut):
     known = post(b"1234")
     other = post(b"abcd", b"Authorization: secret").replace(b"/p ", b"/q ")
-    asked = [(path, headers[2:]) for _, path, headers, *_ in fed([known, other[:cut], other[cut:], known])[:3]]
+    asked = [
+        (path, headers[2:]) for _, path, headers, *_ in fed([known, other[:cut], other[cut:], known])[:3]
+    ]
     assert asked == [(b"/p", []), (b"/q", [(b"authorization", b"secret")]), (b"/p", [])]
 
 
