@@ -90,8 +90,15 @@ def read(pieces: Iterable[bytes]) -> tuple[Any, ...]:
 
 def assert_same(written: list[bytes]) -> None:
     whole = read(written)
-    torn = read(part for each in written for part in (each[:1], each[1:]))
-    assert whole == torn
+    torn = [(each[:1], each[1:]) for each in written]
+    assert whole == read(part for parts in torn for part in parts)
+    # Heads that are known, and heads that come in parts, by turns.
+    for some in (0, 1):
+        by_turns = [
+            parts if place % 2 == some else (each,)
+            for place, (each, parts) in enumerate(zip(written, torn, strict=True))
+        ]
+        assert whole == read(part for parts in by_turns for part in parts)
 
 
 @settings(max_examples=400)
