@@ -13,7 +13,7 @@ from protocols.http.conversation import Conversation
 from protocols.http.direct.exchange import Desk, Exchange
 from protocols.http.direct.path import DirectPath
 from protocols.http.parser import Head, Request
-from protocols.transport.sockets import Transport
+from protocols.transport.sockets import ConnectionLost, Transport
 
 
 class FrontDesk(Desk):
@@ -108,6 +108,8 @@ class FrontDesk(Desk):
                 await conversation.respond(late)
             elif rest:
                 await conversation.write_rest(rest, None)
+        except ConnectionLost:
+            raise  # the client is gone
         except Exception:
             await conversation.tell_bug()
             raise

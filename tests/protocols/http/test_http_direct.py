@@ -16,6 +16,7 @@ from actors.values.versions import parse_version
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from protocols.transport.readiness import DIRECT
+from protocols.transport.sockets import ConnectionLost, PlainTransport
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.http.test_http_app import add_body
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback
@@ -263,6 +264,16 @@ async def test_a_client_that_leaves_has_its_request_cancelled(backend, held):
         assert held.cancelled == held.submitted
         answer(held)
         assert held.released == 1
+
+
+async def test_a_connection_that_cannot_be_read_ends_without_an_answer(backend, monkeypatch):
+    def lost(transport, buffer):
+        raise ConnectionLost("no route to host")
+
+    monkeypatch.setattr(PlainTransport, "receive_into", lost)
+    async with serving(backend) as (_, _, client):
+        await client.send(HEALTH)
+        assert await client.closed()
 
 
 async def test_a_server_that_stops_answers_what_is_under_way(backend, held):
