@@ -343,9 +343,10 @@ class Connection:
             return False
         patience.work()
         self.served = True
-        if not desk.take(parser.ready[0]):
+        request = parser.ready.popleft()  # first, so that an answer at once finds nothing ahead
+        if not desk.take(request):
+            parser.ready.append(request)
             return False
-        parser.ready.popleft()
         # Of bytes that are left in the socket, no turn would be told.
         return self._emptied
 

@@ -132,6 +132,29 @@ async def test_plain_inferences_are_answered_without_the_application(backend):
         assert app.asked == ["/v2/health/live"]
 
 
+class Steps(trio.abc.Instrument):
+    """The names of the tasks that run."""
+
+    def __init__(self):
+        self.names = set()
+
+    def before_task_step(self, task):
+        self.names.add(task.name)
+
+
+async def test_answers_that_are_there_at_once_wake_no_task(backend):
+    async with serving(backend) as (_, _, client):
+        steps = Steps()
+        for number in range(3):
+            if number == 2:
+                await trio.testing.wait_all_tasks_blocked()
+                trio.lowlevel.add_instrument(steps)
+            await client.send(post(add_body()))
+            assert (await client.response())[0] == 200
+        trio.lowlevel.remove_instrument(steps)
+        assert not [name for name in steps.names if name.startswith("connection-")]
+
+
 async def test_errors_are_answered_without_the_application(backend):
     async with serving(backend) as (app, _, client):
         for request, status in (
