@@ -40,6 +40,8 @@ _WORTH_A_SEARCH = 256
 # So many places must come to one at which the element before it does not end: such a one takes as long as a
 # dozen elements that are read one by one.
 _PLACES_A_STOP = 16
+# Elements that are read one by one behind such a place. If there are more, the search begins anew.
+_MOST_BETWEEN = 128
 # How often elements are read one by one before they are searched again, where a search was not worth it.
 _SEARCHES_LEFT_OUT = 8
 
@@ -194,7 +196,8 @@ def chained(
 
     They begin at `places`, of which the last is left out, and between them. `stops` are the indexes of places
     at which the next place is not the end of its element. `end_of` returns where the element at some place
-    ends. It is more than `size` where that is not known.
+    ends. It is more than `size` where that is not known. Elements that many others follow between two places
+    may be the last.
     """
     parts: list[Places] = []
     place = 0
@@ -212,6 +215,9 @@ def chained(
                 return (found, at) if at <= size else (found[:-1], int(found[-1]))
             others.append(at)
             at = behind
+            if len(others) == _MOST_BETWEEN:
+                parts.append(np.array(others, np.intp))
+                return np.concatenate(parts), at
         parts.append(np.array(others, np.intp))
     parts.append(places[place:-1])
     return np.concatenate(parts), int(places[-1])

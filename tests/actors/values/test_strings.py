@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.values.strings import Strings, walk, walk_at_once
+from actors.values.strings import Strings, headers, walk, walk_at_once
 from actors.values.tensors import pack_bytes
 
 
@@ -91,3 +91,12 @@ def test_a_million_short_strings_take_a_stop_for_each_32_kib():
     data = pack_bytes(elements)
     stops = sum(1 for _ in walk(data, len(elements)))
     assert len(data) // (32 * 1024) <= stops <= len(data) // (31 * 1024)
+
+
+def test_empty_elements_that_are_out_of_step_with_the_zeros_before_them_are_not_read_in_one_piece():
+    """The element before them ends within their zeros, so that all of them are missed by a search."""
+    usual = [b"x" * (30 + place % 3) for place in range(480)]
+    data = pack_bytes([*usual, b"a\0", *[b""] * 3_500])
+    found, _ = headers(memoryview(data), 0, 1 << 40)
+    assert len(usual) < found.size < 700
+    assert walk_at_once(data, 1 << 40) == plainly(data, 1 << 40)
