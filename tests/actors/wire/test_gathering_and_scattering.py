@@ -176,6 +176,15 @@ def test_a_backend_sees_the_configured_reshape_and_clients_never_do():
     assert [tuple(tensors[0].shape) for _, tensors, _ in cuts] == [(1, 1, 4), (3, 1, 4)]
 
 
+def test_outputs_may_lie_in_any_order():
+    names = ("LAST", "FIRST", "MIDDLE")
+    spec = make_spec(outputs=[OutputSpec(name=name, datatype=DataType.UINT8, dims=(2,)) for name in names])
+    placed = [Placed(name, DataType.UINT8, (1, 2), at, 2) for name, at in zip(names, (12, 4, 8), strict=True)]
+    memory = memoryview(bytes(range(16)))
+    ((_, tensors, _),) = Scatter(Result(1, 0, 1, (0, 0, 0), placed), memory, spec).answers([request(spec)])
+    assert [bytes(tensor.data) for tensor in tensors] == [b"\x0c\x0d", b"\4\5", b"\x08\x09"]
+
+
 @pytest.mark.parametrize("shape", [(1, 3, 3), (1, 9)])
 def test_an_output_of_another_shape_than_configured_shows_what_it_is(shape):
     spec = make_spec(outputs=(OutputSpec(name="OUTPUT", datatype=DataType.INT32, dims=(4,), reshape=(2, 2)),))
