@@ -88,10 +88,14 @@ def compiled(root: Path, scratch: Path) -> dict[str, str]:
     command.ensure_finalized()
     _at_once(command, sum(len(each.sources) for each in extensions))
     command.run()
-    digests = {name: choosing.digest_of(file) for name, file in zip(names, sources, strict=True)}
-    suffix = command.get_ext_filename("")
-    manifest = scratch / "lib" / choosing.MANIFEST
-    manifest.write_text(json.dumps({"suffix": suffix, "sources": digests}, indent=1))
+    told = {
+        "suffix": command.get_ext_filename(""),
+        "sources": {name: choosing.digest_of(choosing.source(root, name)) for name in names},
+        "besides": {
+            name: choosing.digest_of(choosing.source(root, name)) for name in choosing.imported(root, names)
+        },
+    }
+    (scratch / "lib" / choosing.MANIFEST).write_text(json.dumps(told, indent=1))
     built = (file for file in (scratch / "lib").rglob("*") if file.is_file())
     return {str(file): f"{choosing.FOLDER}/{file.relative_to(scratch / 'lib')}" for file in built}
 

@@ -7,16 +7,18 @@ Python, see the source alone. A process that wants them puts a finder before all
 first import of a module that has a twin.
 
 The twins of a folder call each other without looking each other up. So they are used together or not at all,
-and only where the source is what they were compiled from.
+and only where the source is what they were compiled from. That is more than their own: constants and types of
+what they import are compiled in, so the manifest names those modules, too.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.abc import MetaPathFinder
@@ -103,16 +105,21 @@ def twins(folder: Path, root: Path) -> dict[str, Path]:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
+        compiled_for, sources, besides = (manifest[key] for key in ("suffix", "sources", "besides"))
     except OSError as error:
         raise Unusable(f"{folder / MANIFEST} can't be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise Unusable(f"{folder / MANIFEST} is not what a build writes now; install it again") from None
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    if manifest["suffix"] != suffix:
-        raise Unusable(f"it was compiled for {manifest['suffix']}, and this Python loads {suffix}")
-    for name, digest in manifest["sources"].items():
+    if compiled_for != suffix:
+        raise Unusable(f"it was compiled for {compiled_for}, and this Python loads {suffix}")
+    for name, digest in {**sources, **besides}.items():
         if digest_of(source(root, name)) != digest:
-            raise Unusable(f"{source(root, name)} has changed since it was compiled; install it again")
-    names = {name: name.replace(".", "/") for name in (*manifest["sources"], LIBRARY)}
-    return {name: folder / f"{path}{suffix}" for name, path in names.items()}
+            raise Unusable(f"{source(root, name)} has changed since the core was compiled; install it again")
+    files = {name: folder / f"{name.replace('.', '/')}{suffix}" for name in (*sources, LIBRARY)}
+    if missing := [file for file in files.values() if not file.is_file()]:
+        raise Unusable(f"{missing[0]} is missing; install it again")
+    return files
 
 
 def source(root: Path, name: str) -> Path:
@@ -126,6 +133,18 @@ def digest_of(file: Path) -> str:
         return blake2b(file.read_bytes(), digest_size=16).hexdigest()
     except OSError:
         return ""
+
+
+def imported(root: Path, names: Iterable[str]) -> list[str]:
+    """Return those of our modules that the named ones import, directly or not, and that are not among them."""
+    listed = frozenset(names)
+    found, left = set(listed), list(listed)
+    while left:
+        tree = ast.parse(source(root, left.pop()).read_bytes())
+        new = {name for name in _names_in(tree) if source(root, name).is_file()} - found
+        found |= new
+        left += new
+    return sorted(found - listed)
 
 
 def _folder() -> Path:
@@ -146,3 +165,13 @@ def _put_first(files: Mapping[str, Path]) -> None:
     except ImportError as error:
         sys.meta_path.remove(finder)
         raise Unusable(f"its library does not load: {error}") from None
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    """Yield what may be modules among what is imported, under `TYPE_CHECKING` as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)

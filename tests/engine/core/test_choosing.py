@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.choosing import LIBRARY, MANIFEST, Unusable, choose, digest_of, source, twins
+from engine.core.choosing import LIBRARY, MANIFEST, Unusable, choose, digest_of, imported, source, twins
 from engine.core.chosen import CORE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,13 +24,17 @@ SAY = "from engine.core.chosen import CORE; import actors.values.requests as m; 
 
 @pytest.fixture
 def built(tmp_path):
-    """A root with one source, and a folder with the manifest of its twin."""
+    """A root with two sources, and a folder with the twin of one, which imports the other."""
     root, folder = tmp_path / "root", tmp_path / "tritium_core"
     (root / "actors").mkdir(parents=True)
-    folder.mkdir()
-    (root / "actors/hot.py").write_text("X = 1\n")
-    digest = digest_of(root / "actors/hot.py")
-    (folder / MANIFEST).write_text(json.dumps({"suffix": SUFFIX, "sources": {"actors.hot": digest}}))
+    (folder / "actors").mkdir(parents=True)
+    (root / "actors/hot.py").write_text("from actors.cold import Y\nX = 1\n")
+    (root / "actors/cold.py").write_text("Y = 1\n")
+    for file in (f"actors/hot{SUFFIX}", f"{LIBRARY}{SUFFIX}"):
+        (folder / file).touch()
+    sources, besides = ({name: digest_of(source(root, name))} for name in ("actors.hot", "actors.cold"))
+    told = {"suffix": SUFFIX, "sources": sources, "besides": besides}
+    (folder / MANIFEST).write_text(json.dumps(told))
     return folder, root
 
 
@@ -55,10 +59,29 @@ def test_twins_that_fit_are_found_by_name(built):
     }
 
 
-def test_twins_of_another_source_are_not_used(built):
+@pytest.mark.parametrize("name", ["hot", "cold"])
+def test_twins_of_another_source_are_not_used(built, name):
+    """Nor are those that import another one: its constants are compiled into them."""
     folder, root = built
-    (root / "actors/hot.py").write_text("X = 2\n")
-    with pytest.raises(Unusable, match=r"hot\.py has changed since it was compiled; install it again"):
+    (root / f"actors/{name}.py").write_text("Y = 2\n")
+    changed = rf"{name}\.py has changed since the core was compiled; install it again"
+    with pytest.raises(Unusable, match=changed):
+        twins(folder, root)
+
+
+@pytest.mark.parametrize("file", [f"actors/hot{SUFFIX}", f"{LIBRARY}{SUFFIX}"])
+def test_twins_that_are_not_all_there_are_not_used(built, file):
+    folder, root = built
+    (folder / file).unlink()
+    with pytest.raises(Unusable, match=r"is missing; install it again"):
+        twins(folder, root)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"suffix": ".so", "sources": {}}'])
+def test_what_is_no_manifest_is_not_used(built, text):
+    folder, root = built
+    (folder / MANIFEST).write_text(text)
+    with pytest.raises(Unusable, match=r"manifest\.json is not what a build writes now; install it again"):
         twins(folder, root)
 
 
@@ -71,7 +94,7 @@ def test_twins_whose_source_is_gone_are_not_used(built):
 
 def test_twins_for_another_python_are_not_used(built):
     folder, root = built
-    (folder / MANIFEST).write_text(json.dumps({"suffix": ".cpython-27.so", "sources": {}}))
+    (folder / MANIFEST).write_text(json.dumps({"suffix": ".cpython-27.so", "sources": {}, "besides": {}}))
     with pytest.raises(Unusable, match=r"compiled for \.cpython-27\.so, and this Python loads"):
         twins(folder, root)
 
@@ -79,6 +102,14 @@ def test_twins_for_another_python_are_not_used(built):
 def test_a_folder_without_a_manifest_is_not_used(tmp_path):
     with pytest.raises(Unusable, match="can't be read"):
         twins(tmp_path, tmp_path)
+
+
+def test_a_build_finds_what_the_listed_modules_import():
+    """Directly or not, and for types alone."""
+    found = imported(ROOT, LISTED)
+    assert {"protocols.kserve.documents", "actors.supervision.spec", "actors.values.specs"} <= set(found)
+    assert not set(found) & set(LISTED)
+    assert [name for name in found if not source(ROOT, name).is_file()] == []
 
 
 @pytest.mark.parametrize("value", ["1", "true", "yes"])
