@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
 from chaos.simulation.scenario import scenario
 from chaos.simulation.simulate import Verdict, simulate
 from chaos.simulation.tally import met

@@ -28,6 +28,7 @@ from chaos.record.records import Phase, Sample
 from chaos.subject import processes
 from chaos.subject.sabotage import SOCKET_FLAG
 from chaos.wires.http import LOOPBACK, Broken, Reply, ask
+from engine.core.choosing import PURE
 
 PATIENCE: Final = 60.0
 """Seconds for things that must happen at some time, on a machine that may be busy."""
@@ -149,8 +150,8 @@ class Server:
 
         With `sabotage` the server is the saboteur's, with its control socket at that path. `ports` are those
         of HTTP, gRPC and metrics, 0 for the kernel's choice. `environ` is added to this process's
-        environment, of which no TRITIUM_ variable is passed on, and to what Kubernetes would add
-        (`KUBERNETES`).
+        environment, of which no TRITIUM_ variable is passed on but the one that chooses the core, and to what
+        Kubernetes would add (`KUBERNETES`).
         """
         folder.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(folder.glob("*.stdout.jsonl")))
@@ -165,7 +166,11 @@ class Server:
             ),
             *("--log-format=json", *flags),
         ]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name == PURE or not name.startswith("TRITIUM_")
+        }
         mark = uuid.uuid4().hex
         with out.open("wb") as stdout, err.open("wb") as stderr:
             environment = {**inherited, **KUBERNETES, **(environ or {}), MARK: mark}

@@ -11,6 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
+import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
 from tests.fuzz.campaign import Finding, Tally, Target, campaign, corpus_of, replay
 from tests.fuzz.targets import TARGETS
 

@@ -30,6 +30,7 @@ from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeServer
+from tests.support.operators import clean_environ
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {
@@ -105,13 +106,12 @@ def process(
 
     @contextmanager
     def serve(repository: Path) -> Iterator[Addresses]:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
         settings = {"TRITIUM_MODEL_REPOSITORY": str(repository), **LOOPBACK}
         with tempfile.TemporaryFile() if said is None else said.open("w+b") as output:
             server = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 cwd=ROOT,
-                env={**inherited, **settings, **environ},
+                env=clean_environ() | settings | environ,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.core.choosing import PURE
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = (
     "--http-address=127.0.0.1",
@@ -53,8 +55,13 @@ def write_model(
 
 
 def clean_environ(**changes: str) -> dict[str, str]:
-    """Return this process's environment without settings of a server's, and with `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
+    """Return this process's environment without settings of a server's, and with `changes`.
+
+    A server runs the core that this process was told to run.
+    """
+    kept = {
+        name: value for name, value in os.environ.items() if name == PURE or not name.startswith("TRITIUM_")
+    }
     return {**kept, **changes}
 
 

@@ -20,17 +20,17 @@ from engine.observability.text import aligned, duration, printable
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS
 from tests.support.answering import answering
+from tests.support.operators import clean_environ
 
 
 def run(*words, **environ):
     """Run `python -m engine` and return the finished process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
     return subprocess.run(
         [sys.executable, "-m", "engine", *words],
         capture_output=True,
         text=True,
         timeout=30,
-        env={**kept, **environ},
+        env=clean_environ(**environ),
         check=False,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ import pytest
 
 from engine.core.choosing import LIBRARY, MANIFEST, Unusable, choose, digest_of, imported, source, twins
 from engine.core.chosen import CORE
+from tests.support.operators import clean_environ
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tritium"]["core"]["modules"]
@@ -148,3 +150,25 @@ def test_the_version_tells_which_core_runs():
 
     assert "core: python (TRITIUM_PURE is set)" in told(TRITIUM_PURE="1")
     assert f"core: {CORE}" in told()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("program", ["tests.fuzz", "chaos.simulation"])
+def test_programs_that_judge_the_core_run_the_one_that_is_chosen(program):
+    said = subprocess.run(
+        [sys.executable, "-v", "-m", program, "--help"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imports = re.findall(r"(?m)^import '([\w.]+)'", said.stderr)
+    assert not set(imports[: imports.index("engine.core.chosen")]) & set(LISTED)
+
+
+def test_servers_that_tests_start_run_the_core_that_the_tests_run(monkeypatch):
+    monkeypatch.setenv("TRITIUM_PURE", "1")
+    monkeypatch.setenv("TRITIUM_HTTP_PORT", "1")
+    assert clean_environ()["TRITIUM_PURE"] == "1"
+    assert "TRITIUM_HTTP_PORT" not in clean_environ()

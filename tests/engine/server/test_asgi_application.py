@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251  # hypercorn's default worker runs on it
-import os
 import re
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from engine.asgi import Application
 from engine.server.hosting import ONE_PROCESS
+from tests.support.operators import clean_environ
 
 ROOT = Path(__file__).parents[3]
 
@@ -247,11 +247,10 @@ async def test_a_server_without_a_lifespan_is_told_so(environ):
 @pytest.mark.slow
 def test_a_kubernetes_service_called_tritium_does_not_keep_hypercorn_from_serving(environ):
     kubernetes = {"TRITIUM_SERVICE_HOST": "10.0.0.7", "TRITIUM_PORT": "tcp://10.0.0.7:8000"}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
     with subprocess.Popen(
         [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0", "engine.asgi"],
         cwd=ROOT,
-        env=inherited | environ | kubernetes | {"TRITIUM_HTTP_PROT": "1"},
+        env=clean_environ() | environ | kubernetes | {"TRITIUM_HTTP_PROT": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -285,11 +284,10 @@ async def test_websockets_are_turned_away(environ):
 @pytest.mark.system
 @pytest.mark.slow
 def test_more_than_one_worker_is_refused_with_advice(environ):
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITIUM_")}
     refused = subprocess.run(
         [sys.executable, "-m", "hypercorn", "-w", "2", "-b", "127.0.0.1:0", "engine.asgi"],
         cwd=ROOT,
-        env=inherited | environ,
+        env=clean_environ() | environ,
         capture_output=True,
         text=True,
         timeout=30,

@@ -22,6 +22,7 @@ from engine.worker.authoring.folder import (
     model_name,
     write_repository,
 )
+from tests.support.operators import clean_environ
 from tritium.testing import open_model
 
 pytestmark = pytest.mark.system
@@ -43,7 +44,6 @@ class Server:
             port = probe.getsockname()[1]
         self.url = f"127.0.0.1:{port}"
         self.log = log
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITIUM_")}
         flags = [
             "--http-address=127.0.0.1",
             f"--http-port={port}",
@@ -52,7 +52,10 @@ class Server:
         ]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine", *words, *flags], stdout=output, stderr=output, env=kept
+                [sys.executable, "-m", "engine", *words, *flags],
+                stdout=output,
+                stderr=output,
+                env=clean_environ(),
             )
 
     def wait_ready(self):
