@@ -109,6 +109,7 @@ def mapped(path: Path) -> mmap.mmap:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; return the process's exit status."""
+    import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
     from engine.server.run import run
     from engine.settings.settings import Settings
 

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, TextIO
@@ -120,6 +121,8 @@ def names_of(path: Path) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; return the process's exit status."""
+    with suppress(ModuleNotFoundError):  # a checkout from before there was a choice
+        import engine.core.chosen  # noqa: F401  # before anything that it chooses
     from engine.server.run import run
     from engine.settings.settings import Settings
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from benchmarks.design.many_cores import arrangement, codec, routing, scaling
 from benchmarks.design.many_cores.measure import Costs, costs
 from benchmarks.report import Table, plain
 from benchmarks.subjects import CHECKOUT, Subject, printing_port
+from engine.core.choosing import PURE
 
 _ONE: Final = "one process"
 _SPREADS: Final = ((16, 4), (64, 4), (512, 4), (64, 16), (512, 16))
@@ -207,4 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # The prototype's processes take parts of the server as they are in Python, so what they are compared with
+    # runs those, too.
+    os.environ[PURE] = "1"
     sys.exit(main())
