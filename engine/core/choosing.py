@@ -136,7 +136,7 @@ def digest_of(file: Path) -> str:
 
 
 def imported(root: Path, names: Iterable[str]) -> list[str]:
-    """Return those of our modules that the named ones import, directly or not, and that are not among them."""
+    """Return those of our modules that the named ones import, directly or not, without these themselves."""
     listed = frozenset(names)
     found, left = set(listed), list(listed)
     while left:
