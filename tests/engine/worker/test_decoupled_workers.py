@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from actors.values.errors import ErrorCode, TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import InstanceSpec, WarmupSample
 from actors.values.tensors import Tensor
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
@@ -17,7 +17,7 @@ from tests.engine.worker.conftest import until
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 
-class Parts:
+class Parts(ReplyPort):
     """A reply port that releases each part at once, or when a test says so."""
 
     def __init__(self, *, takes=True):
