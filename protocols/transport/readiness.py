@@ -44,13 +44,6 @@ class Waits(Protocol):
     def readable(self) -> Awaitable[None]:
         """Wait until a read is worth a try. Raises ClosedResourceError where the task is roused."""
 
-    def turns(self, turn: Callable[[], bool]) -> Awaitable[None]:
-        """Call `turn` whenever a read is worth a try, until it returns False. It must not raise.
-
-        A turn that returns True has read all that was there; of more that comes it is told again.
-        Raises ClosedResourceError where the task is roused.
-        """
-
     def writable(self) -> Awaitable[None]:
         """Wait until a write is worth a try. Raises ClosedResourceError where the task is roused."""
 
@@ -138,12 +131,6 @@ class DirectWaits(Waits):
         # Not a coroutine of its own, which would cost each wait a frame more.
         return trio.lowlevel.wait_readable(self._descriptor)  # noqa: ASYNC105  # the caller awaits it
 
-    async def turns(self, turn: Callable[[], bool]) -> None:
-        """See `Waits`."""
-        await trio.lowlevel.wait_readable(self._descriptor)
-        while turn():
-            await trio.lowlevel.wait_readable(self._descriptor)
-
     def writable(self) -> Awaitable[None]:
         """See `Waits`."""
         return trio.lowlevel.wait_writable(self._descriptor)  # noqa: ASYNC105  # as above
@@ -216,7 +203,7 @@ class Watch(Waits):
         await trio.lowlevel.wait_task_rescheduled(self._stop_reader)
 
     async def turns(self, turn: Callable[[], bool]) -> None:
-        """See `Waits`. From turn to turn, the kernel need not be told anything."""
+        """Do as `Transport.wait_turns`. From turn to turn, the kernel need not be told anything."""
         if not self._fruitful:
             await trio.lowlevel.wait_readable(self._descriptor)
             if not turn():

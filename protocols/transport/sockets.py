@@ -212,7 +212,10 @@ class PlainTransport(_SocketTransport):
 
     async def wait_turns(self, turn: Callable[[], bool]) -> None:
         """Call `turn` (see `Transport`), where that is possible without the task."""
-        await self._waits.turns(turn)
+        if self.watch is None:
+            await super().wait_turns(turn)
+        else:
+            await self.watch.turns(turn)
 
     def receive_into(self, buffer: memoryview) -> int:
         """Fill `buffer` (see `Transport`)."""
