@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from actors.values.callers import Caller
     from actors.values.errors import TritiumError
     from actors.values.marks import ClientMarks
+    from actors.values.regions import RegionSlice
     from actors.values.specs import ModelSpec
     from actors.values.strings import Strings
     from actors.values.tensors import Tensor
@@ -73,6 +74,7 @@ class InferRequest:
         "inputs",
         "model_name",
         "nbytes",
+        "output_regions",
         "parameters",
         "priority",
         "queue_entry",
@@ -82,6 +84,7 @@ class InferRequest:
         "requested_version",
         "routed_to",
         "rows",
+        "span",
         "strings",
         "synthetic",
         "tenant",
@@ -127,6 +130,9 @@ class InferRequest:
 
         # What walks of packed inputs have found, None for short ones; None if nothing was walked.
         self.strings: Sequence[Strings | None] | None = None
+        # Where the client wants outputs, by their names, if in its shared memory.
+        self.output_regions: Mapping[str, RegionSlice] | None = None
+        self.span: object = None  # owned by tracing, if the request is traced
         self.rows = 1
         self.nbytes = 0
         self.batch_key: object = None  # requests with equal keys batch together
