@@ -18,6 +18,9 @@ class LocalCopy(Protocol):
     def hold(self) -> None:
         """Add one user."""
 
+    def settled(self, *, applied: bool) -> None:
+        """The model that was read from it serves now, or is ready to be woken; or nothing came of it."""
+
     def let_go(self) -> None:
         """Remove one user. The last one has the directory removed, off the loop. Never raises."""
 
@@ -61,7 +64,11 @@ class FoundModel:
         """Why it can't be loaded, by version. The other versions fail only because of these."""
         return self.reasons or dict.fromkeys(self.versions, self.reason)
 
-    def settle(self) -> None:
-        """End the reader's hold on the copy: the code that needs the copy holds it by now."""
+    def settle(self, *, applied: bool = False) -> None:
+        """End the reader's hold on the copy: the code that needs the copy holds it by now.
+
+        `applied`: the model serves as it was found, or is ready to be woken.
+        """
         if self.copy is not None:
+            self.copy.settled(applied=applied)
             self.copy.let_go()

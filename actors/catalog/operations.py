@@ -132,11 +132,13 @@ class _FromRepository(Operation):
         forced: bool = False,
         awake: bool = False,
     ) -> None:
+        applied = False
         try:
             found = await self._ensure(deployment.key, found)
             await deployment.apply(found, override=override, forced=forced, awake=awake)
+            applied = True
         finally:
-            found.settle()
+            found.settle(applied=applied)
 
 
 class Load(_FromRepository):

@@ -40,6 +40,8 @@ class Event(str, Enum):
     REPOSITORY_CHANGED = "repository_changed"
     REPOSITORY_UNAVAILABLE = "repository_unavailable"
     COPY_ABANDONED = "copy_abandoned"
+    AGENT_OUTPUT = "agent_output"
+    AGENT_FAILED = "agent_failed"
     ENVIRONMENT_BUILDING = "environment_building"
     ENVIRONMENT_BUILT = "environment_built"
     TRAFFIC_CHANGED = "traffic_changed"

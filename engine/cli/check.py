@@ -40,6 +40,7 @@ from engine.environments.declared import Environment, Kind
 from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import ModelDirectory, scan
 from engine.models.problems import Problem, did_you_mean
+from engine.processes.agents.declared import KnownAgents
 from engine.processes.backends import discover
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import DEVICES, gpu_count
@@ -251,6 +252,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where backends written in Python are, each a folder with a model.py",
     )
     shared.add_argument(
+        "--repoagent-directory",
+        metavar="DIR",
+        help="where repository agents are besides installed packages; they are looked for, and not run",
+    )
+    shared.add_argument(
         "--require-signed", action="store_true", help="refuse models that no trusted key has signed"
     )
     shared.add_argument(
@@ -282,6 +288,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         ("model-repository-links", options.model_repository_links),
         *(("backend-config", pair) for pair in options.backend_config),
         ("backend-directory", options.backend_directory),
+        ("repoagent-directory", options.repoagent_directory),
         ("default-execution-timeout", options.default_execution_timeout),
         ("sandbox", options.sandbox),
         ("sandbox-read", options.sandbox_read),
@@ -340,6 +347,7 @@ def inspect(
                 execution_timeout=settings.default_execution_timeout,
                 floor=settings.sandbox,
                 verify_files=True,
+                agents=KnownAgents(settings.agents.directory),
                 links=settings.links,
                 restrictions=Restrictions(
                     no_code=settings.provenance.no_code, signed=settings.provenance.require_signed

@@ -1,8 +1,9 @@
 """Repository agents: whether the files of a model are the ones that its configuration vouches for.
 
-Contract, repository.md section 11. Only the agent `checksum` is known, which is built in. Each of its
-parameters maps `MD5:<file>` (or, here, `SHA256:<file>`), the file relative to the model directory, to the
-digest that it must have. Agents that are libraries of their own, or that rewrite the model, are refused.
+Contract, repository.md section 11. The agent `checksum` is built in. Each of its parameters maps
+`MD5:<file>` (or, here, `SHA256:<file>`), the file relative to the model directory, to the digest that it must
+have. Other agents are the operator's (`engine.processes.agents`): they are run before a configuration is
+read in full, and are only named here.
 """
 
 from __future__ import annotations
@@ -13,19 +14,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from actors.values.errors import ErrorCode
+from engine.config import parse
 from engine.config.files import inside
+from engine.config.override import parse_override
 from engine.models.links import Links
 from engine.models.problems import Problem, did_you_mean
+from engine.processes.agents.declared import CHECKSUM, KnownAgents
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelRepositoryAgents
 
-CHECKSUM: Final = "checksum"
 _ALGORITHMS: Final = {"MD5": 32, "SHA256": 64}  # and how many digits their digests have
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]+\Z")
 
 
-def verify_agents(config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE) -> list[Problem]:
-    """Run the agents of `config`, and return what they find wrong. Reads every file that they name."""
+def first_config(model_directory: Path, config_name: str, override: str | None) -> ModelConfig | None:
+    """Return the configuration as written, whose agents count whatever they make of it.
+
+    None if it can't be read, which `load_model_config` tells of.
+    """
+    if override is not None:
+        return parse_override(override, model_directory).config
+    return parse.read(parse.config_path(model_directory, config_name)).config
+
+
+def verify_agents(
+    config: ModelConfig, model_directory: Path, links: Links = Links.INSIDE, known: KnownAgents | None = None
+) -> list[Problem]:
+    """Run the built-in agents of `config`, and return what they find wrong. Reads every file that they name.
+
+    Of others it is only looked whether they are among the `known` ones.
+    """
     problems: list[Problem] = []
     for at, agent in enumerate(config.model_repository_agents.agents):
         key = f"model_repository_agents.agents[{at}]"
@@ -40,15 +57,15 @@ def verify_agents(config: ModelConfig, model_directory: Path, links: Links = Lin
                 )
             )
         else:
-            problems.append(
-                Problem(
-                    message=f"repository agent '{agent.name}' of model '{config.name}' is not supported by this version",
-                    key=f"{key}.name",
-                    hint=did_you_mean(agent.name, (CHECKSUM,)) or f"the only agent is '{CHECKSUM}'",
-                    code=ErrorCode.UNSUPPORTED,
-                )
-            )
+            problems += _known(agent.name, key, known)
     return problems
+
+
+def _known(name: str, key: str, known: KnownAgents | None) -> Iterator[Problem]:
+    agents = known or KnownAgents()
+    if agents.target(name) is None:
+        message, hint = agents.why_unknown(name)
+        yield Problem(message=message, key=f"{key}.name", hint=did_you_mean(name, agents.names()) or hint)
 
 
 def _checksum(

@@ -12,7 +12,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from actors.values.confinement import Sandbox
-from actors.values.errors import ErrorCode
 from actors.values.specs import ModelSpec, Runtime
 from engine.config import parse
 from engine.config.agents import verify_agents
@@ -33,6 +32,7 @@ from engine.environments.cache import Environments
 from engine.models.layout import VersionDirectory, select_versions, version_directories
 from engine.models.links import Links, targets
 from engine.models.problems import Problem, Severity
+from engine.processes.agents.declared import KnownAgents
 from engine.processes.backends import BackendTraits
 from engine.provenance.restrictions import NONE, Restrictions
 from engine.settings.parameters import TritiumSettings
@@ -63,6 +63,8 @@ def load_model_config(
     floor: SandboxSettings = NO_FLOOR,
     restrictions: Restrictions = NONE,
     links: Links = Links.INSIDE,
+    agents: KnownAgents | None = None,
+    agents_ran: bool = False,
 ) -> LoadedConfig:
     """Read, complete, validate and translate the configuration of the model in `model_directory`.
 
@@ -77,6 +79,9 @@ def load_model_config(
     `environments` are those that exist. If a Python model asks for one that has to be built first, that is
     returned as `unbuilt`; if no model code is to be run, there is a warning instead. Without `environments`,
     what models ask for is not considered.
+
+    `agents` are the repository agents that exist. `agents_ran`: those of the model have made this directory,
+    or have found it right.
 
     What `restrictions` forbid is refused before anything of the model is run. `links` says how far the
     symbolic links of the model are followed.
@@ -107,6 +112,7 @@ def load_model_config(
             backends=backends,
             gpus=gpus,
             auto_complete=auto_complete,
+            agents=agents,
         )
         versions = select_versions(ModelVersionPolicy(), numbers)
         return LoadedConfig(
@@ -137,7 +143,7 @@ def load_model_config(
     said = backend_settings or {}
     settings = {**said.get("", {}), **said.get(base.config.backend, {})}  # its own go before those for all
     drafts = [base] * len(chosen)
-    agents = verify_agents(base.config, model_directory, links)
+    objections = [] if agents_ran else verify_agents(base.config, model_directory, links, agents)
     tritium, mistakes = _settings(base.config, traits, execution_timeout, floor)
     is_strict = tritium.confinement.sandbox is Sandbox.STRICT
     linked = targets(model_directory) if links is Links.ANYWHERE and is_strict else ()
@@ -154,11 +160,11 @@ def load_model_config(
     if environments is not None and not is_ensemble(base.config):
         parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
         chosen_runtimes = choose(parameters, traits, tritium, chosen, model_directory, environments, links)
-        if chosen_runtimes.unbuilt and run_model_code and not agents:
+        if chosen_runtimes.unbuilt and run_model_code and not objections:
             return LoadedConfig(name=name, path=path, versions=versions, unbuilt=chosen_runtimes.unbuilt)
     runtimes = chosen_runtimes.runtimes
     # Of files that are vouched for, only the right ones are read.
-    if auto_complete and not base.problems and not agents:
+    if auto_complete and not base.problems and not objections:
         inspections = [
             Inspection(
                 model_directory=model_directory,
@@ -192,13 +198,12 @@ def load_model_config(
     unserved = [
         problem for draft, alike in distinct for problem in _blamed(refusals(draft.config, found), alike)
     ]
-    found += [*agents, *unserved]
-    if verify_files and not agents and not is_ensemble(base.config):
+    found += [*objections, *unserved]
+    if verify_files and not objections and not is_ensemble(base.config):
         for directory, draft in zip(chosen, drafts, strict=True):
             if not any(problem.is_error for problem in draft.problems):  # else what is wrong is told already
                 wrong = verify(draft.config, directory, model_directory.parent, traits, links)
                 found += _blamed(wrong, (directory.number,))
-    unserved += [problem for problem in agents if problem.code is ErrorCode.UNSUPPORTED]
     specs: tuple[ModelSpec, ...] = ()
     if not any(problem.is_error for problem in found):
         specs = _specs(
@@ -280,6 +285,7 @@ def _wrong_besides(
     backends: Mapping[str, BackendTraits],
     gpus: int,
     auto_complete: bool,
+    agents: KnownAgents | None,
 ) -> list[Problem]:
     """Return the rules that the readable part of a configuration breaks, whatever the rest might be."""
     if parsed.partial is None:
@@ -291,7 +297,7 @@ def _wrong_besides(
     found = check(partial, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
     found += read_files(config, model_directory, links).problems
     found += _settings(config, backends.get(config.backend, BackendTraits(name=config.backend)))[1]
-    found += verify_agents(config, model_directory, links)
+    found += verify_agents(config, model_directory, links, agents)
     return certain([*found, *refusals(config, found)], parsed.spoilt)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -114,10 +115,16 @@ class Janitor:
 
 
 class Copy:
-    """One such directory. Implements `actors.catalog.found.LocalCopy`; made with one user, on the loop's thread."""
+    """One such directory. Implements `actors.catalog.found.LocalCopy`; made with one user, on the loop's thread.
 
-    def __init__(self, removal: Removal, janitor: Janitor) -> None:
+    `told` is called off the loop, like a removal, when it is known whether the model was loaded from it.
+    """
+
+    def __init__(
+        self, removal: Removal, janitor: Janitor, told: Callable[[bool], None] | None = None
+    ) -> None:
         self.removal = removal
+        self._told = told
         self._janitor = janitor
         self._users = 1
         janitor.took_up(self)
@@ -125,6 +132,11 @@ class Copy:
     def hold(self) -> None:
         """One more user."""
         self._users += 1
+
+    def settled(self, *, applied: bool) -> None:
+        """It is known whether the model was loaded."""
+        if self._told is not None:
+            self._janitor.remove_later(Removal(self.removal.path, partial(self._told, applied)))
 
     def let_go(self) -> None:
         """One user less."""

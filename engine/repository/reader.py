@@ -30,10 +30,13 @@ from engine.environments.cache import Environments, Standing
 from engine.environments.declared import Environment
 from engine.models.links import Links
 from engine.processes import users
+from engine.processes.agents.chain import Chain
+from engine.processes.agents.process import AgentFailed
 from engine.processes.backends import BackendTraits
 from engine.processes.placement import place, undefined_policies
 from engine.provenance.restrictions import NONE, Restrictions
 from engine.repository import uploaded
+from engine.repository.agents import AgentRunner, all_of, run
 from engine.repository.copies import Copy, Janitor, Removal
 from engine.repository.fingerprint import Digests
 from engine.repository.manifest import verify_manifest
@@ -56,6 +59,11 @@ READS_AT_ONCE: Final = 8
 LISTING_SECONDS: Final = 20.0
 
 Report = Callable[[str, Mapping[str, object]], None]
+
+_UPLOADED: Final = (
+    "it was uploaded, and repository agents run outside of any sandbox, and this server shuts uploaded models"
+    " in (--uploads=strict)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +98,14 @@ class RepositoryReader:
         janitor: Janitor,
         digests: Digests,
         builder: EnvironmentBuilder | None = None,
+        agents: AgentRunner | None = None,
     ) -> None:
         """`digests` are shared with the local sources, so that no file is read twice.
 
         `builder` makes what Python models run in. Without a builder they run on the server's own interpreter,
-        whatever they ask for.
+        whatever they ask for. `agents` runs repository agents; without it only the built-in one is known.
         """
+        self._agents = agents
         self._builder = builder
         self._standing: Environments | None = None if builder is None else builder.cache
         self.sources = sources
@@ -159,7 +169,7 @@ class RepositoryReader:
             raise
         if handover.removal is None:
             return found
-        return replace(found, copy=Copy(handover.removal, self._janitor))
+        return replace(found, copy=Copy(handover.removal, self._janitor, handover.told))
 
     async def _listed(
         self, sources: Sequence[Source]
@@ -219,7 +229,7 @@ class RepositoryReader:
             except OSError as error:
                 raise Unreadable(f"{fetched.path} can't be read: {error.strerror or error}") from error
             release()
-        return self._found(key, fetched, override)
+        return self._after_agents(key, fetched, override, handover, shut_in=False)
 
     def _read_files(
         self,
@@ -235,7 +245,44 @@ class RepositoryReader:
             directory = uploaded.write(parent, key.name, files)
         except (OSError, UnicodeError) as error:  # a name that no file can have, a disk that is full
             return _unreadable(key, error)
-        return self._found(key, Fetched(path=directory, contents=None), override, is_uploaded=True)
+        fetched = Fetched(path=directory, contents=None)
+        shut_in = self._options.uploads is Uploads.STRICT
+        return self._after_agents(key, fetched, override, handover, shut_in=shut_in, is_uploaded=True)
+
+    def _after_agents(
+        self,
+        key: ModelKey,
+        fetched: Fetched,
+        override: Override | None,
+        handover: _Handover,
+        *,
+        shut_in: bool,
+        is_uploaded: bool = False,
+    ) -> FoundModel | _Unbuilt:
+        """Run the model's repository agents, and read what they leave."""
+        options = self._options
+        if self._agents is None:
+            return self._found(key, fetched, override, is_uploaded=is_uploaded)
+        try:
+            chain = self._agents.chain(
+                key.name,
+                fetched.path,
+                config_name=options.config_name,
+                override=None if override is None else override.config,
+                signed=options.signed is not None,
+            )
+            if chain is None:
+                return self._found(key, fetched, override, is_uploaded=is_uploaded)
+            if shut_in:
+                raise AgentFailed(_UPLOADED)
+            if damaged := self._damaged(key, fetched):
+                return damaged
+            handover.follow(chain)
+            fetched = run(chain, fetched)
+        except AgentFailed as error:
+            reason = f"Invalid argument: model '{key.name}' is not loaded: {error}"
+            return FoundModel(key=key, reason=reason, readable=False, errors=[reason])
+        return self._found(key, fetched, override, is_uploaded=is_uploaded, agents_ran=True)
 
     async def _having(self, key: ModelKey) -> list[Source]:
         """Return the sources that have the model. Raises Unreadable if none has and one can't be asked."""
@@ -255,22 +302,12 @@ class RepositoryReader:
         environments: Environments | None = None,
         *,
         is_uploaded: bool = False,
+        agents_ran: bool = False,
     ) -> FoundModel | _Unbuilt:
         options, contents = self._options, fetched.contents
         shut_in = is_uploaded and options.uploads is Uploads.STRICT
-        damaged = (
-            []
-            if fetched.verified
-            else verify_manifest(fetched.path, digests=self._digests, links=options.links)
-        )
-        if damaged:
-            return FoundModel(
-                key=key,
-                reason=damaged[0].reason,
-                readable=False,
-                content="" if contents is None else contents.digest,
-                errors=[str(problem) for problem in damaged],
-            )
+        if damaged := self._damaged(key, fetched):
+            return damaged
         loaded = load_model_config(
             fetched.path,
             backends=options.backends,
@@ -287,11 +324,16 @@ class RepositoryReader:
             environments=environments or self._standing,
             restrictions=options.restrictions,
             links=options.links,
+            model_name=key.name,
+            agents=None if self._agents is None else self._agents.known,
+            agents_ran=agents_ran,
         )
         if loaded.unbuilt and shut_in:
             return _brings_environment(key)
         if loaded.unbuilt:
-            again = partial(self._found, key, fetched, override, is_uploaded=is_uploaded)
+            again = partial(
+                self._found, key, fetched, override, is_uploaded=is_uploaded, agents_ran=agents_ran
+            )
             return _Unbuilt(loaded.unbuilt, again)
         return FoundModel(
             key=key,
@@ -306,6 +348,21 @@ class RepositoryReader:
                 *map(str, loaded.warnings),
                 *undefined_policies(loaded.specs, options.host_policies),
             ],
+        )
+
+    def _damaged(self, key: ModelKey, fetched: Fetched) -> FoundModel | None:
+        """Return what is told of a model whose files are not those of its manifest, if it has one."""
+        if fetched.verified:
+            return None
+        wrong = verify_manifest(fetched.path, digests=self._digests, links=self._options.links)
+        if not wrong:
+            return None
+        return FoundModel(
+            key=key,
+            reason=wrong[0].reason,
+            readable=False,
+            content="" if fetched.contents is None else fetched.contents.digest,
+            errors=[str(problem) for problem in wrong],
         )
 
 
@@ -326,6 +383,7 @@ class _Handover:
     def __init__(self) -> None:
         self.given_up = False
         self.removal: Removal | None = None
+        self.told: Callable[[bool], None] | None = None
         self._lock = threading.Lock()
 
     def offer(self, removal: Removal) -> None:
@@ -335,6 +393,21 @@ class _Handover:
                 self.removal = removal
                 return
         removal.run()
+
+    def follow(self, chain: Chain) -> None:
+        """The model's agents are about to run: they end before what is there already is removed.
+
+        For the thread. Nothing may be offered after this.
+        """
+        with self._lock:
+            before = self.removal
+            steps = [chain.end] if before is None else [chain.end, before.run]
+            self.told = lambda applied: chain.settled(applied=applied)
+            if not self.given_up:
+                path = Path("agents") if before is None else before.path
+                self.removal = Removal(path, all_of(steps))
+                return
+        raise AgentFailed("the load was given up")
 
     def give_up(self) -> Removal | None:
         """Give it up; return how to remove what there is.

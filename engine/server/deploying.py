@@ -26,6 +26,7 @@ from engine.processes.inheritance import for_workers
 from engine.processes.placement import gpu_count
 from engine.processes.placement import resolve as resolve_policies
 from engine.provenance.restrictions import Restrictions
+from engine.repository.agents import AgentRunner
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.observation import Observer
@@ -86,6 +87,7 @@ def compose_deploying(
         EnvironmentBuilder(
             EnvironmentCache(Path(settings.environment_cache), environ=environ), environ=environ, log=log
         ),
+        AgentRunner(settings.agents, environ=for_workers(settings, environ), log=log, links=settings.links),
     )
     mode = ControlMode(settings.control_mode)
     lanes, retirements = Supervisor(), Supervisor()

@@ -62,6 +62,5 @@ COMPATIBLE: Final = (
     _refused("trace-count", _PHASES, _INT),
     _refused("trace-log-frequency", _PHASES, _INT),
     _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
-    _refused("repoagent-directory", "prepare the repository before the server starts"),
     _refused("allow-client-shm", "send tensors in the request, as binary data", BOOL),
 )

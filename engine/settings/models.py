@@ -11,7 +11,16 @@ from typing import Final
 
 from actors.serving.policy.holding import StartAfter
 from engine.models.links import Links
-from engine.settings.forms import SWITCH, Form, SettingsError, misshapen, one_of
+from engine.settings.forms import (
+    SWITCH,
+    Form,
+    SettingsError,
+    integer,
+    misshapen,
+    number,
+    one_of,
+    text,
+)
 from engine.settings.option import Given, Group, combined
 from engine.settings.secrets import concealed, looks_secret
 
@@ -227,3 +236,34 @@ class ProvenanceSettings:
             yield "require_signed", f"keys of {', '.join(self.trusted_keys)}"
         if self.no_code:
             yield "no_code_models", "1"
+
+
+# -- repository agents (docs/agents.md)
+
+_AGENTS: Final = "/opt/tritonserver/repoagents"
+_MIB: Final = 1024 * 1024
+
+
+def _positive(seconds: float, given: Given) -> float:
+    del given
+    if seconds <= 0:
+        raise SettingsError("--repoagent-timeout must be greater than 0", hint="such as 300")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Where repository agents are looked for, and what each may take. `memory` is bytes, 0 without a limit."""
+
+    directory: str = Group.MODELS.option(f"--repoagent-directory={_AGENTS}", text("DIR")).means(
+        "Where repository agents are looked for besides installed packages: NAME/agent.py with a class Agent"
+        " (docs/agents.md). Libraries of Triton's agents are not loaded. A directory that is not there has no"
+        " agents."
+    )
+    timeout: float = Group.MODELS.option("--repoagent-timeout=300", number(), _positive).means(
+        "Tritium's own: the longest that a repository agent may take before its model is loaded. Then the"
+        " agent's process is ended, and the load fails."
+    )
+    memory: int = Group.MODELS.option(
+        "--repoagent-memory-mb=4096", integer("MIB"), lambda mib, _given: mib * _MIB
+    ).means("Tritium's own: address space that a repository agent's process may take; 0: without a limit.")

@@ -52,6 +52,7 @@ from engine.settings.management import (
 )
 from engine.settings.models import (
     LINKS,
+    AgentSettings,
     ProvenanceSettings,
     backend_secret,
     config_name,
@@ -184,6 +185,7 @@ class Settings:
         " may share it. [default: tritium/environments in ${XDG_CACHE_HOME}, else in ~/.cache]"
     )
     provenance: ProvenanceSettings = section(ProvenanceSettings)
+    agents: AgentSettings = section(AgentSettings)
 
     backend_settings: Mapping[str, Mapping[str, str]] = Group.BACKENDS.collected(
         "--backend-config", "[BACKEND,]SETTING=VALUE", read_backend_settings, secret=backend_secret

@@ -111,6 +111,9 @@ class Copy:
         assert not self.removed
         self.users += 1
 
+    def settled(self, *, applied):
+        assert not self.removed
+
     def let_go(self):
         self.users -= 1
         self.removed = self.users == 0

@@ -1,10 +1,11 @@
-"""The agent `checksum`, which is the only one."""
+"""The agent `checksum`, which is built in, and which others are known."""
 
 import hashlib
 
 import pytest
 
 from actors.values.errors import ErrorCode
+from engine.processes.agents.declared import KnownAgents
 
 CONTENT = b"import nothing\n"
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -19,9 +20,9 @@ def config(parameters, name="checksum"):
 
 @pytest.fixture
 def check(load):
-    def load_without_code(text):
+    def load_without_code(text, **options):
         files = {"1/model.py": CONTENT, "weights/a.bin": CONTENT}
-        return load(text, files=files, run_model_code=False)
+        return load(text, files=files, run_model_code=False, **options)
 
     return load_without_code
 
@@ -74,16 +75,21 @@ def test_what_the_agent_finds_wrong_keeps_the_model_from_loading(check, paramete
     assert problem.code is ErrorCode.INVALID_ARG
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("checksums", "did you mean 'checksum'?"), ("decrypt", "the only agent is 'checksum'")]
-)
-def test_another_agent_is_not_served(check, name, hint):
-    loaded = check(config({"key": "value"}, name=name))
+def test_an_agent_that_is_not_installed_is_refused(check):
+    loaded = check(config({"key": "value"}, name="checksums"))
     (problem,) = loaded.errors
-    assert problem.message == f"repository agent '{name}' of model 'm' is not supported by this version"
-    assert (problem.code, problem.hint) == (ErrorCode.UNSUPPORTED, hint)
+    told = "unable to find 'libtritonrepoagent_checksums.so' for repo agent 'checksums', searched: "
+    assert problem.message.startswith(told)
+    assert (problem.code, problem.hint) == (ErrorCode.INVALID_ARG, "did you mean 'checksum'?")
     assert (problem.line, problem.column) == (2, 36)
-    assert loaded.unserved == loaded.errors
+
+
+def test_an_agent_of_a_directory_is_known(check, tmp_path):
+    (tmp_path / "agents" / "decrypt").mkdir(parents=True)
+    (tmp_path / "agents" / "decrypt" / "agent.py").touch()
+    known = KnownAgents(str(tmp_path / "agents"))
+    assert check(config({}, name="decrypt"), agents=known).ok
+    assert known.names() == ("checksum", "decrypt")
 
 
 def test_an_agent_without_a_name_is_a_mistake(check):
