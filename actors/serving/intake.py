@@ -22,9 +22,22 @@ from actors.serving.validation import Validator
 from actors.serving.waiting import WaitingCallers
 from actors.values.errors import Cancelled, Poisoned, TritiumError, Unavailable
 from actors.values.requests import InferRequest
-from actors.values.specs import ModelSpec
+from actors.values.specs import Direct, DynamicBatching, ModelSpec
 
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+INSTANCES_READ_REGIONS: Final = False
+"""Whether instances read inputs from clients' shared memory themselves, and write outputs there."""
+
+
+def regions_may_stay(spec: ModelSpec) -> bool:
+    """Whether instances alone need the bytes of this version's inputs and outputs.
+
+    A cache compares inputs and keeps outputs. The steps of an ensemble have tensors of their own. Sequences
+    and decoupled models answer with more than the client gets.
+    """
+    plain = isinstance(spec.scheduling, (Direct, DynamicBatching))
+    return INSTANCES_READ_REGIONS and plain and not spec.decoupled and not spec.response_cache
 
 
 class Intake:
@@ -55,10 +68,15 @@ class Intake:
         self._doorbell = doorbell
         self._statistics = statistics
         self._validate = Validator(spec)
+        self._regions_stay = regions_may_stay(spec)
         self._pace = AnswerPace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`. See `submit_nowait`."""
+        if request.regions is not None and self._must_read(request):
+            await request.regions.read(stay=self._regions_stay)
+            if request.cancelled:
+                raise Cancelled("")
         if self._validate.must_walk(request):
             await in_slices(self._validate.walk_strings(request))
             if request.cancelled:
@@ -86,7 +104,9 @@ class Intake:
         if self._standing.status is not Status.READY:
             self._check_accepting(request, pinned=pinned)
         validate = self._validate
-        if validate.has_strings and validate.must_walk(request):
+        if (request.regions is not None and self._must_read(request)) or (
+            validate.has_strings and validate.must_walk(request)
+        ):
             raise trio.WouldBlock
         if not validate.is_usual(request):
             validate(request)
@@ -107,6 +127,13 @@ class Intake:
         if not (self.stages and self._held(request)):
             since = now if now >= 0.0 else trio.current_time()
             self._enqueue(request, since, in_company=in_company)
+
+    def _must_read(self, request: InferRequest) -> bool:
+        """Whether inputs of `request` must be read from clients' shared memory before it is queued."""
+        assert request.regions is not None, "only a request with regions is asked about"
+        if not self._regions_stay:
+            request.output_regions = None
+        return request.regions.must_read(stay=self._regions_stay)
 
     def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
         """Raise Unavailable, unless a version that is not READY takes `request` all the same."""

@@ -102,7 +102,13 @@ class Mirroring:
         return counts
 
     def begin(self, request: InferRequest, version: int, tolerance: float) -> Exchange | None:
-        """Wrap the reply port of a request that is about to be queued; None if too many are under way."""
+        """Wrap the reply port of a request that is about to be queued.
+
+        None if too many are under way, or if it lies in the client's shared memory: the client may change
+        that as soon as it has its answer.
+        """
+        if request.regions is not None:
+            return None
         nbytes = sum(len(tensor.data) for tensor in request.inputs)
         if self.outstanding >= OUTSTANDING or self._nbytes + nbytes > OUTSTANDING_BYTES:
             return None

@@ -6,11 +6,13 @@ see.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from actors.values.requests import ServedModel
+from actors.values.regions import RegionPlaces, no_region
+from actors.values.requests import InferRequest, ServedModel
 
 
 class Models(Protocol):
@@ -165,6 +167,94 @@ class Introspection(Protocol):
         """Return a JSON-ready snapshot of every supervisor and child."""
 
 
+class Regions(ABC):
+    """The regions that clients have registered, as decoders of requests know them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def attach(self, request: InferRequest, places: RegionPlaces) -> None:
+        """Look up the regions of a request that was just decoded, and have it hold them.
+
+        Short inputs are read; longer ones become `RegionTensor`s. The reply port is replaced by one that
+        writes outputs to their regions first. Raises NotFound and InvalidArgument with the texts of
+        contract, shared_memory.md section 6.2; then nothing is held.
+        """
+
+
+class NoRegions(Regions):
+    """No client can register a region."""
+
+    __slots__ = ()
+
+    def attach(self, request: InferRequest, places: RegionPlaces) -> None:
+        """Raise NotFound for the first region that the request names."""
+        del request
+        named = [place.region for place in (*places.inputs, *places.outputs.values()) if place is not None]
+        raise no_region(named[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemRegion:
+    """A registered region of system shared memory, as its status tells it."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaRegion:
+    """A registered region of CUDA shared memory, as its status tells it."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class SharedMemory(Regions):
+    """Clients' shared memory. Texts are those of contract, shared_memory.md.
+
+    An unregistered region that requests use stays until the last of them is over.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def check_allowed(self) -> None:
+        """Raise Unsupported where clients may not register and unregister regions."""
+
+    @property
+    @abstractmethod
+    def has_cuda(self) -> bool:
+        """Whether the server can open memory of a GPU."""
+
+    @abstractmethod
+    async def register_system(self, name: str, key: str, *, offset: int, byte_size: int) -> None:
+        """Register bytes of the object with this key. Raises TritiumError."""
+
+    @abstractmethod
+    async def register_cuda(self, name: str, raw_handle: bytes, *, device_id: int, byte_size: int) -> None:
+        """Register memory of a GPU, by the 64 bytes of its handle. Raises TritiumError."""
+
+    @abstractmethod
+    def system_regions(self, name: str = "") -> Sequence[SystemRegion]:
+        """Return the region of this name, or all by their names. Raises NotFound."""
+
+    @abstractmethod
+    def cuda_regions(self, name: str = "") -> Sequence[CudaRegion]:
+        """Return the region of this name, or all by their names. Raises NotFound."""
+
+    @abstractmethod
+    def unregister_system(self, name: str = "") -> None:
+        """Unregister the region of this name, if there is one, or all. Raises Internal."""
+
+    @abstractmethod
+    def unregister_cuda(self, name: str = "") -> None:
+        """Unregister the region of this name, if there is one, or all. Raises Internal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """The parts of the server that a frontend is given."""
@@ -175,3 +265,4 @@ class Server:
     health: Health
     introspection: Introspection
     traffic: Traffic
+    shared_memory: SharedMemory

@@ -1,29 +1,56 @@
 """Shared memory of clients: a registered region, and where in it a tensor lies (contract, shared_memory.md).
 
-The server never maps a region. A client may shrink, replace or change it at any time, and a page that has gone
-would end the server. So a region is read and written through its descriptor alone.
+The server never maps a region. A client may shrink, replace or change it at any time, and a page that has
+gone would end the server. So a region is read and written through its descriptor alone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
+from actors.values.errors import NotFound
 from actors.values.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from actors.values.datatypes import DataType
+
+
+class RegionCounts:
+    """What was read from regions and written to them, and what failed: tensors and bytes."""
+
+    __slots__ = ("bytes_read", "bytes_written", "reads", "reads_failed", "writes", "writes_failed")
+
+    def __init__(self) -> None:
+        self.reads = self.writes = 0
+        self.bytes_read = self.bytes_written = 0
+        self.reads_failed = self.writes_failed = 0
+
+    def read(self, nbytes: int) -> None:
+        """An input of `nbytes` was read."""
+        self.reads += 1
+        self.bytes_read += nbytes
+
+    def wrote(self, nbytes: int) -> None:
+        """An output of `nbytes` was written."""
+        self.writes += 1
+        self.bytes_written += nbytes
 
 
 class Region:
     """One registered region of system shared memory. Equality is identity.
 
-    It begins at byte `offset` of the object that `fileno` is open for, and has `byte_size` bytes. The registry
-    closes `fileno` when the region is unregistered and `users`, the requests that hold it, are none.
+    It begins at byte `offset` of the object that `fileno` is open for, and has `byte_size` bytes. The
+    registry closes `fileno` when the region is unregistered and nothing holds it; `fileno` is -1 from then on.
+
+    A request holds its regions until it is answered or its client has left. So code that reads or writes a
+    region elsewhere than on the loop's thread holds it itself meanwhile: the number may be another file's
+    soon after. It counts in `counts`, on the loop's thread.
     """
 
-    __slots__ = ("byte_size", "fileno", "key", "name", "offset", "users")
+    __slots__ = ("byte_size", "counts", "fileno", "key", "name", "offset", "on_idle", "users")
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, fileno: int) -> None:
         self.name = name
@@ -32,6 +59,18 @@ class Region:
         self.byte_size = byte_size
         self.fileno = fileno
         self.users = 0
+        self.counts = RegionCounts()  # the registry replaces it by its own
+        self.on_idle: Callable[[], None] | None = None  # set while it waits for its last user
+
+    def hold(self) -> None:
+        """Keep it open until `let_go`."""
+        self.users += 1
+
+    def let_go(self) -> None:
+        """End one `hold`. On the loop's thread only."""
+        self.users -= 1
+        if not self.users and self.on_idle is not None:
+            self.on_idle()
 
 
 class RegionSlice:
@@ -58,3 +97,69 @@ class RegionTensor(Tensor):
     def nbytes(self) -> int:
         """Length of its bytes in the region."""
         return self.source.nbytes
+
+
+class RegionPlace(NamedTuple):
+    """Where a request says that a tensor lies: the name of a region, and bytes from the region's start on.
+
+    Nothing is checked yet.
+    """
+
+    region: str
+    offset: int
+    nbytes: int
+
+
+class RegionPlaces(NamedTuple):
+    """The tensors of one request that lie in regions: an entry for each input, and outputs by their names."""
+
+    inputs: Sequence[RegionPlace | None]
+    outputs: Mapping[str, RegionPlace]
+
+
+class RegionUse(ABC):
+    """What one request has of regions. Its frontend ends it when the request is over, however it ends."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def must_read(self, *, stay: bool) -> bool:
+        """Whether inputs have to be read before the model can take the request.
+
+        `stay`: the model takes inputs that are still in system shared memory. Strings are read in any case.
+        """
+
+    @abstractmethod
+    async def read(self, *, stay: bool) -> None:
+        """Replace such inputs of the request by tensors that hold their bytes.
+
+        Raises InvalidArgument for a region that has become too short, and Unavailable where memory is short.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """Hold the regions no longer. Idempotent."""
+
+
+def too_short(region: str, what: str, *, ends: int, needed: int) -> str:
+    """Return the text for a region whose object was shrunk: it `ends` where more was `needed`.
+
+    Both are bytes from the start of the object. `what` is the tensor that lies there.
+    """
+    return (
+        f"shared memory region '{region}' has been shrunk since it was registered: its object has {ends}"
+        f" bytes, and {what} ends at byte {needed}"
+    )
+
+
+def too_small(output: str, room: int, nbytes: int) -> str:
+    """Return the contract's text for an output that does not fit its place in a region."""
+    return (
+        f"shared memory size specified with the request for output '{output}' ({room} bytes) should be at"
+        f" least {nbytes} bytes to hold the results"
+    )
+
+
+def no_region(name: str) -> NotFound:
+    """Return the error for a region that is not registered."""
+    return NotFound(f"Unable to find shared memory region: '{name}'")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actors.values.callers import Caller
     from actors.values.errors import TritiumError
     from actors.values.marks import ClientMarks
-    from actors.values.regions import RegionSlice
+    from actors.values.regions import RegionSlice, RegionUse
     from actors.values.specs import ModelSpec
     from actors.values.strings import Strings
     from actors.values.tensors import Tensor
@@ -79,6 +79,7 @@ class InferRequest:
         "priority",
         "queue_entry",
         "record",
+        "regions",
         "reply",
         "requested_outputs",
         "requested_version",
@@ -130,7 +131,10 @@ class InferRequest:
 
         # What walks of packed inputs have found, None for short ones; None if nothing was walked.
         self.strings: Sequence[Strings | None] | None = None
-        # Where the client wants outputs, by their names, if in its shared memory.
+        # What it has of clients' shared memory, if it names any.
+        self.regions: RegionUse | None = None
+        # Where the client wants outputs, by their names, if an instance may write them there itself. The
+        # reply port writes those that it gets.
         self.output_regions: Mapping[str, RegionSlice] | None = None
         self.span: object = None  # owned by tracing, if the request is traced
         self.rows = 1

@@ -10,6 +10,8 @@ import trio
 from actors.caching.families import cache_blocks
 from actors.health.families import readiness_blocks
 from actors.health.readiness import Readiness
+from actors.regions.families import region_blocks
+from actors.regions.table import RegionTable
 from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
 from actors.traffic.families import traffic_blocks
@@ -38,6 +40,7 @@ def exposition(
     gate: Counting | None,
     tls: Sequence[ListenerTls],
     receiving: Callable[[], RoomCounts],
+    regions: RegionTable,
     trail: Trail | None,
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
@@ -56,6 +59,7 @@ def exposition(
         ),
         lambda: tls_blocks(tls),
         lambda: room_blocks(receiving()),
+        lambda: region_blocks(regions),
     ]
     if gate is not None:
         features.append(lambda: identity_blocks(gate))

@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     audit log, traffic between versions, residency, spare workers, files that are read again
+├─ services     audit log, traffic, residency, spare workers, shared memory, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc, metrics and management listeners, see `engine.server.frontends`
@@ -23,6 +23,8 @@ from typing import Any, Final
 import structlog
 import trio
 
+from actors.regions.policy import RegionLimits
+from actors.regions.registry import RegionRegistry
 from actors.seams.bell import Bell
 from actors.seams.given import giving
 from actors.supervision.errors import IntensityExceeded
@@ -53,9 +55,10 @@ from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import Sockets, open_sockets
 from engine.server.tls import ServerTls, TlsUnusable, open_tls
 from engine.settings.forms import to_memory
+from engine.settings.listening import SharedMemorySettings
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
-from protocols.transport.receiving import ReceivingRoom
+from protocols.transport.receiving import Claim, ReceivingRoom
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
@@ -66,6 +69,8 @@ EXTENSIONS: Final = (
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -141,6 +146,7 @@ class _Composition:
     running: RunningServer
     frontends: Frontends
     janitor: Janitor
+    regions: RegionRegistry
 
 
 def _compose(
@@ -182,6 +188,8 @@ def _compose(
         permit=permit,
     )
     deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
+    room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
+    regions = _regions(settings.shared_memory, room)
     server = Server(
         identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
         models=models.router,
@@ -189,8 +197,8 @@ def _compose(
         health=deploying.readiness,
         introspection=TreeView(lambda: root),
         traffic=models.traffic,
+        shared_memory=regions,
     )
-    room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
     frontends = compose_frontends(
         settings,
         sockets,
@@ -210,13 +218,14 @@ def _compose(
             gate,
             tls.every,
             room.counts,
+            regions.table,
             trail,
         ),
         trail=trail,
     )
     # The audit log stops last, and what the others do until then is in it.
     services = [] if trail is None else [trail.spec()]
-    services += [*models.services(machine, deploying.catalog, log), deploying.janitor.spec()]
+    services += [*models.services(machine, deploying.catalog, log), deploying.janitor.spec(), regions.spec()]
     files = (*tls.every, *followed, *([] if rules is None else [rules]))
     noting = None if trail is None else partial(_note_reload, trail)
     services += [Follower(each, reload, log, noting).spec() for each in files]
@@ -242,7 +251,14 @@ def _compose(
         management_grpc=frontends.management_grpc,
         trail=trail,
     )
-    return _Composition(running=running, frontends=frontends, janitor=deploying.janitor)
+    return _Composition(running=running, frontends=frontends, janitor=deploying.janitor, regions=regions)
+
+
+def _regions(settings: SharedMemorySettings, room: ReceivingRoom) -> RegionRegistry:
+    """Return the registry of clients' shared memory; what it reads into memory has its place in `room`."""
+    nbytes = to_memory(settings.nbytes, memory_total(), "client-shm-bytes")
+    limits = RegionLimits(regions=settings.regions, nbytes=nbytes)
+    return RegionRegistry(allowed=settings.allowed, limits=limits, claims=lambda: Claim(room))
 
 
 def _opened_trail(settings: Settings, machine: Machine, log: EventLog) -> Trail | None:
@@ -334,6 +350,7 @@ async def _running(composition: _Composition, random: Random) -> AsyncIterator[R
                     root.stop()
                     await running.stopped.wait()
             composition.janitor.finish()
+            composition.regions.close()
             if running.trail is not None:
                 running.trail.close()
             for frontend in composition.frontends.every:

@@ -62,5 +62,4 @@ COMPATIBLE: Final = (
     _refused("trace-count", _PHASES, _INT),
     _refused("trace-log-frequency", _PHASES, _INT),
     _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
-    _refused("allow-client-shm", "send tensors in the request, as binary data", BOOL),
 )

@@ -100,6 +100,23 @@ def _optional_size(word: str, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemorySettings:
+    """Whether clients on this machine may have tensors in shared memory, and how much of it."""
+
+    allowed: bool = Group.SERVER.option("--allow-client-shm=false", BOOL).means(
+        "Let clients on this machine register shared memory, and have the server read and write their tensors"
+        " there. A client can name any object in /dev/shm that the server may open."
+    )
+    regions: int = Group.SERVER.option("--client-shm-regions=1024", integer("N", least=1)).means(
+        "Tritium's own: how many regions may be registered at once; each keeps a file open."
+    )
+    nbytes: str = Group.SERVER.option("--client-shm-bytes=100%", MEMORY).means(
+        "Tritium's own: how many bytes all registered regions may have together: bytes, a size such as 8GiB,"
+        " or a share of the memory that the server may use."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """How many connections each port has, and what one address may ask for.
 

@@ -39,6 +39,7 @@ from engine.settings.listening import (
     ConnectionSettings,
     GrpcSettings,
     RestrictedHeader,
+    SharedMemorySettings,
     host_port,
     refuse_clashes,
     restrictions,
@@ -285,6 +286,7 @@ class Settings:
         " and limits. It is read again when it changes, and on SIGHUP. Without it, all may do everything."
     )
     connections: ConnectionSettings = section(ConnectionSettings)
+    shared_memory: SharedMemorySettings = section(SharedMemorySettings)
 
     allow_http: bool = Group.HTTP.option("--allow-http=true", BOOL).means(
         "Serve the KServe v2 protocol over HTTP."

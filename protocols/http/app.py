@@ -134,7 +134,7 @@ class V2App:
             max_input_size=self._options.max_input_size,
             max_body_size=self._options.max_body_size,
         )
-        inferences = InferEndpoint(server.models, self._options)
+        inferences = InferEndpoint(server.models, self._options, server.shared_memory)
         self._handlers: dict[Endpoint, EndpointHandler] = {
             **ManagementEndpoints(
                 server, max_input_size=self._options.max_input_size, auditor=auditor

@@ -15,7 +15,7 @@ import trio
 from actors.seams.slices import in_slices, in_threads
 from actors.values.callers import Caller, HeadGate
 from actors.values.errors import Cancelled, TritiumError, Unsupported
-from actors.values.interfaces import Models
+from actors.values.interfaces import Models, Regions
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.tensors import Buffer
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
@@ -52,10 +52,11 @@ _BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
 class InferEndpoint:
     """Answers inferences by `models`."""
 
-    def __init__(self, models: Models, options: V2Options) -> None:
+    def __init__(self, models: Models, options: V2Options, regions: Regions | None = None) -> None:
+        """`regions` are those of clients' shared memory. Without it, there are none."""
         self.models = models
         self.options = options
-        self.decoder = InferDecoder(max_input_size=options.max_input_size)
+        self.decoder = InferDecoder(max_input_size=options.max_input_size, regions=regions)
 
     async def answer(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
         """Have a model answer one request. Raises TritiumError."""
@@ -68,6 +69,7 @@ class InferEndpoint:
         fields: dict[bytes, bytes] = dict(scope["headers"])
         encoding = fields.get(b"content-encoding")
         claim: Claim | None = None  # of what the body unfolds to
+        decoded: InferRequest | None = None
         try:
             if encoding is not None and is_compressed(encoding):
                 claim = Claim(self.options.room)
@@ -93,8 +95,10 @@ class InferEndpoint:
             )
             try:
                 request, plan = self.decoder.decode(*given)
+                decoded = request
             except TooLong:
                 request, plan = await in_slices(self.decoder.decode_long(*given))
+                decoded = request
                 model = self.models.resolve(route.model, route.version)  # once more, for the same reason
             del body, given  # the request keeps nothing of a long JSON text
             if model.marks is not None:
@@ -115,6 +119,8 @@ class InferEndpoint:
         finally:
             if claim is not None:
                 claim.release()
+            if decoded is not None and decoded.regions is not None:
+                decoded.regions.end()
 
     async def _decompressed(self, body: Buffer, claim: Claim) -> Buffer:
         limit = self.options.max_input_size

@@ -29,7 +29,7 @@ from protocols.http.answers import (
 from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
-from protocols.kserve import metadata
+from protocols.kserve import metadata, shared_memory
 from protocols.kserve.auditing import TREE, load_change, tell_denied, traffic_change, unload_change
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
@@ -52,10 +52,6 @@ _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 _NOT_OFFERED: Final = {
     Endpoint.LOGGING: "the logging extension",
     Endpoint.TRACE: "the trace extension",
-    Endpoint.SYSTEM_MEMORY_STATUS: "system shared memory",
-    Endpoint.SYSTEM_MEMORY_CHANGE: "system shared memory",
-    Endpoint.CUDA_MEMORY_STATUS: "CUDA shared memory",
-    Endpoint.CUDA_MEMORY_CHANGE: "CUDA shared memory",
 }
 
 
@@ -81,6 +77,10 @@ class ManagementEndpoints:
             Endpoint.MODEL_UNLOAD: self._unload,
             Endpoint.TREE: self._tree,
             Endpoint.TRAFFIC: self._traffic,
+            Endpoint.SYSTEM_MEMORY_STATUS: self._system_memory,
+            Endpoint.SYSTEM_MEMORY_CHANGE: self._change_system_memory,
+            Endpoint.CUDA_MEMORY_STATUS: self._cuda_memory,
+            Endpoint.CUDA_MEMORY_CHANGE: self._change_cuda_memory,
             **dict.fromkeys(_NOT_OFFERED, self._not_offered),
         }
 
@@ -214,6 +214,47 @@ class ManagementEndpoints:
             return traffic.change(route.model, document)
 
         return json_answer(dump(await self._recorded(traffic_change(route.model, document), scope, change)))
+
+    # Clients' shared memory
+
+    async def _system_memory(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        regions = self._server.shared_memory.system_regions(route.region)
+        return json_answer(shared_memory.system_status(regions))
+
+    async def _cuda_memory(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+        return json_answer(shared_memory.cuda_status(self._server.shared_memory.cuda_regions(route.region)))
+
+    async def _change_system_memory(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+        memory, name = self._server.shared_memory, route.region
+        memory.check_allowed()
+        if route.action == "unregister":
+            memory.unregister_system(name)
+            return Answer(200, ONLY_JSON)
+        shared_memory.check_named(name, cuda=False)
+        body = await read_body(receive)
+        if body is None:
+            return None
+        place = shared_memory.read_system_place(await parsed(body, self._max_input_size))
+        await memory.register_system(name, place.key, offset=place.offset, byte_size=place.byte_size)
+        return Answer(200, ONLY_JSON)
+
+    async def _change_cuda_memory(self, route: Route, _scope: Scope, receive: Receive) -> Answer | None:
+        memory, name = self._server.shared_memory, route.region
+        memory.check_allowed()
+        if route.action == "unregister":
+            memory.unregister_cuda(name)
+            return Answer(200, ONLY_JSON)
+        shared_memory.check_named(name, cuda=True)
+        place = shared_memory.NO_PLACE
+        if memory.has_cuda:  # otherwise it is refused whatever the body says
+            body = await read_body(receive)
+            if body is None:
+                return None
+            place = shared_memory.read_cuda_place(await parsed(body, self._max_input_size))
+        await memory.register_cuda(
+            name, place.raw_handle, device_id=place.device_id, byte_size=place.byte_size
+        )
+        return Answer(200, ONLY_JSON)
 
     async def _recorded(
         self, change: ManagedChange, scope: Scope, carry_out: Callable[[], Awaitable[T]]

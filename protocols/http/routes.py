@@ -67,12 +67,17 @@ class Endpoint(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """An endpoint and what the path said about it. `version` is the digits as they came, or empty."""
+    """An endpoint and what the path said about it. `version` is the digits as they came, or empty.
+
+    `region` is of shared memory, and `action` what is asked of it.
+    """
 
     endpoint: Endpoint
     model: str = ""
     version: str = ""
     repository: str = ""
+    region: str = ""
+    action: str = ""
 
 
 _MODEL_ENDPOINTS: Final = {
@@ -97,7 +102,11 @@ def _model(found: re.Match[str]) -> Route | None:
 
 
 def _memory(status: Endpoint, change: Endpoint) -> Callable[[re.Match[str]], Route | None]:
-    return lambda found: Route(endpoint=status if found["action"] == "status" else change)
+    return lambda found: Route(
+        endpoint=status if found["action"] == "status" else change,
+        region=unquote(found["region"] or ""),
+        action=found["action"],
+    )
 
 
 def _repository(found: re.Match[str]) -> Route | None:
@@ -105,7 +114,7 @@ def _repository(found: re.Match[str]) -> Route | None:
     return Route(endpoint=endpoint, model=unquote(found["model"]), repository=found["repository"] or "")
 
 
-_MEMORY_PATH: Final = r"(?:/region/[^/]+)?/(?P<action>status|register|unregister)"
+_MEMORY_PATH: Final = r"(?:/region/(?P<region>[^/]+))?/(?P<action>status|register|unregister)"
 
 # In the contract's order of evaluation: `/v2/models/stats` hides the metadata of a model named `stats`.
 TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | None]]]] = (

@@ -23,7 +23,7 @@ from protocols.kserve.classification import Ranking, ranking_of
 from protocols.kserve.documents import dump, text
 from protocols.kserve.elements import NO_JSON, WRONG_SHAPE, render_numbers, render_packed, render_texts
 from protocols.kserve.meanings import OutputPlan
-from protocols.kserve.responses import Body, parameter_values
+from protocols.kserve.responses import Body, described, parameter_values
 
 Steps = Generator[Callable[[], Any] | None, Any, None]
 
@@ -101,11 +101,14 @@ def encode_long(
             choice = plan.named.get(tensor.name)
             if choice is None:
                 continue  # the backend made it, and the client did not ask for it
+            if choice.shared:
+                written.add(comma + dump(described(tensor)))
+                comma = b","
+                continue
             as_binary = choice.binary
             if choice.classes:
                 tensor = yield from _classified(tensor, choice.classes, spec)  # as it is answered
-        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.protocol_name}
-        output["shape"] = tensor.shape
+        output = described(tensor)
         if as_binary:
             output["parameters"] = {"binary_data_size": len(tensor.data)}
             written.add(comma + dump(output))

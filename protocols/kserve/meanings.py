@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
-from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.regions import RegionPlace, RegionPlaces
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, Parameter
 from actors.values.specs import ModelSpec
 from actors.values.tensors import MAX_DIMS, Buffer
@@ -19,14 +20,16 @@ from protocols.kserve.documents import misfit, not_a
 from protocols.kserve.elements import INT64_MAX, pack
 from protocols.kserve.long_texts import CountingTaker, LongArray
 
-NO_SHARED_MEMORY: Final = "shared memory is not supported by this version of Tritium"
-
 
 class OutputChoice(NamedTuple):
-    """How a client wants one output: as binary or JSON, and as its `classes` best classes (0: as it is)."""
+    """How a client wants one output: as binary or JSON, and as its `classes` best classes (0: as it is).
+
+    One that is `shared` lies in a region, and has no data in the answer.
+    """
 
     binary: bool
     classes: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,7 @@ class Meaning:
     binary_size: int = 0
     requested_outputs: tuple[str, ...] = ()
     outputs: OutputPlan = JSON_OUTPUTS
+    regions: RegionPlaces | None = None  # None: no tensor lies in shared memory
 
 
 def read_meaning(document: Any, behind: int, spec: ModelSpec, *, limit: int, framed: bool) -> Meaning:
@@ -88,8 +92,11 @@ def read_meaning(document: Any, behind: int, spec: ModelSpec, *, limit: int, fra
     meaning.binary_size = behind - reader.left
     if reader.left:
         raise InvalidArgument(f"unexpected additional input data for model '{spec.name}'")
+    wanted: dict[str, RegionPlace] = {}
     if "outputs" in members:
-        _read_outputs(members["outputs"], meaning, spec)
+        _read_outputs(members["outputs"], meaning, spec, wanted)
+    if wanted or any(reader.places):
+        meaning.regions = RegionPlaces(reader.places, wanted)
     return meaning
 
 
@@ -161,7 +168,7 @@ def _string(holder: Any, key: str) -> str:
 class _InputReader:
     """Reads the elements of `inputs`, keeping count of the bytes `left` behind the JSON text."""
 
-    __slots__ = ("_framed", "_limit", "_request_id", "_spec", "left")
+    __slots__ = ("_framed", "_limit", "_request_id", "_spec", "left", "places")
 
     def __init__(self, spec: ModelSpec, request_id: str, left: int, *, limit: int, framed: bool) -> None:
         self._spec = spec
@@ -169,6 +176,7 @@ class _InputReader:
         self._limit = limit
         self._framed = framed
         self.left = left
+        self.places: list[RegionPlace | None] = []  # of each input, where it lies in shared memory
 
     def read(self, element: Any) -> InputMeaning:
         name = _string(element, "name")
@@ -182,7 +190,9 @@ class _InputReader:
             parameters = {}
         _check_one_source(element, parameters)
         if "shared_memory_region" in parameters:
-            raise Unsupported(NO_SHARED_MEMORY)
+            self.places.append(_region_place(parameters))
+            return InputMeaning(name, datatype or self._no_datatype(name), shape, 0, b"")
+        self.places.append(None)
         if "binary_data_size" in parameters:
             size = self._binary_size(name, parameters)
             return InputMeaning(name, datatype or self._no_datatype(name), shape, size, None)
@@ -266,6 +276,18 @@ def _check_one_source(element: dict[str, Any], parameters: dict[str, Any]) -> No
     raise InvalidArgument(_SOURCES + (f"set {' '.join(found)}" if found else "no field is set"))
 
 
+def _region_place(parameters: dict[str, Any]) -> RegionPlace:
+    region = parameters["shared_memory_region"]
+    if type(region) is not str:
+        raise misfit(parameters, "shared_memory_region", "string")
+    offset = nbytes = 0
+    if "shared_memory_offset" in parameters:
+        offset = _unsigned(parameters, "shared_memory_offset")
+    if "shared_memory_byte_size" in parameters:
+        nbytes = _unsigned(parameters, "shared_memory_byte_size")
+    return RegionPlace(region, offset, nbytes)
+
+
 def _element_count(name: str, shape: tuple[int, ...]) -> int:
     """Return how many elements the `data` array of an input must hold; none for an empty shape."""
     if not shape or 0 in shape:
@@ -281,7 +303,8 @@ def _element_count(name: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def _read_outputs(document: Any, meaning: Meaning, spec: ModelSpec) -> None:
+def _read_outputs(document: Any, meaning: Meaning, spec: ModelSpec, wanted: dict[str, RegionPlace]) -> None:
+    """Note in `meaning` how outputs are wanted, and in `wanted` which of them in shared memory."""
     if type(document) is LongArray:
         raise misfit(None, "name", "string")
     if type(document) is not list:
@@ -293,7 +316,10 @@ def _read_outputs(document: Any, meaning: Meaning, spec: ModelSpec) -> None:
         name = _string(element, "name")
         names.append(name)
         parameters = element.get("parameters")
-        named[name] = _output_choice(parameters) if type(parameters) is dict else OutputChoice(False, 0)
+        choice = _output_choice(parameters) if type(parameters) is dict else OutputChoice(False, 0)
+        if choice.shared:
+            wanted[name] = _region_place(parameters)
+        named[name] = choice
     if names:
         meaning.requested_outputs = tuple(names)
         meaning.outputs = OutputPlan(meaning.outputs.binary, named)
@@ -302,14 +328,14 @@ def _read_outputs(document: Any, meaning: Meaning, spec: ModelSpec) -> None:
 def _output_choice(parameters: dict[str, Any]) -> OutputChoice:
     classes = _unsigned(parameters, "classification", verb="set") if "classification" in parameters else 0
     binary = parameters.get("binary_data", False)
-    if "shared_memory_region" in parameters:
+    shared = "shared_memory_region" in parameters
+    if shared:
         if type(parameters["shared_memory_region"]) is not str:
             raise misfit(parameters, "shared_memory_region", "string")
         if classes:
             raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
         if binary is True:
             raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
-        raise Unsupported(NO_SHARED_MEMORY)
     if type(binary) is not bool:
         raise misfit(parameters, "binary_data", "boolean")
-    return OutputChoice(binary, classes)
+    return OutputChoice(binary, classes, shared)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import InvalidArgument
+from actors.values.interfaces import NoRegions, Regions
 from actors.values.requests import InferRequest, ReplyPort
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.tensors import MAX_DIMS, Buffer, Tensor, element_count
@@ -86,8 +87,14 @@ class Arrival(NamedTuple):
 class InferDecoder:
     """Decode infer bodies under one size limit, remembering the JSON texts of binary requests."""
 
-    def __init__(self, *, max_input_size: int = DEFAULT_MAX_INPUT_SIZE) -> None:
+    def __init__(
+        self, *, max_input_size: int = DEFAULT_MAX_INPUT_SIZE, regions: Regions | None = None
+    ) -> None:
+        """`regions` are those of clients' shared memory. Without it, there are none."""
         self._max_input_size = max_input_size
+        self._regions = NoRegions() if regions is None else regions
+        # Whether a text without binary tensors is worth looking up: only one with regions is remembered.
+        self._regions_seen = False
         self._meanings: Memo[bytes, Meaning] = Memo(_KEPT_TEXTS, MEANINGS_BYTES)
 
     def decode(
@@ -96,14 +103,19 @@ class InferDecoder:
         """Return the request in `body` and how its answer is to be written.
 
         `json_size` is the value of the Inference-Header-Content-Length header, None where it was not sent.
-        The request's tensors view `body`.
-        Raises InvalidArgument, Internal and Unsupported, and TooLong where `decode_long` must do it.
+        The request's tensors view `body`. A request that names regions of shared memory holds them: the
+        caller ends that (`InferRequest.regions`).
+        Raises InvalidArgument, Internal, NotFound and Unsupported, and TooLong where `decode_long` must do
+        it.
         """
         if json_size == 0:
             return self._decode_raw(body, spec, arrival)
         size = len(body) if json_size is None else json_size
         meaning = self._meaning(body, size, spec, framed=json_size is not None)
-        return _request(meaning, body, size, spec, arrival)
+        decoded = _request(meaning, body, size, spec, arrival)
+        if meaning.regions is not None:
+            self._regions.attach(decoded[0], meaning.regions)
+        return decoded
 
     def decode_long(
         self, body: Buffer, json_size: int | None, spec: ModelSpec, arrival: Arrival
@@ -124,10 +136,13 @@ class InferDecoder:
                 yield from _pack_anew(data, _packing(element, limit, size))
         framed = json_size is not None
         meaning = read_meaning(document, len(body) - size, spec, limit=limit, framed=framed)
-        return _request(meaning, body, size, spec, arrival)
+        decoded = _request(meaning, body, size, spec, arrival)
+        if meaning.regions is not None:
+            self._regions.attach(decoded[0], meaning.regions)
+        return decoded
 
     def _meaning(self, body: Buffer, size: int, spec: ModelSpec, *, framed: bool) -> Meaning:
-        if size <= _KEPT_LENGTH and framed:
+        if size <= _KEPT_LENGTH and (framed or self._regions_seen):
             key = bytes(body[:size])
             kept = self._meanings.get(key)
             if kept is not None and kept.binary_size == len(body) - size:
@@ -138,7 +153,13 @@ class InferDecoder:
         check_json_size(size, self._max_input_size)
         document = read_short(text)
         meaning = read_meaning(document, len(body) - size, spec, limit=self._max_input_size, framed=framed)
-        if meaning.binary_size and size <= _KEPT_LENGTH and all(part.data is None for part in meaning.inputs):
+        shared = meaning.regions is not None
+        if (
+            (meaning.binary_size or shared)
+            and size <= _KEPT_LENGTH
+            and not any(part.data for part in meaning.inputs)
+        ):
+            self._regions_seen |= shared
             self._meanings.remember(bytes(text), meaning, MEANING_FACTOR * size)
         return meaning
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from actors.values.errors import Unsupported
 from actors.values.requests import InferResponse
 from actors.values.specs import ModelSpec
-from actors.values.tensors import Buffer
+from actors.values.tensors import Buffer, Tensor
 from protocols.kserve.classification import classified
 from protocols.kserve.documents import Verbatim, dump, number, text
 from protocols.kserve.elements import render
@@ -56,14 +56,13 @@ def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
             choice = named.get(tensor.name)
             if choice is None:
                 continue  # the backend made it, and the client did not ask for it
+            if choice.shared:
+                outputs.append(described(tensor))
+                continue
             as_binary = choice.binary
             if choice.classes:
                 tensor = classified(tensor, choice.classes, spec)
-        output: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype.protocol_name,
-            "shape": tensor.shape,
-        }
+        output = described(tensor)
         if as_binary:
             data = tensor.data
             output["parameters"] = {"binary_data_size": len(data)}
@@ -80,6 +79,11 @@ def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
     if binary_size <= COPIED:
         return Body([b"".join((head, *binary))], size, len(head), borrowed=False)
     return Body([head, *binary], size, len(head), borrowed=True)
+
+
+def described(tensor: Tensor) -> dict[str, Any]:
+    """Return what an answer says of an output besides its data. One in shared memory has no more."""
+    return {"name": tensor.name, "datatype": tensor.datatype.protocol_name, "shape": tensor.shape}
 
 
 def _head(response: InferResponse, outputs: list[dict[str, Any]]) -> bytes:

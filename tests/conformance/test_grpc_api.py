@@ -832,8 +832,6 @@ def test_load_and_unload_parameters_have_types(stubs, rpc, parameters, text):
 @pytest.mark.parametrize(
     ("rpc", "what"),
     [
-        ("SystemSharedMemoryStatus", "system shared memory"),
-        ("CudaSharedMemoryUnregister", "CUDA shared memory"),
         ("TraceSetting", "the trace extension"),
         ("LogSettings", "the logging extension"),
     ],

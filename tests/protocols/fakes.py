@@ -9,6 +9,8 @@ from typing import cast
 import numpy as np
 import trio
 
+from actors.regions.policy import RegionLimits
+from actors.regions.registry import RegionRegistry
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.values.interfaces import (
@@ -24,6 +26,7 @@ from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
+from protocols.transport.receiving import Claim, ReceivingRoom
 from tests.support.doubles import ServedDouble
 
 Outcome = InferResponse | TritiumError
@@ -265,6 +268,10 @@ class FakeServer:
         self.health = FakeHealth()
         self.health.models = self.models
         self.traffic = FakeTraffic()
+        # The real one. Its actor does not run, so that no output may be long.
+        self.regions = RegionRegistry(
+            allowed=True, limits=RegionLimits(), claims=lambda: Claim(ReceivingRoom())
+        )
         self.server = Server(
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
@@ -274,6 +281,7 @@ class FakeServer:
             health=self.health,
             introspection=FakeIntrospection(),
             traffic=self.traffic,
+            shared_memory=self.regions,
         )
 
     def model(self, name: str = "add") -> FakeModel:

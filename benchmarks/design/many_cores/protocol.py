@@ -190,6 +190,7 @@ def server_of(models: RemoteModels) -> Server:
         health=cast("Health", _Up()),
         introspection=lacking,
         traffic=lacking,
+        shared_memory=lacking,
     )
 
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
-from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.errors import Internal, InvalidArgument
+from actors.values.regions import RegionPlace, RegionPlaces
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, Parameter
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Buffer
 from protocols.grpc.codec.protobuf import Malformed
 from protocols.grpc.codec.typed_contents import Piece, packing, packing_lifted
 from protocols.kserve.caps import check_count, check_dims, check_name, check_parameters
-from protocols.kserve.meanings import NO_SHARED_MEMORY, unknown_datatype
+from protocols.kserve.meanings import unknown_datatype
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 
 Forwarded = Mapping[str, str] | InvalidArgument | None
@@ -65,6 +66,8 @@ class Meaning:
     data: Sequence[Buffer] | None = None
     requested_outputs: tuple[str, ...] = ()
     plan: AnswerPlan = ALL_OUTPUTS
+    # Of tensors in shared memory; None: there are none. `data` has no entries for inputs that lie there.
+    regions: RegionPlaces | None = None
 
 
 def accepted(forwarded: Mapping[str, str] | InvalidArgument) -> Mapping[str, str]:
@@ -101,8 +104,14 @@ def reading(
     meaning.requested_outputs = tuple(output.name for output in document.outputs)
     if forwarded is not None:
         accepted(forwarded)
-    meaning.data = yield from _reading_data(document.inputs, raw_count, lifted, spec)
-    classes = {output.name: _classes(output) for output in document.outputs}
+    places: list[RegionPlace | None] = []
+    meaning.data = yield from _reading_data(document.inputs, raw_count, lifted, spec, places)
+    classes: dict[str, int] = {}
+    wanted: dict[str, RegionPlace] = {}
+    for output in document.outputs:
+        classes[output.name] = _read_output(output, wanted)
+    if wanted or any(places):
+        meaning.regions = RegionPlaces(places, wanted)
     if classes or empty_final:
         meaning.plan = AnswerPlan(classes or None, empty_final)
     # The core checks datatypes after everything else. Later code could not carry one that does not exist.
@@ -193,22 +202,30 @@ def _custom_parameter(key: str, kind: str | None, value: Any) -> Parameter:
 
 
 def _reading_data(
-    inputs: Sequence[Any], raw_count: int, lifted: Lifted, spec: ModelSpec
+    inputs: Sequence[Any],
+    raw_count: int,
+    lifted: Lifted,
+    spec: ModelSpec,
+    places: list[RegionPlace | None],
 ) -> Generator[None, None, list[Buffer] | None]:
-    """Return typed contents, packed; None where the inputs' data is among the raw tensors."""
+    """Return typed contents, packed; None where the inputs' data is among the raw tensors.
+
+    Adds to `places` where each input lies in shared memory, or None.
+    """
     typed: list[Buffer] = []
     taken = 0
     for place, declared in enumerate(inputs):
         name = declared.name
-        shared = _names_region(declared)
+        shared = _region_place(declared)
+        places.append(shared)
         typed_here = declared.HasField("contents")
-        if shared and typed_here:
+        if shared is not None and typed_here:
             raise InvalidArgument(
                 f"unexpected 'content' provided when using shared memory for input tensor '{name}' "
                 f"for model '{spec.name}'"
             )
-        if shared:
-            raise Unsupported(NO_SHARED_MEMORY)
+        if shared is not None:
+            continue
         if typed_here and raw_count:
             raise InvalidArgument(
                 f"contents field must not be specified when using raw_input_contents for '{name}' "
@@ -237,31 +254,36 @@ def _packing(
         raise Internal(f"failed to parse the contents of input tensor '{name}': {error}") from error
 
 
-def _names_region(tensor: Any) -> bool:
-    """Return whether `tensor` lies in shared memory, once its parameters about that are checked.
+def _region_place(tensor: Any) -> RegionPlace | None:
+    """Return where `tensor` lies in shared memory, once its parameters about that are checked.
 
-    Contract: shared_memory.md section 5.
+    Contract: shared_memory.md section 6.1.
     """
     parameters = tensor.parameters
     if not parameters:
-        return False
-    region = "shared_memory_region" in parameters
-    if region:
+        return None
+    named = "shared_memory_region" in parameters
+    if named:
         _expect_kind(tensor, "shared_memory_region", "string_param")
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+    numbers = {"shared_memory_offset": 0, "shared_memory_byte_size": 0}
+    for key in numbers:
         if key not in parameters:
             continue
-        if not region:
+        if not named:
             raise InvalidArgument(
                 f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor.name}'"
             )
         _expect_kind(tensor, key, "int64_param")
-    if region and "shared_memory_byte_size" not in parameters:
+        numbers[key] = parameters[key].int64_param & _UINT64_MAX
+    if not named:
+        return None
+    if "shared_memory_byte_size" not in parameters:
         raise InvalidArgument(
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
             f"'{tensor.name}'"
         )
-    return region
+    region: str = parameters["shared_memory_region"].string_param
+    return RegionPlace(region, numbers["shared_memory_offset"], numbers["shared_memory_byte_size"])
 
 
 def _expect_kind(tensor: Any, key: str, expected: str) -> None:
@@ -271,9 +293,12 @@ def _expect_kind(tensor: Any, key: str, expected: str) -> None:
         )
 
 
-def _classes(output: Any) -> int:
-    """Return how many best classes the client wants of an output; 0 means the output as it is."""
-    shared = _names_region(output)
+def _read_output(output: Any, wanted: dict[str, RegionPlace]) -> int:
+    """Return how many best classes the client wants of an output; 0 means the output as it is.
+
+    Adds it to `wanted` if it is wanted in shared memory.
+    """
+    shared = _region_place(output)
     classes = 0
     if "classification" in output.parameters:
         choice = output.parameters["classification"]
@@ -282,8 +307,8 @@ def _classes(output: Any) -> int:
         classes = choice.int64_param
         if classes <= 0:
             raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
-        if shared:
+        if shared is not None:
             raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
-    if shared:
-        raise Unsupported(NO_SHARED_MEMORY)
+    if shared is not None:
+        wanted[output.name] = shared
     return classes

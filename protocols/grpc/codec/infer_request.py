@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError
 
 from actors.seams.steps import at_once
 from actors.values.errors import Internal
+from actors.values.interfaces import NoRegions, Regions
+from actors.values.regions import RegionPlace
 from actors.values.requests import InferRequest, ReplyPort
 from actors.values.specs import ModelSpec
 from actors.values.tensors import Buffer, Tensor
@@ -107,7 +109,9 @@ class InferDecoder:
     It remembers what messages mean apart from their ids and raw tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions | None = None) -> None:
+        """`regions` are those of clients' shared memory. Without it, there are none."""
+        self._regions = NoRegions() if regions is None else regions
         self._meanings: Memo[bytes, Meaning] = Memo(_KEPT, MEANINGS_BYTES)
         # By the bytes of a model's name and version: the bytes that
         # last followed (behind the id), and the meaning.
@@ -186,15 +190,19 @@ class InferDecoder:
     ) -> tuple[InferRequest, AnswerPlan]:
         """Return the request that `target` holds and how its answer is to be written.
 
-        `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message.
-        Raises InvalidArgument and Unsupported.
+        `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message. A
+        request that names regions of shared memory holds them: the caller ends that
+        (`InferRequest.regions`). Raises InvalidArgument, NotFound and Unsupported.
         """
         meaning = target.meaning or at_once(self.learning(target, spec, forwarded))
         parameters = meaning.parameters
         if forwarded is not None:
             parameters = with_forwarded(parameters, accepted(forwarded))
         names = meaning.names
-        data = target.raw if meaning.data is None else meaning.data
+        data: Sequence[Buffer] = target.raw if meaning.data is None else meaning.data
+        regions = meaning.regions
+        if regions is not None:
+            data = _with_gaps(data, regions.inputs)
         if len(data) < len(names):
             raise no_data(names[len(data)], spec)
         request = InferRequest(
@@ -212,6 +220,8 @@ class InferDecoder:
             reply=reply,
             accepted_at=accepted_at,
         )
+        if regions is not None:
+            self._regions.attach(request, regions)
         return request, meaning.plan
 
     def learning(
@@ -242,6 +252,21 @@ def _begun(steps: Steps) -> Target | Steps:
         target: Target = end.value
         return target
     return steps
+
+
+def _with_gaps(data: Sequence[Buffer], places: Sequence[RegionPlace | None]) -> list[Buffer]:
+    """Return `data` with nothing in place of inputs in shared memory, up to the first input without data."""
+    filled: list[Buffer] = []
+    taken = 0
+    for place in places:
+        if place is not None:
+            filled.append(b"")
+        elif taken < len(data):
+            filled.append(data[taken])
+            taken += 1
+        else:
+            break
+    return filled
 
 
 def _work(pieces: Sequence[Piece]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from google.protobuf import json_format
 
@@ -21,11 +21,12 @@ from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError
 from actors.values.interfaces import IndexEntry, Server, ServerIdentity
 from actors.values.specs import ModelSpec
 from actors.values.versions import parse_version
-from protocols.grpc.generated.grpc_service_base import GRPCInferenceServiceBase
 from protocols.grpc.methods import INFERENCE_SERVICE
 from protocols.grpc.policy import GrpcOptions
 from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
+from protocols.grpc.services.shared_memory import SharedMemoryService
+from protocols.grpc.services.unary import only_request as _request
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.auditing import load_change, unload_change
 from protocols.kserve.caps import check_name
@@ -43,8 +44,6 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig
 if TYPE_CHECKING:
     from protocols.grpc.call import ServerStream, UnaryMethod
 
-Request = TypeVar("Request")
-
 # Bytes of JSON; each KiB takes protobuf a fifth of a millisecond.
 _CONVERTED_HERE: Final = 32 * 1024
 
@@ -53,7 +52,7 @@ def _refuse_extension(what: str) -> NoReturn:
     raise Unsupported(f"{what} is not supported by this version of Tritium")
 
 
-class UnofferedExtensions(GRPCInferenceServiceBase):
+class UnofferedExtensions(SharedMemoryService):
     """The part of the inference service that refuses: each of these raises Unsupported.
 
     `elsewhere`: changes of settings are management, and refused as such.
@@ -61,30 +60,6 @@ class UnofferedExtensions(GRPCInferenceServiceBase):
 
     def __init__(self, elsewhere: Elsewhere | None) -> None:
         self._elsewhere = elsewhere
-
-    async def SystemSharedMemoryStatus(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to tell the regions of system shared memory."""
-        _refuse_extension("system shared memory")
-
-    async def SystemSharedMemoryRegister(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to register a region of system shared memory."""
-        _refuse_extension("system shared memory")
-
-    async def SystemSharedMemoryUnregister(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to unregister a region of system shared memory."""
-        _refuse_extension("system shared memory")
-
-    async def CudaSharedMemoryStatus(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to tell the regions of CUDA shared memory."""
-        _refuse_extension("CUDA shared memory")
-
-    async def CudaSharedMemoryRegister(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to register a region of CUDA shared memory."""
-        _refuse_extension("CUDA shared memory")
-
-    async def CudaSharedMemoryUnregister(self, _stream: ServerStream[Any, Any]) -> None:
-        """Refuse to unregister a region of CUDA shared memory."""
-        _refuse_extension("CUDA shared memory")
 
     async def TraceSetting(self, stream: ServerStream[Any, Any]) -> None:
         """Refuse to read or change trace settings."""
@@ -114,6 +89,7 @@ class InferenceService(UnofferedExtensions):
         options = options or GrpcOptions()
         super().__init__(options.elsewhere)
         self._server = server
+        self.shared_memory = server.shared_memory
         self._auditor = options.auditor
         self._metadata = server_metadata(server.identity)
         self._intake = MessageIntake(
@@ -271,14 +247,6 @@ class InferenceService(UnofferedExtensions):
         Contract, section 9.
         """
         await StreamedInference(stream, self._intake, self._on_finished).run()
-
-
-async def _request(stream: ServerStream[Request, Any]) -> Request:
-    """Return the one request of a unary call; raise Unsupported where there is none (gRPC's status table)."""
-    request = await stream.recv_message()
-    if request is None:
-        raise Unsupported("the call ended before its request message")
-    return request
 
 
 def _model_name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:

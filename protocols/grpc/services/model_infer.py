@@ -17,7 +17,7 @@ import trio
 
 from actors.seams.slices import in_slices
 from actors.values.auditing import Auditor
-from actors.values.callers import Action, HeadGate
+from actors.values.callers import Action, Caller, HeadGate
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
 from actors.values.requests import InferRequest, InferResponse, ServedModel
@@ -61,7 +61,7 @@ class MessageIntake:
         gate: HeadGate | None = None,
         auditor: Auditor | None = None,
     ) -> None:
-        decoder = InferDecoder()
+        decoder = InferDecoder(server.shared_memory)
         self.peek = decoder.begin_peek
         self.max_message = max_message
         self.forwards = header_forward_pattern is not None
@@ -148,7 +148,7 @@ class MessageIntake:
         caller = call.caller
         if caller is not None:
             if caller.counted:
-                request.made_by(caller)
+                _make_by(request, caller)
             else:
                 request.caller = caller
         return request, plan
@@ -158,6 +158,16 @@ class MessageIntake:
         target, model, forwarded = given[0], given[1], given[5]
         await in_slices(self._learning(target, model.spec, forwarded))
         return self.decode(*given)
+
+
+def _make_by(request: InferRequest, caller: Caller) -> None:
+    """Count the request as under way. Raises TooManyRequests; then it holds no shared memory."""
+    try:
+        request.made_by(caller)
+    except TritiumError:
+        if request.regions is not None:
+            request.regions.end()
+        raise
 
 
 def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:
@@ -247,6 +257,9 @@ class ModelInferMethod(UnaryMethod):
         # The request holds the call. Together they would wait for the garbage collector.
         call.context = None
         if accepted is not None:
+            regions = accepted[1].regions
+            if regions is not None:
+                regions.end()
             caller = accepted[1].caller
             if caller is not None and caller.counted:
                 caller.end()

@@ -337,11 +337,14 @@ class StreamedInference:
     def _finish(self, exchange: StreamedRequest, outcome: Part) -> None:
         """Tell the request log the outcome of a request, before the memory of its answer is given back."""
         del self._open[exchange]
-        caller = None if exchange.request is None else exchange.request.caller
+        request = exchange.request
+        if request is not None and request.regions is not None:
+            request.regions.end()
+        caller = None if request is None else request.caller
         if caller is not None and caller.counted:
             caller.end()
-        if self._on_finished is not None and exchange.request is not None:
-            self._on_finished(exchange.request, outcome, self._stream.peer)
+        if self._on_finished is not None and request is not None:
+            self._on_finished(request, outcome, self._stream.peer)
 
     def _close(self) -> None:
         """Release everything that is in flight, waits to be sent, or still comes."""

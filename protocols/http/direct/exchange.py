@@ -142,7 +142,9 @@ class Exchange(SingleReply):
 
 
 def _end(request: InferRequest) -> None:
-    """The request is no longer under way for its caller."""
+    """The request is no longer under way for its caller, and needs no shared memory."""
+    if request.regions is not None:
+        request.regions.end()
     caller = request.caller
     if caller is not None and caller.counted:
         caller.end()

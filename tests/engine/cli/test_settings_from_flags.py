@@ -479,7 +479,6 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
         "--allow-sagemaker=1",
         "--allow-vertex-ai=on",
         "--trace-config=level=TIMESTAMPS",
-        "--allow-client-shm=true",
         "--allow-gpu-metrics=true",
         "--reuse-http-port=true",
     ],

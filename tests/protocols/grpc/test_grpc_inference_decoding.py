@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc._utils import _get_inference_request
 
 from actors.values.datatypes import DataType
-from actors.values.errors import Internal, InvalidArgument, Unsupported
+from actors.values.errors import Internal, InvalidArgument, NotFound, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from actors.values.tensors import pack_bytes
 from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
@@ -630,10 +630,8 @@ def shared_input(message=None, **parameters):
 
 
 @pytest.mark.parametrize("holder", [shared_input, with_output])
-def test_shared_memory_is_not_offered(holder):
-    assert refusal(holder(**REGION), Unsupported) == (
-        "shared memory is not supported by this version of Tritium"
-    )
+def test_a_region_must_be_registered(holder):
+    assert refusal(holder(**REGION), NotFound) == "Unable to find shared memory region: 'R'"
 
 
 @pytest.mark.parametrize("holder", [shared_input, with_output])

@@ -68,12 +68,6 @@ NO_VERSION = {
     "0": "invalid model version specified '0' , version should be an integral value > 0",
 }
 NOT_OFFERED = {
-    "SystemSharedMemoryStatus": "system shared memory",
-    "SystemSharedMemoryRegister": "system shared memory",
-    "SystemSharedMemoryUnregister": "system shared memory",
-    "CudaSharedMemoryStatus": "CUDA shared memory",
-    "CudaSharedMemoryRegister": "CUDA shared memory",
-    "CudaSharedMemoryUnregister": "CUDA shared memory",
     "TraceSetting": "the trace extension",
     "LogSettings": "the logging extension",
 }

@@ -145,10 +145,6 @@ def loading(parameters):
                 ("GET", "/v2/logging", "the logging extension"),
                 ("POST", "/v2/trace/setting", "the trace extension"),
                 ("GET", "/v2/models/add/trace/setting", "the trace extension"),
-                ("GET", "/v2/systemsharedmemory/status", "system shared memory"),
-                ("POST", "/v2/systemsharedmemory/region/r/register", "system shared memory"),
-                ("GET", "/v2/cudasharedmemory/status", "CUDA shared memory"),
-                ("POST", "/v2/cudasharedmemory/unregister", "CUDA shared memory"),
             )
         ),
         # The repository

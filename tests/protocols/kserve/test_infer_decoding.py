@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
-from actors.values.errors import Internal, InvalidArgument, TritiumError, Unsupported
+from actors.values.errors import Internal, InvalidArgument, NotFound, TritiumError, Unsupported
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from protocols.kserve.caps import parse_json_size
 from protocols.kserve.forwarding import forward_headers
@@ -432,8 +432,8 @@ REFUSALS = [
     ),
     (
         one_input(parameters={"shared_memory_region": "r"}),
-        Unsupported,
-        "shared memory is not supported by this version of Tritium",
+        NotFound,
+        "Unable to find shared memory region: 'r'",
     ),
 ]
 
@@ -531,8 +531,8 @@ OUTPUT_REFUSALS = [
     ),
     (
         [{"name": "S", "parameters": {"shared_memory_region": "r"}}],
-        Unsupported,
-        "shared memory is not supported by this version of Tritium",
+        NotFound,
+        "Unable to find shared memory region: 'r'",
     ),
 ]
 

@@ -1,0 +1,230 @@
+"""Clients' shared memory: implements `actors.values.interfaces.SharedMemory`, and the actor that writes.
+
+The regions outlive the actor: it only runs threads. Where it dies, answers that were being written fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import trio
+
+from actors.regions.devices import DeviceError, DeviceRegion, Devices
+from actors.regions.objects import open_object
+from actors.regions.policy import RegionLimits, check_extent, check_place, object_name
+from actors.regions.table import Entry, RegionTable
+from actors.regions.use import MemoryClaim, PlacingReply, Use, read_or_refer
+from actors.seams.threads import in_thread
+from actors.supervision.context import ChildContext
+from actors.supervision.offload import Offload
+from actors.supervision.spec import ChildSpec
+from actors.values.errors import InvalidArgument, TritiumError, Unsupported
+from actors.values.interfaces import CudaRegion, SharedMemory, SystemRegion
+from actors.values.regions import Region, RegionPlace, RegionPlaces, RegionSlice
+from actors.values.requests import InferRequest
+
+DISABLED: Final = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_THREADS: Final = 4  # that read, and as many that write
+_JOBS: Final = 4096  # answers that wait for a thread or are being written
+_SHOWN: Final = 64  # regions in the tree, the oldest
+
+
+class RegionRegistry(SharedMemory):
+    """The regions of one server. Passive; `spec` is its actor."""
+
+    __slots__ = ("_allowed", "_claims", "_devices", "_lock", "_offload", "_readers", "table")
+
+    def __init__(
+        self,
+        *,
+        allowed: bool,
+        limits: RegionLimits,
+        claims: Callable[[], MemoryClaim],
+        devices: Devices | None = None,
+    ) -> None:
+        """`claims` makes claims on the memory for requests. `devices`: None where there is no GPU."""
+        self.table = RegionTable(limits)
+        self._allowed = allowed
+        self._claims = claims
+        self._devices = devices
+        self._lock = trio.Lock()  # one registration at a time: each looks, opens, and takes its name
+        self._readers = trio.CapacityLimiter(_THREADS)
+        self._offload = Offload(limiter=trio.CapacityLimiter(_THREADS), jobs=_JOBS, nbytes=2**63)
+
+    # -- registration
+
+    def check_allowed(self) -> None:
+        """See `SharedMemory`."""
+        if not self._allowed:
+            raise Unsupported(DISABLED)
+
+    @property
+    def has_cuda(self) -> bool:
+        """See `SharedMemory`."""
+        return self._devices is not None
+
+    async def register_system(self, name: str, key: str, *, offset: int, byte_size: int) -> None:
+        """See `SharedMemory`."""
+        try:
+            self.check_allowed()
+            found = object_name(name, key)
+            async with self._lock:
+                self.table.check_free(name)
+                self.table.check_room(name, byte_size)
+                fileno, size = await in_thread(open_object, found, key)
+                try:
+                    check_extent(name, offset, byte_size, object_size=size, page=_PAGE)
+                except TritiumError:
+                    os.close(fileno)
+                    raise
+                self.table.add(Region(name, key, offset, byte_size, fileno), trio.current_time())
+        except TritiumError:
+            self.table.refused += 1
+            raise
+
+    async def register_cuda(self, name: str, raw_handle: bytes, *, device_id: int, byte_size: int) -> None:
+        """See `SharedMemory`."""
+        try:
+            if self._devices is None:
+                raise InvalidArgument(
+                    f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+                )
+            self.check_allowed()
+            async with self._lock:
+                await self._open_cuda(self._devices, name, raw_handle, device_id, byte_size)
+        except TritiumError:
+            self.table.refused += 1
+            raise
+
+    async def _open_cuda(
+        self, devices: Devices, name: str, raw_handle: bytes, device_id: int, byte_size: int
+    ) -> None:
+        self.table.check_free(name)
+        self.table.check_room(name, byte_size)
+        try:
+            memory = await in_thread(devices.open, raw_handle, device_id)
+        except DeviceError as error:
+            raise InvalidArgument("failed to register shared memory region: invalid args") from error
+        if byte_size > memory.nbytes:
+            memory.close()
+            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        self.table.add(DeviceRegion(name, byte_size, device_id, memory), trio.current_time())
+
+    def system_regions(self, name: str = "") -> Sequence[SystemRegion]:
+        """See `SharedMemory`."""
+        return [
+            SystemRegion(name=region.name, key=region.key, offset=region.offset, byte_size=region.byte_size)
+            for region in self.table.listed(name, cuda=False)
+        ]
+
+    def cuda_regions(self, name: str = "") -> Sequence[CudaRegion]:
+        """See `SharedMemory`."""
+        return [
+            CudaRegion(name=region.name, device_id=region.device_id, byte_size=region.byte_size)
+            for region in self.table.listed(name, cuda=True)
+            if isinstance(region, DeviceRegion)
+        ]
+
+    def unregister_system(self, name: str = "") -> None:
+        """See `SharedMemory`."""
+        self._unregister(name, cuda=False)
+
+    def unregister_cuda(self, name: str = "") -> None:
+        """See `SharedMemory`."""
+        self._unregister(name, cuda=True)
+
+    def _unregister(self, name: str, *, cuda: bool) -> None:
+        self.check_allowed()
+        if name:
+            self.table.unregister(name, cuda=cuda)
+        else:
+            self.table.unregister_all(cuda=cuda)
+
+    # -- requests
+
+    def attach(self, request: InferRequest, places: RegionPlaces) -> None:
+        """See `Regions`."""
+        use = Use(request, self._claims, self._readers)
+        try:
+            inputs = list(request.inputs)
+            for index, place in enumerate(places.inputs):
+                if place is not None:
+                    inputs[index] = read_or_refer(inputs[index], self._slice(use, place))
+            targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
+        except BaseException:
+            use.end()
+            raise
+        request.inputs = inputs
+        request.regions = use
+        if targets:
+            request.reply = PlacingReply(
+                request.reply, use, targets, offload=self._offload, counts=self.table.counts
+            )
+            if not any(isinstance(target.region, DeviceRegion) for target in targets.values()):
+                request.output_regions = targets
+
+    def _slice(self, use: Use, place: RegionPlace) -> RegionSlice:
+        region = self.table.find(place.region)
+        check_place(place.region, region.byte_size, offset=place.offset, nbytes=place.nbytes)
+        use.hold(region)
+        return RegionSlice(region, region.offset + place.offset, place.nbytes)
+
+    # -- the actor
+
+    def spec(self) -> ChildSpec:
+        """Return its actor."""
+        return ChildSpec("shared-memory", self._run)
+
+    async def _run(self, ctx: ChildContext) -> None:
+        ctx.info = ToldRegions(self.table)
+        await self._offload.run(ctx)
+
+    def close(self) -> None:
+        """Close all regions: the server has ended."""
+        self.table.close()
+
+
+class ToldRegions(Mapping[str, object]):
+    """The regions as the tree shows them, at the moment it is looked at."""
+
+    _KEYS: Final = ("registered", "bytes", "regions")
+
+    def __init__(self, table: RegionTable) -> None:
+        self._table = table
+
+    def __getitem__(self, key: str) -> object:
+        match key:
+            case "registered":
+                return len(self._table)
+            case "bytes":
+                return sum(entry.region.byte_size for entry in self._table)
+            case "regions":
+                now = trio.current_time()
+                return [_told(entry, now) for entry, _ in zip(self._table, range(_SHOWN), strict=False)]
+            case _:
+                raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._KEYS if len(self._table) else self._KEYS[:1])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def _told(entry: Entry, now: float) -> dict[str, object]:
+    region = entry.region
+    told: dict[str, object] = {"name": region.name, "bytes": region.byte_size}
+    if isinstance(region, DeviceRegion):
+        told["device"] = region.device_id
+    else:
+        told["key"] = region.key
+    told |= {"age": round(now - entry.since, 1), "users": region.users}
+    if entry.leaving:
+        told["unregistered"] = True
+    return told

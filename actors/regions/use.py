@@ -1,0 +1,304 @@
+"""What one request has of regions: it holds them, its inputs are read, its outputs are written.
+
+Short tensors are read and written at once, in one call of the system. Longer ones go through threads, in
+pieces, so that no size of a region holds the loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+import trio
+
+from actors.regions.devices import DeviceError, DeviceRegion
+from actors.regions.objects import read_at_once, reading, write
+from actors.seams.threads import in_thread
+from actors.supervision.offload import NotDone, Offload
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, Internal, TritiumError, Unavailable
+from actors.values.regions import Region, RegionCounts, RegionSlice, RegionTensor, RegionUse, too_small
+from actors.values.requests import InferRequest, InferResponse, ReplyPort
+from actors.values.tensors import Buffer, Tensor
+
+AT_ONCE: Final = 64 * 1024
+"""Bytes of a tensor that is read or written on the loop, which takes some 10 µs."""
+
+
+class MemoryClaim(Protocol):
+    """What a request holds of the memory that all requests of the server share."""
+
+    async def take(self, size: int, *, urgent: bool = False) -> bool:
+        """Wait for `size` bytes; False where there were none in time. `urgent`: the request holds some."""
+
+    def release(self) -> None:
+        """Give them back."""
+
+
+class Use(RegionUse):
+    """The regions of one request, held until `end`."""
+
+    __slots__ = ("_claim", "_claims", "_held", "_limiter", "_request", "over")
+
+    def __init__(
+        self, request: InferRequest, claims: Callable[[], MemoryClaim], limiter: trio.CapacityLimiter
+    ) -> None:
+        self.over = False
+        self._request = request
+        self._claims = claims
+        self._limiter = limiter
+        self._held: list[Region] = []
+        self._claim: MemoryClaim | None = None
+
+    def hold(self, region: Region) -> None:
+        """Hold a region, once."""
+        if region not in self._held:
+            region.hold()
+            self._held.append(region)
+
+    def end(self) -> None:
+        """See `RegionUse`."""
+        self.over = True
+        held, self._held = self._held, []
+        for region in held:
+            region.let_go()
+        self._release()
+
+    def _release(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def must_read(self, *, stay: bool) -> bool:
+        """See `RegionUse`."""
+        return any(_is_read(tensor, stay=stay) for tensor in self._request.inputs)
+
+    async def read(self, *, stay: bool) -> None:
+        """See `RegionUse`."""
+        request = self._request
+        unread = [
+            (place, tensor)
+            for place, tensor in enumerate(request.inputs)
+            if isinstance(tensor, RegionTensor) and _is_read(tensor, stay=stay)
+        ]
+        nbytes = sum(tensor.nbytes for _, tensor in unread)
+        # A request whose other inputs are long has come through the same memory.
+        urgent = any(len(tensor.data) > AT_ONCE for tensor in request.inputs)
+        if self._claim is None:
+            self._claim = self._claims()
+        if not await self._claim.take(nbytes, urgent=urgent):
+            raise Unavailable(
+                f"{request.prefix}the server has no memory left to read {nbytes} bytes of inputs from shared"
+                " memory, as other requests are being received; see --receive-memory",
+                retry_after=1.0,
+            )
+        inputs = list(request.inputs)
+        for place, tensor in unread:
+            if self.over or request.cancelled:
+                self._release()
+                raise Cancelled("")
+            data = await self._read(tensor)
+            inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+        request.inputs = inputs
+        if self.over:
+            self._release()
+
+    async def _read(self, tensor: RegionTensor) -> Buffer:
+        source = tensor.source
+        region = source.region
+        region.hold()
+        try:
+            if isinstance(region, DeviceRegion):
+                work = partial(_read_device, region, source, tensor.name)
+            else:
+                work = partial(reading, source, tensor.name, region.fileno)
+            data = await in_thread(work, limiter=self._limiter)
+        except TritiumError:
+            region.counts.reads_failed += 1
+            raise
+        finally:
+            region.let_go()
+        region.counts.read(source.nbytes)
+        return data
+
+
+def _is_read(tensor: Tensor, *, stay: bool) -> bool:
+    if not isinstance(tensor, RegionTensor):
+        return False
+    return not stay or tensor.datatype is DataType.BYTES or isinstance(tensor.source.region, DeviceRegion)
+
+
+def read_or_refer(tensor: Tensor, source: RegionSlice) -> Tensor:
+    """Return `tensor` with the bytes of `source` if that is short, else one that refers to it.
+
+    Raises InvalidArgument where the region has become too short.
+    """
+    if source.nbytes > AT_ONCE or isinstance(source.region, DeviceRegion):
+        return RegionTensor(tensor.name, tensor.datatype, tensor.shape, source)
+    counts = source.region.counts
+    try:
+        tensor.data = read_at_once(source, tensor.name)
+    except TritiumError:
+        counts.reads_failed += 1
+        raise
+    counts.read(source.nbytes)
+    return tensor
+
+
+_Writes = list[tuple[Tensor, RegionSlice]]
+
+
+class PlacingReply(ReplyPort):
+    """Writes outputs to their regions, and then passes each part on to `port` without their data.
+
+    Parts keep their order: behind one that a thread writes, the others wait. An output without data whose
+    shape has elements was written by the instance, and passes as it is.
+    """
+
+    __slots__ = ("_counts", "_offload", "_port", "_targets", "_use", "_waiting")
+
+    def __init__(
+        self,
+        port: ReplyPort,
+        use: Use,
+        targets: Mapping[str, RegionSlice],
+        *,
+        offload: Offload,
+        counts: RegionCounts,
+    ) -> None:
+        """`targets` is where the client wants outputs, by their names. `offload` writes long ones."""
+        self._port = port
+        self._use = use
+        self._targets = targets
+        self._offload = offload
+        self._counts = counts
+        # The parts behind one that is being written; None: none is.
+        self._waiting: deque[tuple[InferResponse | TritiumError, bool]] | None = None
+
+    def put(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """See `ReplyPort`."""
+        if self._waiting is not None:
+            self._waiting.append((part, final))
+        else:
+            self._take(part, final=final)
+
+    def _take(self, part: InferResponse | TritiumError, *, final: bool) -> None:
+        if isinstance(part, TritiumError) or self._use.over:
+            self._port.put(part, final=final)
+            return
+        try:
+            writes = self._writes(part)
+            if not writes:
+                self._port.put(part, final=final)
+                return
+            if sum(len(tensor.data) for tensor, _ in writes) > AT_ONCE or _any_device(writes):
+                self._write_later(part, writes, final=final)
+                return
+            for tensor, target in writes:
+                write(target, tensor.name, tensor.data, target.region.fileno)
+        except TritiumError as error:
+            self._fail(part, error, final=final)
+            return
+        self._written(part, writes, final=final)
+
+    def _writes(self, part: InferResponse) -> _Writes:
+        writes: _Writes = []
+        for tensor in part.outputs:
+            target = self._targets.get(tensor.name)
+            if target is not None and len(tensor.data):
+                if len(tensor.data) > target.nbytes:
+                    raise Internal(too_small(tensor.name, target.nbytes, len(tensor.data)))
+                writes.append((tensor, target))
+        return writes
+
+    def _write_later(self, part: InferResponse, writes: _Writes, *, final: bool) -> None:
+        # The thread has descriptors of its own, so that nothing else can close them.
+        own: dict[Region, int] = {}
+        for _, target in writes:
+            region = target.region
+            if region not in own and not isinstance(region, DeviceRegion):
+                own[region] = os.dup(region.fileno)
+        self._waiting = deque()
+        nbytes = sum(len(tensor.data) for tensor, _ in writes)
+        done = partial(self._wrote, part, writes, final)
+        if not self._offload.submit(partial(_write_all, writes, own), done, nbytes=nbytes):
+            _close(own)
+            why = "the server has too many outputs to write to shared memory; send the request again"
+            done(None, Unavailable(why, retry_after=1.0))
+
+    def _wrote(
+        self, part: InferResponse, writes: _Writes, final: bool, _: object, error: Exception | None
+    ) -> None:
+        waiting, self._waiting = self._waiting, None
+        if error is None:
+            self._written(part, writes, final=final)
+        elif isinstance(error, TritiumError):
+            self._fail(part, error, final=final)
+        else:
+            # Also what was interrupted as its actor died.
+            self._fail(part, Internal("outputs could not be written to shared memory"), final=final)
+        for later, last in waiting or ():
+            self.put(later, final=last)
+        if error is not None and not isinstance(error, (TritiumError, NotDone)):
+            raise error
+
+    def _written(self, part: InferResponse, writes: _Writes, *, final: bool) -> None:
+        placed = set()
+        for tensor, _ in writes:
+            self._counts.wrote(len(tensor.data))
+            placed.add(tensor.name)
+        outputs = [
+            Tensor(tensor.name, tensor.datatype, tensor.shape, b"") if tensor.name in placed else tensor
+            for tensor in part.outputs
+        ]
+        part.outputs = outputs
+        if len(placed) == len(outputs):
+            part.release()
+        self._port.put(part, final=final)
+
+    def _fail(self, part: InferResponse, error: TritiumError, *, final: bool) -> None:
+        self._counts.writes_failed += 1
+        part.release()
+        self._port.put(error.with_traceback(None), final=final)
+
+
+def _any_device(writes: _Writes) -> bool:
+    return any(isinstance(target.region, DeviceRegion) for _, target in writes)
+
+
+def _write_all(writes: _Writes, own: dict[Region, int]) -> None:
+    try:
+        for tensor, target in writes:
+            region = target.region
+            if isinstance(region, DeviceRegion):
+                _write_device(region, target, tensor)
+            else:
+                write(target, tensor.name, tensor.data, own[region])
+    finally:
+        _close(own)
+
+
+def _close(own: dict[Region, int]) -> None:
+    for fileno in own.values():
+        os.close(fileno)
+
+
+def _read_device(region: DeviceRegion, source: RegionSlice, name: str) -> Buffer:
+    try:
+        return region.memory.read(source.at, source.nbytes)
+    except DeviceError as error:
+        text = f"input '{name}' can't be read from CUDA shared memory region '{region.name}': {error}"
+        raise Internal(text) from error
+
+
+def _write_device(region: DeviceRegion, target: RegionSlice, tensor: Tensor) -> None:
+    try:
+        region.memory.write(target.at, tensor.data)
+    except DeviceError as error:
+        text = (
+            f"output '{tensor.name}' can't be written to CUDA shared memory region '{region.name}': {error}"
+        )
+        raise Internal(text) from error
