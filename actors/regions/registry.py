@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -76,10 +77,10 @@ class RegionRegistry(SharedMemory):
             found = object_name(name, key)
             async with self._lock:
                 self.table.check_free(name)
-                self.table.check_room(name, byte_size)
                 fileno, size = await in_thread(open_object, found, key)
                 try:
                     check_extent(name, offset, byte_size, object_size=size, page=_PAGE)
+                    self.table.check_room(name, byte_size)
                 except TritiumError:
                     os.close(fileno)
                     raise
@@ -106,14 +107,18 @@ class RegionRegistry(SharedMemory):
         self, devices: Devices, name: str, raw_handle: bytes, device_id: int, byte_size: int
     ) -> None:
         self.table.check_free(name)
-        self.table.check_room(name, byte_size)
         try:
             memory = await in_thread(devices.open, raw_handle, device_id)
         except DeviceError as error:
             raise InvalidArgument("failed to register shared memory region: invalid args") from error
-        if byte_size > memory.nbytes:
-            memory.close()
-            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        try:
+            if byte_size > memory.nbytes:
+                raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+            self.table.check_room(name, byte_size)
+        except TritiumError:
+            with suppress(DeviceError):
+                memory.close()
+            raise
         self.table.add(DeviceRegion(name, byte_size, device_id, memory), trio.current_time())
 
     def system_regions(self, name: str = "") -> Sequence[SystemRegion]:

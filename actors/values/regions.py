@@ -43,7 +43,7 @@ class Region:
     """One registered region of system shared memory. Equality is identity.
 
     It begins at byte `offset` of the object that `fileno` is open for, and has `byte_size` bytes. The
-    registry closes `fileno` when the region is unregistered and nothing holds it; `fileno` is -1 from then on.
+    registry closes `fileno` when the region is unregistered and nothing holds it. From then on it is -1.
 
     A request holds its regions until it is answered or its client has left. So code that reads or writes a
     region elsewhere than on the loop's thread holds it itself meanwhile: the number may be another file's

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import trio
 
+from actors.regions.devices import Devices
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.values.datatypes import DataType
@@ -262,7 +263,13 @@ class FakeTraffic:
 class FakeServer:
     """The parts, for tests to set and read, and `server`, which frontends get."""
 
-    def __init__(self, models: Sequence[FakeModel] | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[FakeModel] | None = None,
+        *,
+        allow_shm: bool = True,
+        devices: Devices | None = None,
+    ) -> None:
         self.models = FakeModels(default_models() if models is None else models)
         self.repository = FakeRepository()
         self.health = FakeHealth()
@@ -270,7 +277,10 @@ class FakeServer:
         self.traffic = FakeTraffic()
         # The real one. Its actor does not run, so that no output may be long.
         self.regions = RegionRegistry(
-            allowed=True, limits=RegionLimits(), claims=lambda: Claim(ReceivingRoom())
+            allowed=allow_shm,
+            limits=RegionLimits(),
+            claims=lambda: Claim(ReceivingRoom()),
+            devices=devices,
         )
         self.server = Server(
             identity=ServerIdentity(
