@@ -125,10 +125,8 @@ class Face:
         return {"name": told.name, "datatype": told.datatype, "shape": list(told.shape)}
 
     def raw_outputs(self, result: Any) -> list[bytes]:
-        """Return the binary outputs of an answer."""
-        if self.protocol == "grpc":
-            return list(result.get_response().raw_output_contents)
-        return [each for each in [result._buffer] if each]
+        """Return the binary outputs of an answer; over HTTP, `output` tells whether there are some."""
+        return list(result.get_response().raw_output_contents) if self.protocol == "grpc" else []
 
     def _told(self, ask: Any, *arguments: Any, **options: Any) -> Any:
         try:
