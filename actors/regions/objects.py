@@ -57,7 +57,7 @@ def read_at_once(source: RegionSlice, name: str) -> bytes:
     except OSError as error:
         raise _unreadable(source, name, error) from error
     if len(data) != source.nbytes:
-        raise _short_read(source, name, source.at + len(data))
+        raise _short_read(source, name, region.fileno, source.at + len(data))
     return data
 
 
@@ -71,7 +71,7 @@ def reading(source: RegionSlice, name: str, fileno: int) -> Buffer:
         except OSError as error:
             raise _unreadable(source, name, error) from error
         if not count:
-            raise _short_read(source, name, source.at + at)
+            raise _short_read(source, name, fileno, source.at + at)
         at += count
     return data
 
@@ -95,7 +95,9 @@ def write(target: RegionSlice, name: str, data: Buffer, fileno: int) -> None:
         ) from error
 
 
-def _short_read(source: RegionSlice, name: str, ends: int) -> InvalidArgument:
+def _short_read(source: RegionSlice, name: str, fileno: int, found: int) -> InvalidArgument:
+    """Return the error for an input of which the bytes from `found` on are missing."""
+    ends = min(found, os.fstat(fileno).st_size)  # all of it may be missing, and more before it
     needed = source.at + source.nbytes
     return InvalidArgument(too_short(source.region.name, f"input '{name}'", ends=ends, needed=needed))
 
