@@ -16,7 +16,7 @@ from actors.regions.devices import DeviceError, DeviceRegion, Devices
 from actors.regions.objects import open_object
 from actors.regions.policy import RegionLimits, check_extent, check_place, object_name
 from actors.regions.table import Entry, RegionTable
-from actors.regions.use import MemoryClaim, PlacingReply, Use, read_or_refer
+from actors.regions.use import AT_ONCE, MemoryClaim, PlacingReply, Use, read_or_refer
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 from actors.supervision.offload import Offload
@@ -158,9 +158,11 @@ class RegionRegistry(SharedMemory):
         use = Use(request, self._claims, self._readers)
         try:
             inputs = list(request.inputs)
+            room = AT_ONCE
             for index, place in enumerate(places.inputs):
                 if place is not None:
-                    inputs[index] = read_or_refer(inputs[index], self._slice(use, place))
+                    inputs[index] = read_or_refer(inputs[index], self._slice(use, place), room)
+                    room -= len(inputs[index].data)
             targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
         except BaseException:
             use.end()

@@ -470,7 +470,10 @@ def test_a_negative_size_over_grpc_is_beyond_the_region(addresses, memory):
 def test_an_input_has_the_bytes_of_its_shape(face, protocol, region):
     place = Place(region="R", nbytes=60)
     told = face.infer("add", add(Place(region="R", nbytes=64), place))
-    text = "[request id: <id_unknown>] input byte size mismatch for input 'B' for model 'add'. Expected 64, got 60"
+    text = (
+        "[request id: <id_unknown>] input byte size mismatch for input 'B' for model 'add'. "
+        "Expected 64, got 60"
+    )
     assert told == refusal(protocol, "INVALID_ARG", text)
 
 
@@ -518,7 +521,8 @@ def test_over_http_a_size_that_is_left_out_is_none(ask, addresses, memory):
     }
     assert ask("POST", "/v2/models/add/infer", body) == (
         400,
-        "[request id: <id_unknown>] input byte size mismatch for input 'A' for model 'add'. Expected 64, got 0",
+        "[request id: <id_unknown>] input byte size mismatch for input 'A' for model 'add'. Expected"
+        " 64, got 0",
     )
     assert face.unregister() is None
     face.close()
@@ -604,20 +608,24 @@ REGION = {"shared_memory_region": ("string_param", "R"), "shared_memory_byte_siz
         ),
         (
             {**REGION, "shared_memory_byte_size": ("string_param", "1")},
-            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'A', expected int64_param.",
+            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'A', expected"
+            " int64_param.",
         ),
         (
             {"shared_memory_offset": ("int64_param", 1)},
-            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'A'",
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for"
+            " tensor 'A'",
         ),
         (
             {"shared_memory_byte_size": ("int64_param", 1)},
-            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor "
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter"
+            " for tensor "
             "'A'",
         ),
         (
             {"shared_memory_region": ("string_param", "R")},
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+            " for tensor "
             "'A'",
         ),
     ],
@@ -687,7 +695,8 @@ def test_regions_are_limited_in_number_and_bytes(protocol, memory):
         assert face.register("b", memory.key, PAGE + 1) == refusal(
             protocol,
             "UNAVAILABLE",
-            f"cannot register shared memory region 'b' of {PAGE + 1} bytes: registered regions have {PAGE} bytes, "
+            f"cannot register shared memory region 'b' of {PAGE + 1} bytes: registered regions have"
+            f" {PAGE} bytes, "
             f"and the server allows {2 * PAGE} in all; unregister some, or see --client-shm-bytes",
         )
         assert face.register("b", memory.key, 64) is None
@@ -695,7 +704,8 @@ def test_regions_are_limited_in_number_and_bytes(protocol, memory):
         assert face.register("d", memory.key, 64) == refusal(
             protocol,
             "UNAVAILABLE",
-            "cannot register shared memory region 'd': 3 regions are registered, and the server allows no more; "
+            "cannot register shared memory region 'd': 3 regions are registered, and the server allows"
+            " no more; "
             "unregister some, or see --client-shm-regions",
         )
         assert face.unregister("a") is None

@@ -100,13 +100,15 @@ class Face:
         self, model: str, inputs: Sequence[Given], outputs: Mapping[str, Place | None] | None = None
     ) -> Any:
         """Return the client's result of an inference; or a `Refused`."""
-        asked = [] if outputs else None
+        asked: list[Any] = []
         for name, place in (outputs or {}).items():
             wanted = self.library.InferRequestedOutput(name)
             if place is not None:
                 wanted.set_shared_memory(place.region, place.nbytes, place.offset)
             asked.append(wanted)
-        return self._told(self.client.infer, model, [self.given(each) for each in inputs], outputs=asked)
+        return self._told(
+            self.client.infer, model, [self.given(each) for each in inputs], outputs=asked or None
+        )
 
     def given(self, each: Given) -> Any:
         """Return an input as the library has it."""

@@ -1,4 +1,4 @@
-"""Hostile clients with shared memory: the server and its workers live, and answers are right or clear errors."""
+"""Hostile clients with shared memory: server and workers live, and answers are right or clear errors."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,11 +37,11 @@ class Serving:
         self.addresses = addresses
         (self.pid,) = {int(pid) for pid in re.findall(r"^I\S+ \S+ (\d+) ", said.read_text(), re.MULTILINE)}
 
-    def tree(self) -> dict[str, object]:
+    def tree(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://{self.addresses.http}/v2/tritium/tree", timeout=10) as answer:
             return json.load(answer)
 
-    def node(self, *path: str) -> dict[str, object]:
+    def node(self, *path: str) -> dict[str, Any]:
         node = self.tree()
         for name in path:
             (node,) = [child for child in node["children"] if child["name"] == name]
@@ -106,7 +107,8 @@ def ask(face, nbytes, *, read=0, write=None, model="plain", region="R"):
 
 def shrunk(face, what, *, ends, needed):
     text = (
-        f"shared memory region 'R' has been shrunk since it was registered: its object has {ends} bytes, and {what} "
+        f"shared memory region 'R' has been shrunk since it was registered: its object has {ends}"
+        f" bytes, and {what} "
         f"ends at byte {needed}"
     )
     return refusal(face.protocol, "INVALID_ARG", text)
@@ -279,6 +281,7 @@ def test_a_client_may_be_killed_in_the_middle(serving, face, nbytes):
             cwd=ROOT,
             stdout=subprocess.PIPE,
         )
+        assert client.stdout is not None
         assert client.stdout.readline() == b"asking\n"
         client.send_signal(signal.SIGKILL)
         client.wait()

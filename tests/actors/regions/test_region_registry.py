@@ -1,0 +1,392 @@
+"""Requests with regions in virtual time: what they hold, how long, and in which order answers are written."""
+
+import os
+
+import pytest
+import trio
+
+from actors.regions.objects import read_at_once, reading, write
+from actors.regions.policy import RegionLimits
+from actors.regions.registry import RegionRegistry
+from actors.regions.use import AT_ONCE
+from actors.seams import threads
+from actors.supervision.supervisor import Supervisor
+from actors.values.datatypes import DataType
+from actors.values.errors import Cancelled, Internal, InvalidArgument, NotFound, Unavailable
+from actors.values.regions import Region, RegionPlace, RegionPlaces, RegionSlice, RegionTensor
+from actors.values.requests import InferRequest, InferResponse
+from actors.values.tensors import Tensor
+from chaos.simulation.world.virtual import InlineThreads
+from tests.support.ports import Port
+from tests.support.shared_memory import PAGE, FakeDevices, FakeMemory, an_object
+
+LONG = AT_ONCE + 8
+SIZE = 8 * LONG // PAGE * PAGE
+
+
+class Claims:
+    """Memory for requests, of which there may be none."""
+
+    def __init__(self):
+        self.held = 0
+        self.empty = False
+
+    def claim(self):
+        return _Claim(self)
+
+
+class _Claim:
+    def __init__(self, claims):
+        self._claims = claims
+        self._size = 0
+
+    async def take(self, size, *, urgent=False):
+        await trio.lowlevel.checkpoint()
+        if self._claims.empty:
+            return False
+        self._size = size
+        self._claims.held += size
+        return True
+
+    def release(self):
+        self._claims.held -= self._size
+        self._size = 0
+
+
+@pytest.fixture
+def claims():
+    return Claims()
+
+
+@pytest.fixture
+def devices():
+    return FakeDevices()
+
+
+@pytest.fixture
+async def registry(autojump_clock, claims, devices, nursery):
+    threads.give(InlineThreads(1))
+    made = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim, devices=devices)
+    await nursery.start(Supervisor([made.spec()]).serve)
+    yield made
+    made.close()
+    assert not len(made.table)
+
+
+@pytest.fixture
+def memory():
+    with an_object(SIZE) as made:
+        yield made
+
+
+def request_of(*inputs, port=None):
+    return InferRequest(model_name="m", reply=port or Port(), accepted_at=0.0, inputs=list(inputs))
+
+
+def an_input(nbytes, name="X", datatype=DataType.UINT8):
+    return Tensor(name, datatype, (nbytes,), b"")
+
+
+def answer(*outputs):
+    response = InferResponse(
+        model_name="m", model_version=1, outputs=[Tensor(n, DataType.UINT8, (len(d),), d) for n, d in outputs]
+    )
+    released = []
+    response.on_release(lambda: released.append(True))
+    return response, released
+
+
+def place(offset=0, nbytes=64, region="R"):
+    return RegionPlace(region, offset, nbytes)
+
+
+async def registered(registry, memory, name="R"):
+    await registry.register_system(name, memory.key, offset=0, byte_size=SIZE)
+    return registry.table.find(name)
+
+
+# Inputs
+
+
+async def test_short_inputs_are_read_as_they_are_decoded(registry, memory):
+    region = await registered(registry, memory)
+    memory.put(b"abcd", 8)
+    request = request_of(an_input(4), Tensor("Y", DataType.UINT8, (2,), b"yy"))
+    registry.attach(request, RegionPlaces([place(8, 4), None], {}))
+    assert [bytes(tensor.data) for tensor in request.inputs] == [b"abcd", b"yy"]
+    assert not request.regions.must_read(stay=False)
+    assert region.users == 1
+    request.regions.end()
+    request.regions.end()
+    assert region.users == 0
+
+
+async def test_what_is_read_at_once_has_a_bound_for_all_inputs_together(registry, memory):
+    await registered(registry, memory)
+    half = AT_ONCE // 2
+    request = request_of(*(an_input(half, name) for name in "ABC"), an_input(0, "D"))
+    registry.attach(request, RegionPlaces([place(nbytes=half)] * 3 + [place(nbytes=0)], {}))
+    assert [type(tensor) for tensor in request.inputs] == [Tensor, Tensor, RegionTensor, Tensor]
+    request.regions.end()
+
+
+@pytest.mark.parametrize("stay", [True, False])
+async def test_long_inputs_are_read_unless_the_model_takes_them_as_they_are(registry, memory, claims, stay):
+    region = await registered(registry, memory)
+    memory.put(b"x" * LONG)
+    request = request_of(an_input(LONG), an_input(LONG, "S", DataType.BYTES))
+    registry.attach(request, RegionPlaces([place(nbytes=LONG)] * 2, {}))
+    assert request.regions.must_read(stay=stay)
+    await request.regions.read(stay=stay)
+    assert not request.regions.must_read(stay=stay)
+    number, text = request.inputs
+    assert isinstance(number, RegionTensor) is stay
+    assert number.nbytes == LONG
+    assert bytes(text.data) == b"x" * LONG  # strings are walked, so they are read in any case
+    assert claims.held == (1 if stay else 2) * LONG
+    assert region.users == 1
+    request.regions.end()
+    assert (claims.held, region.users) == (0, 0)
+
+
+async def test_a_request_that_finds_no_memory_is_refused(registry, memory, claims):
+    region = await registered(registry, memory)
+    claims.empty = True
+    request = request_of(an_input(LONG))
+    registry.attach(request, RegionPlaces([place(nbytes=LONG)], {}))
+    with pytest.raises(Unavailable, match=r"no memory left to read 262152 bytes .* --receive-memory"):
+        await request.regions.read(stay=False)
+    request.regions.end()
+    assert (claims.held, region.users) == (0, 0)
+
+
+async def test_a_client_that_leaves_while_its_inputs_are_read_holds_nothing(
+    registry, memory, claims, nursery
+):
+    region = await registered(registry, memory)
+    request = request_of(an_input(LONG), an_input(LONG, "Y"))
+    registry.attach(request, RegionPlaces([place(nbytes=LONG)] * 2, {}))
+
+    async def read():
+        with pytest.raises(Cancelled):
+            await request.regions.read(stay=False)
+
+    nursery.start_soon(read)
+    await trio.testing.wait_all_tasks_blocked()
+    assert claims.held == 2 * LONG
+    request.cancelled = True
+    request.regions.end()
+    assert region.users == 1  # the thread still reads
+    registry.unregister_system("R")
+    assert region.fileno >= 0
+    await trio.sleep(10)
+    assert (claims.held, region.users, region.fileno) == (0, 0, -1)
+
+
+async def test_nothing_is_held_where_one_place_is_wrong(registry, memory):
+    region = await registered(registry, memory)
+    port = Port()
+    for places in (
+        RegionPlaces([place(), place(region="Q")], {}),
+        RegionPlaces([place(), None], {"Y": place(SIZE)}),
+    ):
+        request = request_of(an_input(64), an_input(64), port=port)
+        with pytest.raises((NotFound, InvalidArgument)):
+            registry.attach(request, places)
+        assert region.users == 0
+        assert request.reply is port
+
+
+async def test_a_short_read_is_counted(registry, memory):
+    region = await registered(registry, memory)
+    memory.resize(10)
+    request = request_of(an_input(64))
+    with pytest.raises(InvalidArgument, match="its object has 10 bytes, and input 'X' ends at byte 64"):
+        registry.attach(request, RegionPlaces([place()], {}))
+    request = request_of(an_input(LONG))
+    registry.attach(request, RegionPlaces([place(nbytes=LONG)], {}))
+    with pytest.raises(InvalidArgument, match="its object has 10 bytes"):
+        await request.regions.read(stay=False)
+    request.regions.end()
+    assert (registry.table.counts.reads, registry.table.counts.reads_failed, region.users) == (0, 2, 0)
+
+
+# Outputs
+
+
+async def test_parts_keep_their_order_behind_one_that_takes_long(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    parts = [answer(("Y", b"1" * LONG)), answer(("Y", b"2")), answer(("Y", b"3" * LONG)), answer(("Z", b"4"))]
+    for number, (part, _) in enumerate(parts):
+        request.reply.put(part, final=number == 3)
+    assert port.parts == []
+    await port.wait()
+    assert port.parts == [part for part, _ in parts]
+    assert [[len(tensor.data) for tensor in part.outputs] for part, _ in parts] == [[0], [0], [0], [1]]
+    # What was written is given back at once, what goes to the client later.
+    assert [released for _, released in parts] == [[True]] * 3 + [[]]
+    assert memory.get(2) == b"33"
+    request.regions.end()
+
+
+async def test_what_an_instance_has_written_and_errors_pass_as_they_are(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=1)}))
+    written = InferResponse(model_name="m", model_version=1, outputs=[Tensor("Y", DataType.UINT8, (5,), b"")])
+    error = Internal("no")
+    request.reply.put(written, final=False)
+    request.reply.put(error, final=True)
+    assert port.parts == [written, error]
+    assert registry.table.counts.writes == 0
+    request.regions.end()
+
+
+@pytest.mark.parametrize("nbytes", [2, LONG])
+async def test_an_output_that_does_not_fit_is_an_error_in_its_turn(registry, memory, nbytes):
+    await registered(registry, memory)
+    memory.put(b"before")
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=nbytes - 1)}))
+    part, released = answer(("Y", b"y" * nbytes))
+    request.reply.put(part, final=True)
+    assert "should be at least" in str(await port.wait())
+    assert released == [True]
+    assert memory.get(6) == b"before"
+    request.regions.end()
+
+
+@pytest.mark.parametrize("nbytes", [2, LONG])
+async def test_an_object_that_was_shrunk_is_an_error_and_does_not_grow(registry, memory, nbytes):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=nbytes)}))
+    memory.resize(1)
+    part, released = answer(("Y", b"y" * nbytes))
+    request.reply.put(part, final=True)
+    assert isinstance(await port.wait(), InvalidArgument)
+    assert (released, memory.size, registry.table.counts.writes_failed) == ([True], 1, 1)
+    request.regions.end()
+
+
+async def test_nothing_is_written_for_a_client_that_has_left(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=1)}))
+    request.regions.end()
+    part, _ = answer(("Y", b"y"))
+    request.reply.put(part, final=True)
+    assert memory.get(1) == b"\0"
+
+
+async def test_a_region_may_go_while_a_thread_writes_to_it(registry, memory):
+    region = await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    part, _ = answer(("Y", b"y" * LONG))
+    request.reply.put(part, final=True)
+    request.regions.end()  # its client has left
+    registry.unregister_system("R")
+    assert region.fileno == -1
+    await port.wait()
+    assert memory.get(LONG) == b"y" * LONG
+
+
+async def test_answers_that_are_being_written_fail_where_the_actor_dies(
+    autojump_clock, claims, memory, nursery
+):
+    threads.give(InlineThreads(1))
+    registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim)
+    await registered(registry, memory)
+    port = Port()
+
+    def ask():
+        request = request_of(port=port)
+        registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+        return request
+
+    # Before it runs, nothing is taken on.
+    first = ask()
+    assert isinstance(port.parts.pop(), Unavailable)
+    supervisor = Supervisor([registry.spec()])
+    await nursery.start(supervisor.serve)
+    second = ask()
+    supervisor.stop()
+    await trio.sleep(10)
+    assert list(map(str, port.parts)) == ["outputs could not be written to shared memory"]
+    for request in (first, second):
+        request.regions.end()
+    registry.close()
+
+
+# Memory of a GPU, which is played
+
+
+async def test_tensors_of_a_gpu_are_copied_on_threads(registry, devices):
+    held = devices.memory[b"h", 0] = FakeMemory(64)
+    held.content[:4] = b"abcd"
+    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+    port = Port()
+    request = request_of(an_input(4), port=port)
+    registry.attach(request, RegionPlaces([place(nbytes=4)], {"Y": place(8, 4)}))
+    assert request.output_regions is None
+    assert request.regions.must_read(stay=True)
+    await request.regions.read(stay=True)
+    assert bytes(request.inputs[0].data) == b"abcd"
+    request.reply.put(answer(("Y", b"efgh"))[0], final=True)
+    await port.wait()
+    assert held.content[8:12] == b"efgh"
+    registry.unregister_cuda("R")
+    assert (held.closed, [region.name for region in registry.cuda_regions()]) == (0, ["R"])
+    request.regions.end()
+    assert (held.closed, list(registry.cuda_regions())) == (1, [])
+
+
+async def test_what_the_driver_refuses_is_an_error_of_the_request(registry, devices):
+    held = devices.memory[b"h", 0] = FakeMemory(64)
+    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+    held.failure = "lost"
+    port = Port()
+    request = request_of(an_input(4), port=port)
+    registry.attach(request, RegionPlaces([place(nbytes=4)], {"Y": place(8, 4)}))
+    with pytest.raises(Internal, match="input 'X' can't be read from CUDA shared memory region 'R': lost"):
+        await request.regions.read(stay=True)
+    request.reply.put(answer(("Y", b"efgh"))[0], final=True)
+    text = "output 'Y' can't be written to CUDA shared memory region 'R': lost"
+    assert str(await port.wait()) == text
+    request.regions.end()
+
+
+# Objects
+
+
+def test_what_the_system_refuses_is_told():
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(sealed, 8)
+    import fcntl
+
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    only_written = os.open("/dev/null", os.O_WRONLY)
+    region = Region("R", "/k", 0, 8, only_written)
+    part = RegionSlice(region, 0, 8)
+    try:
+        text = "output 'Y' can't be written to shared memory region 'R': Operation not permitted"
+        with pytest.raises(Internal, match=text):
+            write(part, "Y", b"x" * 8, sealed)
+        for read in (lambda: read_at_once(part, "X"), lambda: reading(part, "X", only_written)):
+            with pytest.raises(
+                Internal, match="can't be read from shared memory region 'R': Bad file descriptor"
+            ):
+                read()
+    finally:
+        os.close(sealed)
+        os.close(only_written)
