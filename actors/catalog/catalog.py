@@ -17,7 +17,7 @@ lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Final, assert_never
@@ -226,6 +226,12 @@ class Catalog:
         lane = self._lanes.find(key)
         if lane is not None:
             lane.tell(Gone())
+
+    def left(self, names: Collection[str], repository: str) -> None:
+        """A repository is no longer one of this server's, with its models of these names. Never waits."""
+        for key in self._lanes.all():
+            if key.namespace == repository or (not key.namespace and key.name in names):
+                self.gone(key)
 
     def listed(self) -> None:
         """Every repository has been read since the start; `look_at` was called for all models in them."""

@@ -84,6 +84,20 @@ class Repository(Protocol):
         """Unload a model. Unavailable outside explicit mode."""
 
 
+class Registrations(Protocol):
+    """Repositories that come and go while the server runs, in explicit mode."""
+
+    async def register(self, path: str, models: Mapping[str, str]) -> None:
+        """Have the models in the directory `path` be found.
+
+        `models` maps names to the folders that are to have them. Raises Unsupported, AlreadyExists or
+        InvalidArgument, with the texts of contract repository.md section 10.
+        """
+
+    def unregister(self, path: str) -> None:
+        """Have no more models of this directory be found. Raises InvalidArgument for an unknown one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
     """The content of the server metadata endpoint."""

@@ -56,6 +56,7 @@ def load_model_config(
     namespace: str = "",
     content: Mapping[int, str] | None = None,
     model_name: str = "",
+    renamed: bool = False,
     run_model_code: bool = True,
     verify_files: bool = False,
     environments: Environments | None = None,
@@ -75,6 +76,7 @@ def load_model_config(
     the specifications. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
     `floor` is the sandbox in which its code runs at least.
     `model_name` is the model's name if its directory is called otherwise, as a copy of a remote one may be.
+    If it is `renamed`, it has that name whatever its configuration says.
 
     `environments` are those that exist. If a Python model asks for one that has to be built first, that is
     returned as `unbuilt`; if no model code is to be run, there is a warning instead. Without `environments`,
@@ -99,6 +101,7 @@ def load_model_config(
     available, problems = version_directories(model_directory, links)
     numbers = [directory.number for directory in available]
     parsed, source = _parsed(path, model_directory, override, links, auto_complete=auto_complete)
+    _rename(parsed, name if renamed else "")
     file = path if os.path.lexists(path) else model_directory
     # Where problems without a place of their own are.
     named = Path("override") if override is not None else file
@@ -327,6 +330,13 @@ def check(
         problems += _missing_tensors(config, path)
     problems += ignored_hints(config)
     return problems
+
+
+def _rename(parsed: parse.Parsed, name: str) -> None:
+    """Have the model be called `name`, unless that is empty, whatever is written."""
+    for config in (parsed.config, parsed.partial):
+        if config is not None and name:
+            config.name = name
 
 
 def _parsed(

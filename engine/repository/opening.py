@@ -39,19 +39,24 @@ def open_signed(settings: Settings) -> SignedModels | None:
 def open_sources(settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
     """Return the repositories, each once. Raises TritiumError for one that can't be opened."""
     cache = Path(settings.model_cache_directory)
-    # Without changes there is nothing to compare, except what an earlier server left in a cache that outlives
-    # it.
-    # A private copy of a signed model is compared by what is found as it is made.
-    compare = (
-        settings.control_mode != _NO_CHANGES or isinstance(settings.cache, RedisCache)
-    ) and not settings.provenance.require_signed
 
     def opened(uri: str) -> Source:
         if not is_remote(uri):
-            return LocalSource(uri, digests=digests, compare=compare, links=settings.links)
+            return open_local(settings, uri, digests)
         from engine.repository.remote.source import open_source  # only they pay for it
 
         return open_source(uri, environ, cache_directory=cache, cache_bytes=settings.model_cache_size)
 
     once = {uri if is_remote(uri) else str(Path(uri).resolve()): uri for uri in settings.model_repositories}
     return [opened(uri) for uri in once.values()]
+
+
+def open_local(settings: Settings, path: str, digests: Digests) -> LocalSource:
+    """Return a repository in a local directory."""
+    # Without changes there is nothing to compare, except what an earlier server left in a cache that outlives
+    # it.
+    # A private copy of a signed model is compared by what is found as it is made.
+    compare = (
+        settings.control_mode != _NO_CHANGES or isinstance(settings.cache, RedisCache)
+    ) and not settings.provenance.require_signed
+    return LocalSource(path, digests=digests, compare=compare, links=settings.links)

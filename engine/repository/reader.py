@@ -112,8 +112,20 @@ class RepositoryReader:
         self._digests = digests
         self._options = options
         self._janitor = janitor
-        self._limiters = {source.uri: trio.CapacityLimiter(READS_AT_ONCE) for source in sources}
+        self._limiters: dict[str, trio.CapacityLimiter] = {}
         self._uploads = trio.CapacityLimiter(READS_AT_ONCE)
+
+    def add(self, source: Source) -> None:
+        """Have the models of another repository be found from now on."""
+        self.sources = (*self.sources, source)
+
+    def remove(self, uri: str) -> None:
+        """Have no more models of a repository be found. What is being read of it goes on."""
+        self.sources = tuple(source for source in self.sources if source.uri != uri)
+        self._limiters.pop(uri, None)
+
+    def _limiter(self, source: Source) -> trio.CapacityLimiter:
+        return self._limiters.setdefault(source.uri, trio.CapacityLimiter(READS_AT_ONCE))
 
     async def listing(self) -> Listing:
         """Return every model of the repositories that can be listed, and why the others can't."""
@@ -152,7 +164,7 @@ class RepositoryReader:
                     duplicate=True,
                     warnings=("not unique across all model repositories",),
                 )
-            limiter = self._limiters[having[0].uri]
+            limiter = self._limiter(having[0])
             read = partial(self._read, key, override, having[0], report, handover)
         try:
             found = await in_thread(read, abandon_on_cancel=True, limiter=limiter)
@@ -182,7 +194,7 @@ class RepositoryReader:
             try:
                 with trio.fail_after(self._options.listing_seconds):
                     names = await in_thread(
-                        source.names, abandon_on_cancel=True, limiter=self._limiters[source.uri]
+                        source.names, abandon_on_cancel=True, limiter=self._limiter(source)
                     )
             except SourceUnavailable as error:
                 failures.append(str(error))
@@ -327,6 +339,7 @@ class RepositoryReader:
             model_name=key.name,
             agents=None if self._agents is None else self._agents.known,
             agents_ran=agents_ran,
+            renamed=bool(fetched.name),
         )
         if loaded.unbuilt and shut_in:
             return _brings_environment(key)
@@ -426,7 +439,7 @@ def _admitted(signed: SignedModels, fetched: Fetched, handover: _Handover) -> Fe
     """
     admitted = signed.admit(fetched.path, cancelled=lambda: handover.given_up)
     handover.offer(admitted.removal)
-    return Fetched(path=admitted.removal.path, contents=admitted.contents, verified=True)
+    return replace(fetched, path=admitted.removal.path, contents=admitted.contents, verified=True)
 
 
 def _refused(key: ModelKey, error: Refused) -> FoundModel:

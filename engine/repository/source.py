@@ -76,15 +76,16 @@ class FetchProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A local model directory, named like its model, and what it holds if that was looked at.
+    """A local model directory, and what it holds if that was looked at.
 
-    The last component of its path is the model's name. If it is `verified` and has a manifest, every file
-    listed there has been found to be what the manifest says.
+    The last component of its path is the model's name, unless there is a `name`. If it is `verified` and has
+    a manifest, every file listed there has been found to be what the manifest says.
     """
 
     path: Path
     contents: Contents | None
     verified: bool = False
+    name: str = ""
 
 
 class Source(Protocol):

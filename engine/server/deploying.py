@@ -30,8 +30,9 @@ from engine.repository.agents import AgentRunner
 from engine.repository.copies import Janitor
 from engine.repository.fingerprint import Digests
 from engine.repository.observation import Observer
-from engine.repository.opening import open_signed
+from engine.repository.opening import open_local, open_signed
 from engine.repository.reader import ReadOptions, RepositoryReader
+from engine.repository.registry import Registry
 from engine.repository.source import Source
 from engine.repository.view import RepositoryView
 from engine.server.composing import Composer
@@ -51,6 +52,7 @@ class DeployingParts:
     catalog: Catalog
     readiness: Readiness
     view: RepositoryView
+    registry: Registry
     janitor: Janitor
     lanes: Supervisor
     retirements: Supervisor
@@ -128,6 +130,12 @@ def compose_deploying(
     )
     router.roster.on_change(lambda _: readiness.changed())
     view = RepositoryView(router.roster, catalog, reader)
+    registry = Registry(
+        reader,
+        lambda path: open_local(settings, path, digests),
+        catalog.left,
+        explicit=mode is ControlMode.EXPLICIT,
+    )
     confinements = Confinements(reader, router.roster)
     control = ModelControl(
         view,
@@ -145,6 +153,7 @@ def compose_deploying(
         catalog=catalog,
         readiness=readiness,
         view=view,
+        registry=registry,
         janitor=janitor,
         lanes=lanes,
         retirements=retirements,

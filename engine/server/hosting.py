@@ -160,8 +160,8 @@ class HostedTree:
         await running.wait_loaded()
         settle_garbage_collection()
         life.start_soon(collect_garbage)
-        if running.catalog.start_failed and running.settings.exit_on_error:
-            self._give_up("creating server: Internal - failed to load all models")
+        if failure := await running.start_failure():
+            self._give_up(failure)
 
     async def _watch_tree(self, running: RunningServer) -> None:
         await running.wait_stopped()

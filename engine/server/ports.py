@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from actors.supervision.spec import ChildSpec, Intensity
@@ -13,10 +14,11 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
 from actors.values.events import Log
-from actors.values.interfaces import Server
+from actors.values.interfaces import Registrations, Server
 from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import RequestHook, request_hook
+from engine.server.cloud.frontends import Served, Shared, serve_sagemaker, serve_vertex
 from engine.server.frontends import (
     Frontend,
     address_of,
@@ -32,6 +34,8 @@ from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short
 from protocols.http.app import V2App
+from protocols.http.cloud.vertex import DefaultModel
+from protocols.http.conversation import Application
 from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
 from protocols.kserve.apart import Elsewhere
@@ -55,6 +59,9 @@ class Frontends:
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+    sagemaker: Frontend | None
+    vertex: Frontend | None
+    default_model: DefaultModel  # of Vertex AI
 
     @property
     def every(self) -> list[Frontend]:
@@ -65,6 +72,8 @@ class Frontends:
             self.http,
             self.grpc,
             self.grpc_unix,
+            self.sagemaker,
+            self.vertex,
             self.metrics,
         )
         return [frontend for frontend in every if frontend is not None]
@@ -81,6 +90,7 @@ def compose_frontends(
     server: Server,
     log: Log,
     *,
+    registrations: Registrations,
     tls: ServerTls,
     gate: HeadGate | None,
     uniform: Callable[[], float],
@@ -90,8 +100,9 @@ def compose_frontends(
 ) -> Frontends:
     """Return the frontends of these sockets.
 
-    `gate` says who may do what; None: all may do everything. `uniform` returns random numbers in [0, 1), see
-    `GrpcListener`. All requests have one `room` on their way in. `trail` is the audit log, if there is one.
+    `registrations` takes the repositories of models that a platform brings. `gate` says who may do what;
+    None: all may do everything. `uniform` returns random numbers in [0, 1), see `GrpcListener`. All requests
+    have one `room` on their way in. `trail` is the audit log, if there is one.
     """
 
     def audited(name: str) -> Auditor | None:
@@ -161,17 +172,56 @@ def compose_frontends(
         listeners.setdefault("grpc", []).append(listener)
         return listener
 
-    def metrics() -> HttpListener:
-        app = MetricsApp(
+    metrics_app: Application | None = None
+    if settings.allow_metrics:
+        metrics_app = MetricsApp(
             exposing(on_grpc, listeners),
             gate,
             pages=origin_policy(settings.pages),
             auditor=audited("metrics"),
         )
+
+    def metrics() -> HttpListener:
+        assert metrics_app is not None, "the port of what is switched off was opened"
         limits = http_limits(settings.connections, "metrics")
         return HttpListener(
-            app, limits=limits, admit=admit_short, tls=_contexts(tls.metrics), on_refused=refused, room=room
+            metrics_app,
+            limits=limits,
+            admit=admit_short,
+            tls=_contexts(tls.metrics),
+            on_refused=refused,
+            room=room,
         )
+
+    shared = Shared(
+        settings=settings,
+        server=server,
+        gate=gate,
+        hook=partial(_hook, settings),
+        room=room,
+        auditor=audited,
+    )
+    default_model = DefaultModel()
+
+    def platform(served: Served, protocol: str) -> HttpListener:
+        # The platforms speak in the clear, and no proxy introduces them.
+        limits = http_limits(settings.connections, protocol)
+        listener = HttpListener(
+            served.app,
+            limits=limits,
+            admit=served.app.admit,
+            is_welcome=served.platform.is_health,
+            on_refused=refused,
+            room=room,
+        )
+        listeners.setdefault(protocol, []).append(listener)
+        return listener
+
+    def sagemaker() -> HttpListener:
+        return platform(serve_sagemaker(settings.cloud.sagemaker, shared, registrations), "sagemaker")
+
+    def vertex() -> HttpListener:
+        return platform(serve_vertex(settings.cloud.vertex, shared, default_model, metrics_app), "vertex_ai")
 
     def opened(
         name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]
@@ -195,6 +245,9 @@ def compose_frontends(
             sockets.management_grpc,
             lambda: grpc("management-grpc", tls.grpc, None, "management"),
         ),
+        sagemaker=opened("sagemaker", "Sagemaker HTTPService", sockets.sagemaker, sagemaker),
+        vertex=opened("vertex-ai", "Vertex AI HTTPService", sockets.vertex, vertex),
+        default_model=default_model,
     )
 
 

@@ -131,11 +131,12 @@ async def _report_start(
     await in_thread(announcer.tables, models, options)
     settle_garbage_collection()
     life.start_soon(collect_garbage)
-    if not (running.catalog.start_failed and running.settings.exit_on_error):
+    failure = await running.start_failure()
+    if not failure:
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
         return
-    announcer.failed("creating server: Internal - failed to load all models")
-    running.failures.append("failed to load all models")
+    announcer.failed(failure)
+    running.failures.append(failure)
     told.set()
 
 

@@ -14,10 +14,12 @@ from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.interfaces import Server
 from engine.audit.trail import Trail
+from engine.server.cloud.frontends import choose_default
 from engine.server.frontends import Frontend
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.settings import Settings
 from protocols.http.app import V2App
+from protocols.http.cloud.vertex import DefaultModel
 
 LAST_WORDS: Final = 1.0
 """Seconds that clients in flight have to take their answers, when the server has no more time for them."""
@@ -48,6 +50,9 @@ class RunningServer:
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+    sagemaker: Frontend | None
+    vertex: Frontend | None
+    default_model: DefaultModel  # of Vertex AI
     trail: Trail | None = None  # the audit log
 
     def settled(self) -> Settings:
@@ -64,11 +69,25 @@ class RunningServer:
             apart = replace(apart, http_port=self.management_http.port)
         if self.management_grpc is not None:
             apart = replace(apart, grpc_port=self.management_grpc.port)
-        return replace(chosen, management=apart)
+        cloud = chosen.cloud
+        if self.sagemaker is not None:
+            cloud = replace(cloud, sagemaker=replace(cloud.sagemaker, port=self.sagemaker.port))
+        if self.vertex is not None:
+            cloud = replace(cloud, vertex=replace(cloud.vertex, port=self.vertex.port))
+        return replace(chosen, management=apart, cloud=cloud)
 
     async def wait_loaded(self) -> None:
         """Wait until every model that is loaded at start is ready or has failed."""
         await self.catalog.finished.wait()
+
+    async def start_failure(self) -> str:
+        """Return why the server ends now that loading is over; nothing if it goes on."""
+        if self.catalog.start_failed and self.settings.exit_on_error:
+            return "creating server: Internal - failed to load all models"
+        if self.vertex is None:
+            return ""
+        configured = self.settings.cloud.vertex.default_model
+        return await choose_default(self.default_model, configured, self.server.repository)
 
     async def wait_stopped(self) -> None:
         """Wait until the tree has ended, whatever ended it."""
@@ -80,7 +99,7 @@ class RunningServer:
         `drain` comes later.
         """
         self.readiness.withdraw()
-        for frontend in (self.http, self.grpc, self.grpc_unix):
+        for frontend in (self.http, self.grpc, self.grpc_unix, self.sagemaker, self.vertex):
             if frontend is not None:
                 frontend.withdraw()
 
@@ -122,5 +141,13 @@ class RunningServer:
     @property
     def _frontends(self) -> list[Frontend]:
         """Those that serve requests."""
-        every = (self.http, self.grpc, self.grpc_unix, self.management_http, self.management_grpc)
+        every = (
+            self.http,
+            self.grpc,
+            self.grpc_unix,
+            self.sagemaker,
+            self.vertex,
+            self.management_http,
+            self.management_grpc,
+        )
         return [each for each in every if each is not None]

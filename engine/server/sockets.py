@@ -32,6 +32,8 @@ class Sockets:
     metrics: socket.socket | None = None
     management_http: socket.socket | None = None
     management_grpc: socket.socket | None = None
+    sagemaker: socket.socket | None = None
+    vertex: socket.socket | None = None
 
 
 @contextmanager
@@ -40,30 +42,30 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
 
     Raises AddressInUse.
     """
-    grpc = settings.grpc
+    grpc, apart, cloud = settings.grpc, settings.management, settings.cloud
     with ExitStack() as opened:
-        http_socket = grpc_socket = unix_socket = metrics_socket = None
-        management_http = management_grpc = None
-        if http and settings.allow_http:
-            http_socket = opened.enter_context(bind(settings.http_address, settings.http_port))
-        if settings.allow_grpc:
-            grpc_socket = opened.enter_context(bind(grpc.address, grpc.port, reuse_port=grpc.reuse_port))
-            if grpc.unix_socket:
-                unix_socket = opened.enter_context(unix_listening(grpc.unix_socket))
-        if settings.allow_metrics:
-            metrics_socket = opened.enter_context(bind(settings.metrics_address, settings.metrics_port))
-        if settings.management.address:
-            apart = settings.management
-            management_http = opened.enter_context(bind(apart.address, apart.http_port))
-            if settings.allow_grpc:
-                management_grpc = opened.enter_context(bind(apart.address, apart.grpc_port))
+
+        def listening(
+            allowed: bool, address: str, port: int, *, reuse_port: bool = False
+        ) -> socket.socket | None:
+            return opened.enter_context(bind(address, port, reuse_port=reuse_port)) if allowed else None
+
+        unix = settings.allow_grpc and bool(grpc.unix_socket)
+        managed = bool(apart.address)
         yield Sockets(
-            http=http_socket,
-            grpc=grpc_socket,
-            grpc_unix=unix_socket,
-            metrics=metrics_socket,
-            management_http=management_http,
-            management_grpc=management_grpc,
+            http=listening(
+                http and settings.allow_http,
+                settings.http_address,
+                settings.http_port,
+                reuse_port=settings.http_reuse_port,
+            ),
+            grpc=listening(settings.allow_grpc, grpc.address, grpc.port, reuse_port=grpc.reuse_port),
+            grpc_unix=opened.enter_context(unix_listening(grpc.unix_socket)) if unix else None,
+            metrics=listening(settings.allow_metrics, settings.metrics_address, settings.metrics_port),
+            management_http=listening(managed, apart.address, apart.http_port),
+            management_grpc=listening(managed and settings.allow_grpc, apart.address, apart.grpc_port),
+            sagemaker=listening(cloud.sagemaker.allow, settings.http_address, cloud.sagemaker.port),
+            vertex=listening(cloud.vertex.allow, settings.http_address, cloud.vertex.port),
         )
 
 

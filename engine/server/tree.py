@@ -5,7 +5,7 @@ root            one_for_one, 3 restarts in 60 s
 ├─ services     audit log, traffic, residency, spare workers, shared memory, files that are read again
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
-└─ frontends    http, grpc, metrics and management listeners, see `engine.server.frontends`
+└─ frontends    http, grpc, metrics, management and platforms' listeners, see `engine.server.frontends`
 """
 
 from __future__ import annotations
@@ -204,6 +204,7 @@ def _compose(
         sockets,
         server,
         log,
+        registrations=deploying.registry,
         tls=tls,
         gate=gate,
         uniform=machine.random().random,
@@ -249,6 +250,9 @@ def _compose(
         metrics=frontends.metrics,
         management_http=frontends.management_http,
         management_grpc=frontends.management_grpc,
+        sagemaker=frontends.sagemaker,
+        vertex=frontends.vertex,
+        default_model=frontends.default_model,
         trail=trail,
     )
     return _Composition(running=running, frontends=frontends, janitor=deploying.janitor, regions=regions)

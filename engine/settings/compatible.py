@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from engine.settings.forms import BOOL, AnyForm, integer, shaped, text, within
+from engine.settings.forms import BOOL, AnyForm, integer, number, shaped, text, within
 from engine.settings.option import Flag, Group
 
 _INT: Final = integer("VALUE")
 _TEXT: Final = text("VALUE")
 _NO_POOL: Final = "there is no pool: what a connection may hold is bounded by --grpc-connection-bytes"
 _DEVICE_MEMORY: Final = "frameworks allocate device memory themselves"
-_HTTP: Final = "send requests to the HTTP endpoint"
+_ONE_LOOP: Final = "one event loop serves all its connections"
 _PHASES: Final = "statistics and metrics give the durations of each phase"
 
 
@@ -44,16 +44,17 @@ COMPATIBLE: Final = (
     _idle("cuda-virtual-address-size", _DEVICE_MEMORY, _TEXT, repeatable=True),
     _idle("cache-directory", "the caches, local and redis, are built in", _TEXT, repeatable=True),
     _idle("enable-peer-access", "workers do not share device memory", BOOL),
-    _refused("allow-sagemaker", _HTTP, BOOL),
-    _refused("sagemaker-port", _HTTP, _INT),
-    _refused("sagemaker-safe-port-range", _HTTP),
-    _refused("sagemaker-thread-count", _HTTP, _INT),
-    _refused("allow-vertex-ai", _HTTP, BOOL),
-    _refused("vertex-ai-port", _HTTP, _INT),
-    _refused("vertex-ai-thread-count", _HTTP, _INT),
-    _refused("vertex-ai-default-model", _HTTP, _TEXT, ""),
-    _refused("reuse-http-port", "give each server a port of its own", BOOL),
-    _refused("model-load-gpu-limit", "limit what the framework allocates by its own settings"),
+    _idle("sagemaker-thread-count", _ONE_LOOP),
+    _idle("vertex-ai-thread-count", _ONE_LOOP),
+    _idle(
+        "model-load-gpu-limit",
+        "a load takes what its framework asks for, and fails where the device has no more",
+        shaped("GPU:FRACTION", r"[0-9]+:(?:0?\.[0-9]+|[01](?:\.0*)?)", "<device id>:<fraction>"),
+        repeatable=True,
+    ),
+    _idle(
+        "min-supported-compute-capability", "the framework decides which devices it can use", number("VALUE")
+    ),
     _refused("allow-gpu-metrics", "read GPU figures from a device exporter", BOOL),
     _refused("trace-config", _PHASES, shaped("VALUE", "[^=]*[^=,]=.*", "<trace mode>,<setting>=<value>")),
     _refused("trace-file", _PHASES, _TEXT, ""),
@@ -61,5 +62,4 @@ COMPATIBLE: Final = (
     _refused("trace-rate", _PHASES, _INT),
     _refused("trace-count", _PHASES, _INT),
     _refused("trace-log-frequency", _PHASES, _INT),
-    _refused("min-supported-compute-capability", "the framework decides which devices it can use"),
 )

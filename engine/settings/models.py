@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,12 +43,18 @@ def default_environment_cache(environ: Mapping[str, str]) -> str:
 
 def read_repositories(given: Given) -> tuple[str, ...]:
     """Return where models are: directories, and URIs. Raises SettingsError."""
-    paths = given.all("model-repository")
+    paths = given.all("model-repository") or _of_vertex(given.environ)
     if not paths:
         raise SettingsError("--model-repository must be specified", hint="--model-repository=DIR names it")
     if "" in paths:
         raise SettingsError("--model-repository must not be empty")
     return tuple(paths)
+
+
+def _of_vertex(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return where Vertex AI has put the models, if it has (contract, http.md section 13)."""
+    uri = environ.get("AIP_STORAGE_URI", "")
+    return (uri,) if uri else ()
 
 
 def poll_interval(interval: float, given: Given) -> float:
@@ -126,10 +132,23 @@ def read_filed_backend_settings(given: Given) -> frozenset[tuple[str, str]]:
     return frozenset((head.rpartition(",")[0], head.rpartition(",")[2]) for head in heads)
 
 
+def existing(directory: Path | None, given: Given) -> Path | None:
+    """Return the directory of backends; none, with a warning, where there is no such directory.
+
+    A model that needs a backend from there says so when it is loaded.
+    """
+    if directory is None or directory.exists():
+        return directory
+    given.warnings.append(
+        f"--backend-directory '{directory}' does not exist, so no backend is taken from there"
+    )
+    return None
+
+
 def read_backend_directory(path: str, name: str) -> Path | None:
-    """Return a directory that can be listed. Raises SettingsError."""
-    if not path:
-        return None
+    """Return a directory that can be listed, or that does not exist. Raises SettingsError."""
+    if not path or not os.path.lexists(path):
+        return Path(path) if path else None
     try:
         os.listdir(path)
     except OSError as error:

@@ -124,6 +124,7 @@ class Group(Enum):
     CACHE = "Response cache"
     HTTP = "HTTP"
     GRPC = "gRPC"
+    CLOUD = "SageMaker and Vertex AI"
     MANAGEMENT = "Management"
     METRICS = "Metrics"
     LOGGING = "Logging"

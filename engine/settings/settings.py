@@ -17,6 +17,7 @@ from typing import Final, Literal
 from actors.serving.policy.holding import StartAfter
 from engine.models.links import Links
 from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cache_secret, read_cache
+from engine.settings.cloud.platforms import CloudSettings, unless_in_prediction
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
     BOOL,
@@ -59,6 +60,7 @@ from engine.settings.models import (
     config_name,
     default_cache_directory,
     default_environment_cache,
+    existing,
     links_of,
     poll_interval,
     read_backend_directory,
@@ -94,7 +96,8 @@ def _input_size(word: str, name: str) -> int:
 def _metrics_address(address: str, given: Given) -> str:
     if given.has("metrics-address"):
         return address
-    return given.word("http-address") if given.on("allow-http") else "0.0.0.0"
+    allowed = unless_in_prediction(given.on("allow-http"), given, "allow-http")
+    return given.word("http-address") if allowed else "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +196,7 @@ class Settings:
     ).means("A setting for one backend, or for all of them; repeatable.")
     filed_backend_settings: frozenset[tuple[str, str]] = combined(read_filed_backend_settings)  # not shown
     backend_directory: Path | None = Group.BACKENDS.option(
-        "--backend-directory", Form("DIR", read_backend_directory)
+        "--backend-directory", Form("DIR", read_backend_directory), existing
     ).means(
         "Where backends written in Python are, each a folder with a model.py; others are packages with"
         " entry points."
@@ -288,14 +291,17 @@ class Settings:
     connections: ConnectionSettings = section(ConnectionSettings)
     shared_memory: SharedMemorySettings = section(SharedMemorySettings)
 
-    allow_http: bool = Group.HTTP.option("--allow-http=true", BOOL).means(
-        "Serve the KServe v2 protocol over HTTP."
-    )
+    allow_http: bool = Group.HTTP.option(
+        "--allow-http=true", BOOL, lambda on, given: unless_in_prediction(on, given, "allow-http")
+    ).means("Serve the KServe v2 protocol over HTTP; off by default on Vertex AI.")
     http_address: str = Group.HTTP.option("--http-address=0.0.0.0", text("ADDRESS")).means(
         "Where HTTP listens."
     )
     http_port: int = Group.HTTP.option("--http-port=8000", PORT).means(
         "On which port; 0 lets the kernel choose."
+    )
+    http_reuse_port: bool = Group.HTTP.option("--reuse-http-port=false", BOOL).means(
+        "Let several servers listen on that port; the kernel deals connections out among them."
     )
     http_tls: TlsFiles | None = TlsFlags(
         group=Group.HTTP, listener="http", title="HTTP", lends="metrics"
@@ -322,10 +328,11 @@ class Settings:
 
     pages: PageSettings = section(PageSettings)
 
-    allow_grpc: bool = Group.GRPC.option("--allow-grpc=true", BOOL).means(
-        "Serve the KServe v2 protocol over gRPC."
-    )
+    allow_grpc: bool = Group.GRPC.option(
+        "--allow-grpc=true", BOOL, lambda on, given: unless_in_prediction(on, given, "allow-grpc")
+    ).means("Serve the KServe v2 protocol over gRPC; off by default on Vertex AI.")
     grpc: GrpcSettings = section(GrpcSettings)
+    cloud: CloudSettings = section(CloudSettings)
     management: ManagementSettings = section(ManagementSettings)
     audit: AuditSettings = section(AuditSettings)
 
@@ -373,7 +380,9 @@ class Settings:
         words = {**words, **{name: [*words.get(name, ()), *lines] for name, lines in filed.items()}}
         given = Given(words, BY_NAME, environ, filed)
         settings = read_sheet(cls, given)
-        refuse_clashes(_listeners(settings))
+        listeners = _listeners(settings)
+        settings.cloud.refuse_unsafe(listeners)
+        refuse_clashes(listeners)
         return replace(settings, warnings=(*warn_of_environ(environ, BY_VARIABLE), *given.warnings))
 
     def options(self) -> list[tuple[str, str]]:
@@ -402,6 +411,10 @@ class Settings:
             (
                 "metrics",
                 _place(self.allow_metrics, self.metrics_address, self.metrics_port, self.metrics_tls),
+            ),
+            *(
+                (what, host_port(address, port))
+                for what, address, port in self.cloud.listeners(self.http_address)
             ),
             *(
                 [("management", f"{_place(True, apart.address, apart.http_port, self.http_tls)} (HTTP)")]
@@ -463,7 +476,8 @@ def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
         (apart, "management over HTTP", management.address, management.http_port),
         (apart and settings.allow_grpc, "management over GRPC", management.address, management.grpc_port),
     ]
-    return [(what, address, port) for allowed, what, address, port in places if allowed]
+    listeners = [(what, address, port) for allowed, what, address, port in places if allowed]
+    return [*listeners, *settings.cloud.listeners(settings.http_address)]
 
 
 FLAGS: Final[tuple[Flag, ...]] = (*with_files(entries_of(Settings)), *COMPATIBLE)

@@ -13,7 +13,9 @@ for it (DESIGN section 1). ASGI extensions let a server of ours save the rest:
 
 A server that keeps header names as they came may give them in `scope["tritium.raw_headers"]`, and the caller
 that `admit` returned for a long body in `scope["tritium.caller"]`. Endpoints find the caller there. Where
-`scope["tritium.of_page"]` is false, no browser says which page the request is of.
+`scope["tritium.of_page"]` is false, no browser says which page the request is of. An application in front of
+this one may give `scope["tritium.handle"]`, which answers in the endpoint's place once that has let the
+request in.
 """
 
 from __future__ import annotations
@@ -283,8 +285,9 @@ class V2App:
         try:
             if self._gate is not None:
                 receive = _ask_gate(self._gate, self._auditor, target.route, scope, receive)
-            if target.handle is not None:
-                return await target.handle(target.route, scope, receive)
+            handle: EndpointHandler | None = scope.get("tritium.handle") or target.handle
+            if handle is not None:
+                return await handle(target.route, scope, receive)
             await self._generator.answer(target.route, scope, receive, send)
         except TritiumError as error:
             return failure(error)

@@ -476,11 +476,8 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--allow-sagemaker=1",
-        "--allow-vertex-ai=on",
         "--trace-config=level=TIMESTAMPS",
         "--allow-gpu-metrics=true",
-        "--reuse-http-port=true",
     ],
 )
 def test_what_this_version_cannot_do_is_refused_and_not_ignored(flag):

@@ -506,11 +506,22 @@ def test_its_models_need_no_file_and_are_completed_by_it(write_model, backend_di
 
 
 def test_a_backend_directory_that_can_not_be_listed_ends_the_start(tmp_path):
-    words = ["--model-repository=/models", f"--backend-directory={tmp_path / 'absent'}"]
-    with pytest.raises(SettingsError, match="can't be listed: No such file or directory"):
+    (tmp_path / "file").touch()
+    words = ["--model-repository=/models", f"--backend-directory={tmp_path / 'file'}"]
+    with pytest.raises(SettingsError, match="can't be listed: Not a directory"):
         Settings.from_argv(words)
     assert Settings.from_argv(words[:1]).backend_directory is None
     assert Settings.from_argv([words[0], f"--backend-directory={tmp_path}"]).backend_directory == tmp_path
+
+
+def test_a_backend_directory_that_does_not_exist_is_a_warning(tmp_path):
+    # Command lines written for Triton name its own, which may not be there; models that need it say so.
+    absent = tmp_path / "absent"
+    settings = Settings.from_argv(["--model-repository=/models", f"--backend-directory={absent}"])
+    assert settings.backend_directory is None
+    assert settings.warnings == (
+        f"--backend-directory '{absent}' does not exist, so no backend is taken from there",
+    )
 
 
 TRAITS = BackendTraits(name="python", target="module:Class")

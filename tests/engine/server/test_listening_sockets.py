@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from engine.server.sockets import AddressInUse, bind, open_sockets, unix_listening
+from engine.settings.cloud.platforms import CloudSettings, SageMakerSettings, VertexSettings
 from engine.settings.listening import GrpcSettings
 from engine.settings.management import ManagementSettings
 from engine.settings.settings import Settings
 
+PLATFORMS = CloudSettings(
+    sagemaker=SageMakerSettings(allow=True, port=0), vertex=VertexSettings(allow=True, port=0)
+)
 APART = ManagementSettings(address="127.0.0.1", http_port=0, grpc_port=0)
 
 
@@ -29,7 +33,16 @@ def settings(**changes):
 
 
 def names(sockets):
-    every = ("http", "grpc", "grpc_unix", "metrics", "management_http", "management_grpc")
+    every = (
+        "http",
+        "grpc",
+        "grpc_unix",
+        "metrics",
+        "management_http",
+        "management_grpc",
+        "sagemaker",
+        "vertex",
+    )
     return {name for name in every if getattr(sockets, name) is not None}
 
 
@@ -49,6 +62,8 @@ def names(sockets):
             {"grpc", "metrics", "management_http", "management_grpc"},
         ),
         ({"management": APART, "allow_grpc": False}, True, {"http", "metrics", "management_http"}),
+        ({"cloud": PLATFORMS}, True, {"http", "grpc", "metrics", "sagemaker", "vertex"}),
+        ({"cloud": PLATFORMS, "allow_http": False}, False, {"grpc", "metrics", "sagemaker", "vertex"}),
     ],
 )
 def test_what_is_allowed_is_opened(changes, http, opened):
@@ -73,6 +88,18 @@ def test_a_port_is_shared_by_those_who_say_so_and_by_no_others():
             assert second.getsockname()[1] == port
         with pytest.raises(AddressInUse):
             bind("127.0.0.1", port)
+
+
+def test_servers_share_the_http_port_where_both_say_so():
+    with open_sockets(settings(http_reuse_port=True)) as first:
+        assert first.http is not None
+        port = first.http.getsockname()[1]
+        with open_sockets(settings(http_port=port, http_reuse_port=True)) as second:
+            assert second.http is not None
+            assert second.http.getsockname()[1] == port
+        with pytest.raises(AddressInUse) as caught, open_sockets(settings(http_port=port)):
+            pass
+    assert str(caught.value) == f"Socket '127.0.0.1:{port}' already in use "
 
 
 # -- Unix sockets
