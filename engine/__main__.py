@@ -12,6 +12,7 @@ from typing import Final
 _COMMANDS: Final = {
     "serve": "serve",
     "run": "run",
+    "sagemaker": "sagemaker",
     "check": "check",
     "sign": "signing",
     "verify": "signing",
@@ -31,21 +32,22 @@ Tritium serves the models of a Triton model repository over the KServe v2 protoc
 worker process under a supervisor, so a crash, a hang or a poisonous request costs at most what that instance was doing.
 
 commands:
-  serve    serve the models of one or more repositories
-  run      serve the model in one Python file, without a repository
-  check    validate models and auth files offline: what would load, who may do what, what is wrong where
-  sign     sign models, for servers that load signed ones only
-  verify   say which models of a repository are signed with a trusted key, and what keeps the others from it
-  key      make, list and revoke the API keys of an auth file
-  auth     explain which rule of an auth file lets a client do something, or keeps it from it
-  tree     show the live supervision tree of a running server
-  traffic  show or change how a model's requests are shared out over its versions: canaries, mirrors, rollback
-  logs     read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
-  audit    read a server's audit log: who changed what, who was denied what; and check that it is whole
+  serve      serve the models of one or more repositories
+  run        serve the model in one Python file, without a repository
+  sagemaker  serve as Amazon SageMaker has its containers serve
+  check      validate models and auth files offline: what would load, who may do what, what is wrong where
+  sign       sign models, for servers that load signed ones only
+  verify     say which models of a repository are signed with a trusted key, and what keeps the others from it
+  key        make, list and revoke the API keys of an auth file
+  auth       explain which rule of an auth file lets a client do something, or keeps it from it
+  tree       show the live supervision tree of a running server
+  traffic    show or change how a model's requests are shared out over versions: canaries, mirrors, rollback
+  logs       read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
+  audit      read a server's audit log: who changed what, who was denied what; and check that it is whole
 
 options:
-  --help       show this, or with a command: its own help
-  --version    show the version, and whether the core is compiled
+  --help     show this, or with a command: its own help
+  --version  show the version, and whether the core is compiled
 
 examples:
   tritium check ./models

@@ -98,6 +98,8 @@ def help_text(width: int | None = None) -> str:
     parts = [_USAGE, "\nServe the models of the repositories, until SIGTERM or SIGINT.\n\n", _EXAMPLES]
     for group in Group:
         flags = [flag for flag in FLAGS if flag.group is group]
+        if not flags:
+            continue
         parts.append(f"\n{group.value}:\n")
         if group is Group.REFUSED:
             parts.append(_wrapped(", ".join(f"--{flag.name}" for flag in flags), columns, "  "))

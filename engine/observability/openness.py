@@ -29,6 +29,9 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
     places += [host_port(address, port) for _, address, port in _inference(settings, http)]
     if settings.allow_grpc and settings.grpc.unix_socket:
         places.append(f"unix:{settings.grpc.unix_socket}")
+    platforms = [
+        host_port(address, port) for _, address, port in settings.cloud.listeners(settings.http_address)
+    ]
     managed = [host_port(address, port) for _, address, port in _management(settings, http)]
     return {
         "inference": _listed(places),
@@ -36,6 +39,7 @@ def openness(settings: Settings, *, http: bool = True) -> Mapping[str, str]:
         "metrics": host_port(settings.metrics_address, settings.metrics_port)
         if settings.allow_metrics
         else "none",
+        **({"platforms": _listed(platforms)} if platforms else {}),
         "credentials": _credentials(settings),
         **({"audit_log": settings.audit.file} if settings.audit.file else {}),
         "uploads": settings.uploads.value if settings.control_mode == "explicit" else "off",

@@ -34,8 +34,8 @@ def options() -> str:
     """Return the page of all options."""
     parts = [_INTRODUCTION]
     for group in Group:
-        parts.append(f"\n## {group.value}\n\n")
-        parts += [_item(flag) for flag in FLAGS if flag.group is group]
+        items = [_item(flag) for flag in FLAGS if flag.group is group]
+        parts += [f"\n## {group.value}\n\n", *items] if items else []
     return "".join(parts)
 
 

@@ -126,13 +126,14 @@ def serving(
     environ: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     python: str = sys.executable,
+    command: Sequence[str] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    """Run `tritium serve` on `python` with `flags` and loopback ports, and kill it at the end.
+    """Run `tritium serve` on `python` with `flags` and loopback ports, or `command`, and kill it at the end.
 
     Its output goes to files in `folder`.
     """
-    command = [*prefix, python, "-m", "engine", "serve", *LOOPBACK, *flags]
+    command = command or [*prefix, python, "-m", "engine", "serve", *LOOPBACK, *flags]
     folder.mkdir(exist_ok=True)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(

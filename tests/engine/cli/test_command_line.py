@@ -101,7 +101,10 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
     [
         (["srve"], "did you mean 'serve'?"),
         (["--model-repository=x"], "tritium serve --model-repository=x"),
-        (["xyzzy"], "commands are serve, run, check, sign, verify, key, auth, tree, traffic, logs and audit"),
+        (
+            ["xyzzy"],
+            "commands are serve, run, sagemaker, check, sign, verify, key, auth, tree, traffic, ",
+        ),
         (["check", "/nowhere/models"], "not a directory"),
         (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
         (["tree", "--url", "file:///etc/passwd"], "takes an http:// address"),
