@@ -6,7 +6,7 @@ of it has run, or if the server keeps its state; any other sequence has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -31,14 +31,15 @@ def settle(
     instance: InstanceState,
     aftermath: Aftermath,
     marks: Mapping[InferRequest, Fingerprint] = _NO_MARKS,
-) -> None:
+) -> Sequence[InferRequest]:
     """Carry out what `actors.serving.policy.retries` decided after the death of `instance`'s worker.
 
-    `marks` are the fingerprints of the executed requests, as far as they were made.
+    `marks` are the fingerprints of the executed requests, as far as they were made. Return the requests that
+    are quarantined for it.
     """
     sequences, outcome = state.sequences, state.outcome
     now = trio.current_time()
-    _blame(state, aftermath, marks, now)
+    convicted = _blame(state, aftermath, marks, now)
     if sequences is not None:
         sequences.about_to_leave(instance.key)
     for request in aftermath.cancelled:
@@ -57,12 +58,13 @@ def settle(
     elif instance.exhausted:
         state.instance_exhausted(instance)  # its trial ended as its lives before
     state.doorbell.ring()
+    return convicted
 
 
 def _blame(
     state: ModelState, aftermath: Aftermath, marks: Mapping[InferRequest, Fingerprint], now: float
-) -> None:
-    """Remember the requests that ran as the worker died."""
+) -> Sequence[InferRequest]:
+    """Remember the requests that ran as the worker died; return those that are quarantined for it."""
     blame = state.blame
     for request in aftermath.accused:
         mark = marks.get(request)
@@ -71,8 +73,9 @@ def _blame(
     for request in aftermath.quarantine:
         state.statistics.quarantined += 1
         blame.convict(request, now, marks.get(request))
-    for request in aftermath.hung:
-        state.statistics.quarantined += blame.hung(request, now, marks.get(request))
+    hung = [request for request in aftermath.hung if blame.hung(request, now, marks.get(request))]
+    state.statistics.quarantined += len(hung)
+    return [*aftermath.quarantine, *hung]
 
 
 def _told(

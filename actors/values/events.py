@@ -24,6 +24,7 @@ class Event(str, Enum):
     REQUEST_FAILED = "request_failed"
     REQUEST_CANCELLED = "request_cancelled"
     REQUEST_POISONED = "request_poisoned"
+    REQUEST_QUARANTINED = "request_quarantined"
     BATCH_DISPATCHED = "batch_dispatched"
     BATCH_COMPLETED = "batch_completed"
     BATCH_BISECTED = "batch_bisected"

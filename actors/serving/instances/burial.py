@@ -18,7 +18,7 @@ from actors.serving.instances.post import Post
 from actors.serving.instances.reading import PacketReader
 from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.policy.blame import Fingerprint, fingerprint_of
+from actors.serving.policy.blame import QUARANTINE_SECONDS, Fingerprint, fingerprint_of
 from actors.serving.policy.retries import DeathReason, Hang, ProtocolError, after_death
 from actors.serving.records import named
 from actors.values.events import Event
@@ -82,7 +82,7 @@ class Burial:
             )
         executing = self._executing(crashed=crashed or isinstance(reason, ProtocolError))
         marks = await _fingerprints(executing, reason)
-        held, halves = self._settle(executing, reason, marks)
+        held, halves, convicted = self._settle(executing, reason, marks)
         # Otherwise its slot, with two descriptors, would stay mapped until this actor is garbage-collected.
         watch.culprit = None
         if not launched.abandoned:  # an abandoned thread might still read the slots
@@ -102,6 +102,15 @@ class Burial:
             detail=str(reason),
             **held,
         )
+        if convicted:
+            post.log(
+                Event.REQUEST_QUARANTINED,
+                level="warning",
+                **post.who(),
+                requests=convicted,
+                reason=reason.label,
+                seconds=QUARANTINE_SECONDS,
+            )
         if halves:
             post.log(Event.BATCH_BISECTED, level="info", **post.who(), halves=halves)
 
@@ -121,12 +130,13 @@ class Burial:
 
     def _settle(
         self, executing: Sequence[InFlight], reason: DeathReason, marks: Mapping[InferRequest, Fingerprint]
-    ) -> tuple[dict[str, Sequence[str]], list[Sequence[str]]]:
+    ) -> tuple[dict[str, Sequence[str]], list[Sequence[str]], Sequence[str]]:
         """Decide about everything the worker held.
 
         Deaths while a suspect is hunted are not the instance's fault.
 
-        Return what is logged of it: the requests that it held, and the parts that a batch was split into.
+        Return what is logged of it: the requests that it held, the parts that a batch was split into, and the
+        requests that are refused from now on.
         """
         post, worker, culprit = self._post, self._worker, self._watch.culprit
         state, instance = post.state, post.instance
@@ -158,7 +168,7 @@ class Burial:
         # A worker that was stopped from outside could not have made progress: that is not its fault either.
         if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):
             post.ctx.progressed()
-        settle(state, instance, aftermath, marks)
+        convicted = named(settle(state, instance, aftermath, marks))
         if self._joining.error is not None:
             why = f"{self._joining.code.rendered}: {self._joining.error}"
             state.standing.load_failed(why, instance)
@@ -169,7 +179,7 @@ class Burial:
         }
         bisected = state.sequences is None and len(aftermath.suspects) > 1
         halves = [named(group) for group in aftermath.suspects] if bisected else []
-        return {name: names for name, names in held.items() if names}, halves
+        return {name: names for name, names in held.items() if names}, halves, convicted
 
 
 async def _fingerprints(

@@ -642,11 +642,12 @@ async def test_a_quarantined_request_is_refused_for_a_while(model, autojump_cloc
     poison = model.request()
     poison.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
     model.state.in_flight[poison] = None
-    settle(
+    convicted = settle(
         model.state,
         model.worker.instance,
         Aftermath(refuse=((poison, Poisoned("it kills")),), quarantine=(poison,)),
     )
+    assert convicted == [poison]
     again = model.request()
     again.inputs = poison.inputs
     with pytest.raises(Poisoned, match="quarantined"):
@@ -654,6 +655,15 @@ async def test_a_quarantined_request_is_refused_for_a_while(model, autojump_cloc
     assert model.state.statistics.quarantined == 2
     await trio.sleep(601)
     await model.state.submit(again)
+
+
+async def test_a_request_that_hangs_is_quarantined_the_second_time(model):
+    hung = model.request()
+    hung.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), 666, np.float32))]
+    aftermath = Aftermath(hung=(hung,))
+    assert settle(model.state, model.worker.instance, aftermath) == []
+    assert settle(model.state, model.worker.instance, aftermath) == [hung]
+    assert model.state.statistics.quarantined == 1
 
 
 async def test_a_retried_answer_says_how_often_it_was_tried(stage, autojump_clock):
