@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "auth": "auth",
     "tree": "tree",
     "traffic": "traffic",
+    "events": "events",
     "logs": "logs",
     "audit": "audit",
 }
@@ -42,6 +43,7 @@ commands:
   auth       explain which rule of an auth file lets a client do something, or keeps it from it
   tree       show the live supervision tree of a running server
   traffic    show or change how a model's requests are shared out over versions: canaries, mirrors, rollback
+  events     show what happens in a running server, as it happens: deaths, restarts, loads, rollbacks
   logs       read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
   audit      read a server's audit log: who changed what, who was denied what; and check that it is whole
 
@@ -57,6 +59,7 @@ examples:
   tritium key new --auth-file auth.toml --name ci
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
+  tritium events --follow --model resnet
   tritium logs server.log --timeline --model resnet
   tritium audit audit.jsonl --since 1d --outcome denied
 

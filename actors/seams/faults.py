@@ -40,6 +40,7 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "residency.turn": "the residency actor decides who is in memory",
         "spares.step": "the spares' actor decides what to start or end",
         "janitor.remove": "the janitor is about to remove a directory",
+        "events.turn": "the actor of the stream of events looks whether followers are to be woken",
         "loop_lag.record": "the loop's lag has been measured",
         "cache.find": "a request is looked up in the response cache",
         "cache.insert": "an answer is put into the response cache",

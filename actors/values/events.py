@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from fnmatch import fnmatchcase
+from typing import Final, Protocol
 
 
 class Event(str, Enum):
@@ -78,6 +81,7 @@ class Event(str, Enum):
     CERTIFICATE_DOUBTFUL = "certificate_doubtful"
     FAULT_INJECTED = "fault_injected"
     LOG_LINES_LOST = "log_lines_lost"
+    EVENTS_MISSED = "events_missed"
     PYTHON_WARNING = "python_warning"
     PYTHON_ERROR = "python_error"
 
@@ -90,3 +94,100 @@ class Log(Protocol):
 
     def __call__(self, event: Event, *, level: str = "info", **keys: object) -> None:
         """Record that `event` happened; `level` is info, warning, error or debug."""
+
+
+LOGGED_ONLY: Final = frozenset(
+    {
+        Event.REQUEST_ACCEPTED,
+        Event.REQUEST_REJECTED,
+        Event.REQUEST_COMPLETED,
+        Event.REQUEST_FAILED,
+        Event.REQUEST_CANCELLED,
+        Event.REQUEST_POISONED,
+        Event.BATCH_DISPATCHED,
+        Event.BATCH_COMPLETED,
+        Event.SEQUENCE_STARTED,
+        Event.CONNECTION_REFUSED,
+        Event.ACCESS_REFUSED,
+        Event.CACHE_ENTRY_SKIPPED,
+        Event.WORKER_OUTPUT,
+    }
+)
+"""Events that the log alone tells: there may be one for each request, connection or line of a model's output.
+
+In the stream of events they would push out everything else.
+"""
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+"""The levels of events, the least severe first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldEvent:
+    """An event as the stream has it.
+
+    `model` is the model that it is about, or empty. `text` is the record, one JSON object as in the log.
+    """
+
+    event: str
+    level: str
+    model: str = ""
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedEvents:
+    """Which events a follower wants. Empty fields ask for nothing; of several values in one any will do.
+
+    `models` and `events` take the wildcards of a shell. `level` is the least severe that is wanted.
+    """
+
+    models: Sequence[str] = ()
+    events: Sequence[str] = ()
+    level: str = ""
+
+    def wants(self, told: ToldEvent) -> bool:
+        """Whether `told` is one of those."""
+        return (
+            (not self.level or LEVELS.index(told.level) >= LEVELS.index(self.level))
+            and (not self.events or any(fnmatchcase(told.event, each) for each in self.events))
+            and (not self.models or any(fnmatchcase(told.model, each) for each in self.models))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """What a follower is given at once: events with their ids, oldest first; none where all is quiet.
+
+    `upto` is the id to go on after. Where `gap` is true, events before these were dropped before the follower
+    took them: `missed` of them, or None where that is unknown.
+    """
+
+    events: Sequence[tuple[str, ToldEvent]] = ()
+    upto: str
+    gap: bool = False
+    missed: int | None = 0
+
+
+class Following(Protocol):
+    """One follower's place in the stream. To be closed at the end."""
+
+    async def take(self) -> Portion | None:
+        """Wait for more, or for the time to show that the stream lives; None at its end."""
+
+    def close(self) -> None:
+        """Give up the place."""
+
+
+class EventStream(Protocol):
+    """The events of a server, and who follows them."""
+
+    def follow(
+        self, wanted: WantedEvents, after: str | None, *, live: bool = True, outlives_draining: bool = False
+    ) -> Following:
+        """Follow the events that are told after the one with id `after`, as far as they are still kept.
+
+        None: from now on. Empty: from the oldest that is kept. Without `live` the stream ends with the
+        newest. One that outlives draining ends with the server, others as it begins to drain. Raises
+        InvalidArgument for what is no id, and Unavailable where there are as many followers as there may be.
+        """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from actors.values.events import EventStream
 from actors.values.regions import RegionPlaces, no_region
 from actors.values.requests import InferRequest, ServedModel
 
@@ -278,5 +279,6 @@ class Server:
     repository: Repository
     health: Health
     introspection: Introspection
+    events: EventStream
     traffic: Traffic
     shared_memory: SharedMemory

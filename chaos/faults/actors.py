@@ -248,8 +248,8 @@ FAULTS: Final[Sequence[Fault]] = (
     ),
     Crash(
         name="service_crash",
-        expected=f"Traffic guard, mirror, residency, janitor and spare workers are not needed to serve; {_UNTOUCHED}.",
-        path="services/(traffic-guard|mirror|residency|spares|janitor)",
+        expected=f"Traffic guard, mirror, residency, janitor, spare workers and the stream of events are not needed to serve; {_UNTOUCHED}.",
+        path="services/(traffic-guard|mirror|residency|spares|janitor|events)",
         # Some of them have budgets of their own, as large.
         budget=ROOT,
     ),

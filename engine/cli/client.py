@@ -29,12 +29,21 @@ if TYPE_CHECKING:
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110's token
 _MOST_BYTES: Final = 64 * 1024 * 1024
+_LONGEST_LINE: Final = 1024 * 1024
 _AUTHORIZATION: Final = "Authorization"
 _RESTRICTED: Final = "This API is restricted"  # how a server with --http-restricted-api begins
 
 
 class ServerUnavailable(Exception):
     """A request to the server came to nothing, with a message for the operator."""
+
+
+class ServerRefused(ServerUnavailable):
+    """The server answered a request with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Client:
@@ -63,15 +72,39 @@ class Client:
         if document is not None:
             request.data = json.dumps(document).encode()
             request.add_header("Content-Type", "application/json")
+        with self._answered(request, api, wanted) as response:
+            return json.loads(response.read(_MOST_BYTES))
+
+    def lines(
+        self, path: str, *, api: str, wanted: str, headers: Mapping[str, str], within: float
+    ) -> Iterator[bytes]:
+        """Yield the lines of an answer that goes on, without their ends, as they come.
+
+        Raises ServerUnavailable as `ask`, also if nothing comes `within` some seconds.
+        """
+        request = urllib.request.Request(self.base + path, headers=dict(headers))
+        with self._answered(request, api, wanted, within=within) as response:
+            while line := response.readline(_LONGEST_LINE):
+                if not line.endswith(b"\n"):
+                    raise ValueError("a line without an end")
+                yield line.rstrip(b"\r\n")
+
+    @contextlib.contextmanager
+    def _answered(
+        self, request: urllib.request.Request, api: str, wanted: str, *, within: float = 10
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Give the answer to a request. Raises ServerUnavailable, also for what goes wrong in the block."""
+        path = request.full_url.removeprefix(self.base).partition("?")[0]
         try:
-            with self._opener.open(request, timeout=10) as response:
-                return json.loads(response.read(_MOST_BYTES))
+            with self._opener.open(request, timeout=within) as response:
+                yield response
         except urllib.error.HTTPError as error:
             with error:
                 said = _error_text(error)
-            raise ServerUnavailable(
+            raise ServerRefused(
+                error.code,
                 f"the server at {self.base} answered {error.code} to {path}: "
-                f"{self._advised(error.code, said, api)}"
+                f"{self._advised(error.code, said, api)}",
             ) from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from actors.values.events import LEVELS
 from engine.cli.logs_text import (
     LineWriter,
     Page,
@@ -29,7 +30,7 @@ from engine.observability.reading.following import PAUSE, follow
 from engine.observability.reading.formats import Line
 from engine.observability.reading.reading import STDIN, Census, LogUnreadable, is_archive, read
 from engine.observability.reading.requests import slowest
-from engine.observability.reading.selecting import LEVELS, NoTime, Selection, span
+from engine.observability.reading.selecting import NoTime, Selection, span
 from engine.observability.reading.timeline import timeline
 from engine.observability.reading.tracing import trace
 from engine.settings.re2 import compiled

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import structlog
-from structlog.typing import FilteringBoundLogger
 
 from actors.supervision import events
 from actors.supervision.restart import Crashed, ExitReason, FailedToStart
-from actors.values.events import Event
+from actors.values.events import Event, Log
 
 
 class EventLog:
@@ -23,39 +23,58 @@ class EventLog:
         getattr(self._logger, level)(event, **keys)
 
 
-# -- what supervisors report, as log lines
+# -- what supervisors report
 #
 # The supervisor alone logs a crash, so this is where tracebacks come from.
 
+_OF_LIVES: Final = 2  # the verbose level of children that start and end as they should
 _BY_NAME: Final = {event.value: event for event in Event}
 
 
-def supervision_observer(log: FilteringBoundLogger) -> events.Observer:
-    """Return an observer that logs each event through `log`, at the level its meaning has for an operator."""
-    log = log.bind()  # so that a level that is off costs nothing
+def supervision_observer(log: Log, verbose: Callable[[], int] = lambda: 0) -> events.Observer:
+    """Return an observer that tells `log` of each event, at the level its meaning has for an operator.
+
+    `verbose` is the level of verbose lines at the moment, so that what is below it costs a call and no more.
+    """
 
     def observe(event: events.SupervisionEvent) -> None:
         name = _BY_NAME[event.name]
         match event:
             case events.ChildStarted():
-                log.debug(name, verbose=2, actor=event.path)
+                if verbose() >= _OF_LIVES:
+                    log(name, level="debug", verbose=_OF_LIVES, actor=event.path)
             case events.ChildRestarted():
-                log.info(name, actor=event.path, restarts=event.restarts)
+                log(name, actor=event.path, restarts=event.restarts)
             case events.ChildExited(context=events.Context() as context):
                 # A permanent child that merely returned is restarted, and nothing is broken.
-                tell = log.error if isinstance(event.reason, Crashed) else log.warning
-                tell(name, actor=event.path, context=context.value, **_why(event.reason))
+                level = "error" if isinstance(event.reason, Crashed) else "warning"
+                log(name, level=level, actor=event.path, context=context.value, **_why(event.reason))
             case events.ChildExited():
-                log.debug(name, verbose=2, actor=event.path, reason=event.reason.name)
+                if verbose() >= _OF_LIVES:
+                    why = event.reason.name
+                    log(name, level="debug", verbose=_OF_LIVES, actor=event.path, reason=why)
             case events.ChildStartFailed():
-                log.error(name, actor=event.path, context=event.context.value, **_why(event.reason))
+                log(
+                    name,
+                    level="error",
+                    actor=event.path,
+                    context=event.context.value,
+                    **_why(event.reason),
+                )
             case events.ChildKillForced():
-                log.warning(name, actor=event.path, context=event.context.value, grace=event.grace)
+                log(
+                    name,
+                    level="warning",
+                    actor=event.path,
+                    context=event.context.value,
+                    grace=event.grace,
+                )
             case events.RestartsExhausted():
                 # The deaths themselves have been logged, with their tracebacks.
                 outcome = "half_open" if event.context is None else event.context.value
-                log.error(
+                log(
                     name,
+                    level="error",
                     actor=event.path,
                     supervisor=event.supervisor,
                     context=outcome,

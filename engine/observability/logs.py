@@ -291,7 +291,7 @@ def _json_lines(*, whole: bool) -> Processor:
             "level": event.pop("level"),
             "event": event.pop("event"),
         }
-        trace = _traceback(event.pop("exc_info", None), whole=whole)
+        trace = traceback_text(event.pop("exc_info", None), whole=whole)
         line.update(event)
         if trace:
             line["exception"] = trace
@@ -308,7 +308,7 @@ def _triton_lines(*, iso: bool, escape: bool, whole: bool) -> Processor:
         moment: datetime = event.pop("timestamp")
         letter = _LETTERS[event.pop("level")]
         source = f"{event.pop('filename', '?')}:{event.pop('lineno', 0)}"
-        trace = _traceback(event.pop("exc_info", None), whole=whole)
+        trace = traceback_text(event.pop("exc_info", None), whole=whole)
         message = sentence(event.pop("event"), event)
         if trace:
             message = f"{message}\n{trace}"
@@ -385,7 +385,7 @@ _MACHINERY: Final = (
 """In whose frames no error lies: what imports modules, and what runs tasks."""
 
 
-def _traceback(exc_info: Any, *, whole: bool) -> str:
+def traceback_text(exc_info: Any, *, whole: bool) -> str:
     """Return a traceback as Python writes it; unless `whole`, without the frames of what only led there."""
     if not exc_info:
         return ""

@@ -8,6 +8,8 @@ from typing import Any
 import trio
 
 from actors.caching.families import cache_blocks
+from actors.events.families import event_blocks
+from actors.events.feed import EventFeed
 from actors.health.families import readiness_blocks
 from actors.health.readiness import Readiness
 from actors.regions.families import region_blocks
@@ -42,6 +44,7 @@ def exposition(
     receiving: Callable[[], RoomCounts],
     regions: RegionTable,
     trail: Trail | None,
+    events: EventFeed,
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -49,6 +52,7 @@ def exposition(
     cache = models.cache
     features: list[Telling] = [
         lambda: model_blocks(models.subtrees.models(), settings, wall_ms),
+        lambda: event_blocks(events),
         lambda: readiness_blocks(ready=readiness.is_ready, probes=readiness.probes()),
         lambda: load_blocks(models.router.roster.loads()),
         lambda: traffic_blocks(models.traffic.samples()),

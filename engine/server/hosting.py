@@ -107,9 +107,9 @@ class HostedTree:
                 self.running = running
                 self._proxies = settings.connections.proxies
                 for warning in _warnings(settings):
-                    EventLog()(Event.SERVER_STARTING, level="warning", warning=warning)
-                tell_what_lacks(settings.sandbox, kernel, EventLog())
-                EventLog()(Event.SERVER_OPENED, **openness(running.settled(), http=False))
+                    running.log(Event.SERVER_STARTING, level="warning", warning=warning)
+                tell_what_lacks(settings.sandbox, kernel, running.log)
+                running.log(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_loading, running, life)

@@ -89,7 +89,7 @@ async def _serve(
     settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside, machine: Machine | None
 ) -> int:
     """Return the exit status."""
-    log = EventLog()
+    log: Log = EventLog()
     for warning in (
         *settings.warnings,
         *in_the_way(),
@@ -106,6 +106,7 @@ async def _serve(
             open_server(settings, machine=machine, reload=reload) as running,
             trio.open_nursery() as life,
         ):
+            log = running.log
             log(Event.SERVER_OPENED, **openness(running.settled()))
             told = trio.Event()
             async with trio.open_nursery() as nursery:

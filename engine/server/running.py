@@ -8,10 +8,12 @@ from typing import Final
 import trio
 
 from actors.catalog.catalog import Catalog
+from actors.events.feed import EventFeed
 from actors.health.readiness import Readiness
 from actors.residency.residents import Residents
 from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
+from actors.values.events import Log
 from actors.values.interfaces import Server
 from engine.audit.trail import Trail
 from engine.server.cloud.frontends import choose_default
@@ -53,6 +55,8 @@ class RunningServer:
     sagemaker: Frontend | None
     vertex: Frontend | None
     default_model: DefaultModel  # of Vertex AI
+    log: Log  # that the stream of events has as well
+    events: EventFeed
     trail: Trail | None = None  # the audit log
 
     def settled(self) -> Settings:
@@ -112,6 +116,7 @@ class RunningServer:
         """
         self.readiness.exit()
         self.residents.close()
+        self.events.drain()
         deadline = trio.current_time() + self.settings.exit_timeout
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.subtrees.give_up_stuck, self.settings.unready_after_hang)
@@ -120,6 +125,7 @@ class RunningServer:
                     for frontend in self._frontends:
                         if frontend is not self.management_http:
                             draining.start_soon(frontend.drain)
+                self.events.close()
                 if self.management_http is not None:
                     await self.management_http.drain()
             drained = await self.subtrees.drain(max(0.0, deadline - trio.current_time()))
@@ -133,6 +139,7 @@ class RunningServer:
     async def give_up(self, why: str) -> None:
         """Answer open requests with UNAVAILABLE; wait at most `LAST_WORDS` seconds for clients to get it."""
         self.subtrees.give_up(f"the server has stopped, and this was {why}; send it again, to another server")
+        self.events.close()
         with trio.move_on_after(LAST_WORDS):
             async with trio.open_nursery() as nursery:
                 for frontend in self._frontends:

@@ -2,7 +2,7 @@
 
 root            one_for_one, 3 restarts in 60 s
 ├─ telemetry    loop-lag monitor, readiness, free memory
-├─ services     audit log, traffic, residency, spare workers, shared memory, files that are read again
+├─ services     audit log, events, traffic, residency, spare workers, shared memory, followed files
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
 └─ frontends    http, grpc, metrics, management and platforms' listeners, see `engine.server.frontends`
@@ -20,9 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import structlog
 import trio
 
+from actors.events.feed import EventFeed, FeedLimits
+from actors.events.policy import RingLimits
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.seams.bell import Bell
@@ -31,6 +32,7 @@ from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.values.events import Log
 from actors.values.interfaces import Server, ServerIdentity
 from engine.audit.file import AuditUnusable
 from engine.audit.records import DONE, FAILED
@@ -39,6 +41,7 @@ from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
 from engine.observability.openness import openness
+from engine.observability.streaming import StreamedLog
 from engine.observability.system import LoopLag, measure_loop_lag
 from engine.processes.process import trim_memory
 from engine.repository.advice import single_model
@@ -162,7 +165,8 @@ def _compose(
 
     Raises ServerFailed if the auth file makes no sense, or the audit log can't be one.
     """
-    log, lag = EventLog(), LoopLag()
+    events, lag = _event_feed(settings, machine), LoopLag()
+    log = StreamedLog(EventLog(), events, wall_ms=machine.wall_clock, verbose=lambda: settings.log.verbose)
     trail = _opened_trail(settings, machine, log)
     of_models = None if trail is None else trail.at("model")
     addresses = address_limits(settings.connections)
@@ -196,6 +200,7 @@ def _compose(
         repository=deploying.view,
         health=deploying.readiness,
         introspection=TreeView(lambda: root),
+        events=events,
         traffic=models.traffic,
         shared_memory=regions,
     )
@@ -221,11 +226,13 @@ def _compose(
             room.counts,
             regions.table,
             trail,
+            events,
         ),
         trail=trail,
     )
     # The audit log stops last, and what the others do until then is in it.
     services = [] if trail is None else [trail.spec()]
+    services.append(events.spec())
     services += [*models.services(machine, deploying.catalog, log), deploying.janitor.spec(), regions.spec()]
     files = (*tls.every, *followed, *([] if rules is None else [rules]))
     noting = None if trail is None else partial(_note_reload, trail)
@@ -253,6 +260,8 @@ def _compose(
         sagemaker=frontends.sagemaker,
         vertex=frontends.vertex,
         default_model=frontends.default_model,
+        log=log,
+        events=events,
         trail=trail,
     )
     return _Composition(running=running, frontends=frontends, janitor=deploying.janitor, regions=regions)
@@ -265,7 +274,13 @@ def _regions(settings: SharedMemorySettings, room: ReceivingRoom) -> RegionRegis
     return RegionRegistry(allowed=settings.allowed, limits=limits, claims=lambda: Claim(room))
 
 
-def _opened_trail(settings: Settings, machine: Machine, log: EventLog) -> Trail | None:
+def _event_feed(settings: Settings, machine: Machine) -> EventFeed:
+    kept = settings.events
+    limits = FeedLimits(ring=RingLimits(entries=kept.kept, bytes=kept.bytes), followers=kept.followers)
+    return EventFeed(limits, boot=f"{machine.random().getrandbits(32):08x}")
+
+
+def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | None:
     boot = machine.random().getrandbits(32)
     try:
         return open_trail(settings.audit, wall_clock=machine.wall_clock, boot=boot, log=log)
@@ -329,7 +344,8 @@ async def running_tree(
 @asynccontextmanager
 async def _running(composition: _Composition, random: Random) -> AsyncIterator[RunningServer]:
     running, root = composition.running, composition.running.root
-    logs_supervision = supervision_observer(structlog.get_logger())
+    verbose = running.settings.log.verbose
+    logs_supervision = supervision_observer(running.log, lambda: verbose)
 
     def observe(event: SupervisionEvent) -> None:
         logs_supervision(event)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from engine.settings.forms import (
     BOOL,
+    SIZE,
     Form,
     SettingsError,
     integer,
@@ -137,3 +138,18 @@ class MetricsSettings:
     histogram_latencies: bool = _literal("histogram_latencies", "false")
     summary_latencies: bool = _literal("summary_latencies", "false")
     summary_quantiles: Mapping[float, float] = combined(_quantiles)  # quantile to error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSettings:
+    """How much of the stream of events is kept, in how many `bytes`, and how many clients may follow it."""
+
+    kept: int = Group.LOGGING.option("--events-kept=4096", integer("N", least=1)).means(
+        "Tritium's own: how many events GET /v2/tritium/events keeps for those that come later or come back."
+    )
+    bytes: int = Group.LOGGING.option("--events-memory=4MiB", SIZE).means(
+        "Tritium's own: the memory that they may take; the oldest go first."
+    )
+    followers: int = Group.LOGGING.option("--events-followers=16", integer("N")).means(
+        "Tritium's own: how many clients may follow at once. 0: none, the endpoint answers 503."
+    )

@@ -72,7 +72,7 @@ from engine.settings.models import (
 )
 from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.pages import PageSettings
-from engine.settings.reporting import LogSettings, MetricsSettings
+from engine.settings.reporting import EventSettings, LogSettings, MetricsSettings
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
 from engine.settings.secrets import HIDDEN, from_files, in_query, looks_secret, warnings, with_files
@@ -350,6 +350,7 @@ class Settings:
     ).declared()
     metrics: MetricsSettings = section(MetricsSettings)
     log: LogSettings = section(LogSettings)
+    events: EventSettings = section(EventSettings)
 
     warnings: tuple[str, ...] = ()  # what was accepted and changes nothing, to be logged at start-up
 

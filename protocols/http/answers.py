@@ -35,6 +35,9 @@ class Answer:
 EndpointHandler = Callable[[Route, Scope, Receive], Awaitable[Answer | None]]
 """Answers requests to one endpoint; None where the client left first."""
 
+StreamHandler = Callable[[Route, Scope, Receive, Send], Awaitable[None]]
+"""Answers requests to one endpoint piece by piece. Raises TritiumError only while nothing has been sent."""
+
 
 def json_answer(body: bytes) -> Answer:
     """Return a JSON text."""

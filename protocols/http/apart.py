@@ -11,6 +11,7 @@ from protocols.kserve.apart import MANAGEMENT, Elsewhere
 
 _ENDPOINTS: Final = {endpoint.value: endpoint for endpoint in Endpoint}
 _MOVED: Final = frozenset((_ENDPOINTS[call.endpoint], call.method) for call in MANAGEMENT)
+_OUTLIVING: Final = frozenset({Endpoint.TREE, Endpoint.EVENTS})
 _WRONG_METHOD: Final = error_answer(405, "Method Not Allowed")
 
 
@@ -35,4 +36,4 @@ class Methods:
 
 def outlives_draining(endpoint: Endpoint) -> bool:
     """Whether a port for management answers `endpoint` as ever while the server drains."""
-    return endpoint is Endpoint.TREE or endpoint.category is Action.HEALTH
+    return endpoint in _OUTLIVING or endpoint.category is Action.HEALTH

@@ -38,6 +38,7 @@ from protocols.http.answers import (
     Receive,
     Scope,
     Send,
+    StreamHandler,
     error_answer,
     failure,
     said_by,
@@ -47,6 +48,7 @@ from protocols.http.bodies import BodyLimits, BodyTooLong, ForeignBody, Message,
 from protocols.http.browsers import Browsers
 from protocols.http.direct.path import DirectPath, InferHead, read_head
 from protocols.http.entry import let_in
+from protocols.http.events.endpoint import EventsEndpoint
 from protocols.http.fields import Header, connecting
 from protocols.http.generate import Generator
 from protocols.http.inference import InferEndpoint
@@ -69,7 +71,7 @@ class _Target:
     """The result of looking a path up: what it asks of a request, and what answers."""
 
     route: Route
-    # `handle` is None for the generate extension, which answers piece by piece.
+    # `handle` is None for what answers piece by piece: the generate extension, and the events.
     handle: EndpointHandler | None
     methods: tuple[str, ...]
     wrong_method: Callable[[Endpoint, str], Answer]
@@ -145,7 +147,12 @@ class V2App:
         }
         # A port for management, which answers while the server drains, leaves nothing out.
         self.direct = None if self._drains is not None else DirectPath(inferences, self.read_inference)
-        self._generator = Generator(server.models, self._options)
+        generator = Generator(server.models, self._options)
+        self._streams: dict[Endpoint, StreamHandler] = {
+            Endpoint.GENERATE: generator.answer,
+            Endpoint.GENERATE_STREAM: generator.answer,
+            Endpoint.EVENTS: EventsEndpoint(server.events, self._options).answer,
+        }
 
     def read_inference(self, head: Head) -> InferHead | None:
         """Return what the head of a plain inference says; None for every other request."""
@@ -288,7 +295,7 @@ class V2App:
             handle: EndpointHandler | None = scope.get("tritium.handle") or target.handle
             if handle is not None:
                 return await handle(target.route, scope, receive)
-            await self._generator.answer(target.route, scope, receive, send)
+            await self._streams[target.route.endpoint](target.route, scope, receive, send)
         except TritiumError as error:
             return failure(error)
         return None

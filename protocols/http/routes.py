@@ -46,6 +46,7 @@ class Endpoint(Enum):
     CUDA_MEMORY_STATUS = ("CUDA shared memory status", Action.SHARED_MEMORY, ("GET",))
     CUDA_MEMORY_CHANGE = ("CUDA shared memory change", Action.SHARED_MEMORY, ("POST",))
     TREE = ("tree", Action.STATISTICS, ("GET",))
+    EVENTS = ("events", Action.STATISTICS, ("GET",))
     TRAFFIC = ("traffic", Action.MODEL_REPOSITORY, ("GET", "POST"), Action.TRAFFIC)
 
     category: Action
@@ -147,6 +148,7 @@ TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | N
     ),
     (re.compile(r"/v2/trace/setting"), lambda _: Route(endpoint=Endpoint.TRACE)),
     (re.compile(r"/v2/tritium/tree"), lambda _: Route(endpoint=Endpoint.TREE)),
+    (re.compile(r"/v2/tritium/events"), lambda _: Route(endpoint=Endpoint.EVENTS)),
     (
         re.compile(r"/v2/tritium/models/(?P<model>[^/]+)/traffic"),
         lambda found: Route(endpoint=Endpoint.TRAFFIC, model=unquote(found["model"])),

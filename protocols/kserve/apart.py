@@ -1,7 +1,7 @@
 """Management apart: which calls manage the server, and what a port that does not serve them says.
 
-One table for HTTP and gRPC. Reading is no management, but for the tree: models, statistics, settings and the
-index of the repositories can be read wherever requests are answered.
+One table for HTTP and gRPC. Reading is no management, but for the tree and the events: models, statistics,
+settings and the index of the repositories can be read wherever requests are answered.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MANAGEMENT: Final = (
     ManagementCall(endpoint="model_unload", method="POST", rpc="RepositoryModelUnload"),
     ManagementCall(endpoint="traffic", method="POST"),
     ManagementCall(endpoint="tree", method="GET"),
+    ManagementCall(endpoint="events", method="GET"),
     ManagementCall(endpoint="logging", method="POST", rpc="LogSettings", by_settings=True),
     ManagementCall(endpoint="trace", method="POST", rpc="TraceSetting", by_settings=True),
 )

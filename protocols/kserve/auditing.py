@@ -14,6 +14,7 @@ LOAD = "model_load"
 UNLOAD = "model_unload"
 TRAFFIC = "traffic"
 TREE = "tree"
+STREAM = "events"
 """Actions, as the values of `protocols.http.routes.Endpoint` that ask for them."""
 
 _BY_RPC = {call.rpc: call.endpoint for call in MANAGEMENT if call.rpc}

@@ -47,11 +47,11 @@ def visible_report(caller: Caller | None, report: DeepReport) -> Mapping[str, ob
     return {name: value for name, value in report.document.items() if name != "parts"}
 
 
-def check_sees_all(caller: Caller | None) -> None:
-    """Raise PermissionDenied unless `caller` may see every model, as the supervision tree shows them."""
+def check_sees_all(caller: Caller | None, shown: str = "the tree shows all models") -> None:
+    """Raise PermissionDenied unless `caller` may see every model, as `shown` says."""
     if caller is not None and not caller.may_all(Action.STATISTICS):
         raise PermissionDenied(
-            f"the tree shows all models, and '{caller.name}' may use '{Action.STATISTICS.value}' on some only"
+            f"{shown}, and '{caller.name}' may use '{Action.STATISTICS.value}' on some only"
         )
 
 

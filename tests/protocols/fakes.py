@@ -14,6 +14,7 @@ from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
+from actors.values.events import Portion, WantedEvents
 from actors.values.interfaces import (
     DeepReport,
     IndexEntry,
@@ -245,6 +246,46 @@ class FakeIntrospection:
         return {"name": "root", "children": []}
 
 
+class FakeEvents:
+    """A stream that gives the portions it is told of, one after the other, and then ends."""
+
+    def __init__(self) -> None:
+        self.portions: list[Portion] = []
+        self.asked: list[tuple[WantedEvents, str | None, bool, bool]] = []
+        self.refusal: TritiumError | None = None
+        self.open = 0
+
+    def follow(
+        self,
+        wanted: WantedEvents,
+        after: str | None,
+        *,
+        live: bool = True,
+        outlives_draining: bool = False,
+    ) -> FakeFollowing:
+        if self.refusal is not None:
+            raise self.refusal
+        if after == "never":
+            raise InvalidArgument("'never' is no id of an event")
+        self.asked.append((wanted, after, live, outlives_draining))
+        self.open += 1
+        return FakeFollowing(self)
+
+
+class FakeFollowing:
+    def __init__(self, events: FakeEvents) -> None:
+        self._events = events
+        self._closed = False
+
+    async def take(self) -> Portion | None:
+        await trio.lowlevel.checkpoint()
+        return self._events.portions.pop(0) if self._events.portions and not self._closed else None
+
+    def close(self) -> None:
+        self._events.open -= not self._closed
+        self._closed = True
+
+
 class FakeTraffic:
     def __init__(self) -> None:
         self.plans: dict[str, Mapping[str, object]] = {"add": {"weights": {"1": 1}}}
@@ -282,6 +323,7 @@ class FakeServer:
             claims=lambda: Claim(ReceivingRoom()),
             devices=devices,
         )
+        self.events = FakeEvents()
         self.server = Server(
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
@@ -290,6 +332,7 @@ class FakeServer:
             repository=self.repository,
             health=self.health,
             introspection=FakeIntrospection(),
+            events=self.events,
             traffic=self.traffic,
             shared_memory=self.regions,
         )

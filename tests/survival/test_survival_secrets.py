@@ -38,6 +38,7 @@ PATHS = (
     "/v2/logging",
     "/v2/trace/setting",
     "/v2/tritium/tree",
+    "/v2/tritium/events?follow=false",
     "/v2/tritium/models/double/traffic",
     "/v2/repository/index",
 )

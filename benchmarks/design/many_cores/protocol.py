@@ -189,6 +189,7 @@ def server_of(models: RemoteModels) -> Server:
         repository=lacking,
         health=cast("Health", _Up()),
         introspection=lacking,
+        events=lacking,
         traffic=lacking,
         shared_memory=lacking,
     )

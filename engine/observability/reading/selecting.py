@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Final
 
+from actors.values.events import LEVELS
 from engine.observability.reading.formats import Line
-
-LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -59,10 +58,16 @@ class Selection:
 
 def model_of(line: Line) -> str:
     """Return the model that a line is about, by its key or by the actor's place in the tree; or empty."""
-    model = line.keys.get("model")
+    return model_in(line.keys)
+
+
+def model_in(keys: Mapping[str, object]) -> str:
+    """Return the model that an event with these keys is about (`model_of`)."""
+    model = keys.get("model")
     if isinstance(model, str):
         return model
-    found = _IN_MODELS.match(actor_of(line))
+    actor = keys.get("actor")
+    found = _IN_MODELS.match(actor) if isinstance(actor, str) else None
     return found[1] if found else ""
 
 

@@ -103,7 +103,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
         (["--model-repository=x"], "tritium serve --model-repository=x"),
         (
             ["xyzzy"],
-            "commands are serve, run, sagemaker, check, sign, verify, key, auth, tree, traffic, ",
+            "commands are serve, run, sagemaker, check, sign, verify, key, auth, tree, traffic, events, ",
         ),
         (["check", "/nowhere/models"], "not a directory"),
         (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),

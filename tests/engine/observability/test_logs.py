@@ -28,7 +28,7 @@ from actors.supervision.spec import ChildSpec
 from actors.values.errors import InvalidArgument
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
-from engine.observability.events import supervision_observer
+from engine.observability.events import EventLog, supervision_observer
 from engine.observability.logs import LogSink, configure_logging, open_sink, sentence
 from engine.observability.requests import request_hook
 from engine.settings.reporting import LogSettings
@@ -381,7 +381,7 @@ CRASH = ValueError("on cue")
 
 def observed(event):
     with capture_logs() as lines:
-        supervision_observer(structlog.get_logger())(event)
+        supervision_observer(EventLog(), lambda: 2)(event)
     (line,) = lines
     return line
 
@@ -417,11 +417,11 @@ def test_each_supervision_event_has_its_level(event, name, level):
 
 
 def test_connections_coming_and_going_are_seen_at_the_second_verbose_level_only(console):
-    def tell(log):
-        supervision_observer(log)(ChildStarted("s", "s/a", SPEC))
+    def tell(verbose):
+        return lambda _: supervision_observer(EventLog(), lambda: verbose)(ChildStarted("s", "s/a", SPEC))
 
-    assert console.logged(tell, verbose=1) == ""
-    assert "child_started" in console.logged(tell, verbose=2)
+    assert console.logged(tell(1), verbose=1) == ""
+    assert "child_started" in console.logged(tell(2), verbose=2)
 
 
 # -- requests

@@ -75,6 +75,7 @@ MANAGED = [
     ("POST", "/v2/repository/models/double/unload"),
     ("POST", "/v2/tritium/models/double/traffic"),
     ("GET", "/v2/tritium/tree"),
+    ("GET", "/v2/tritium/events"),
     ("POST", "/v2/logging"),
     ("POST", "/v2/trace/setting"),
     ("POST", "/v2/models/double/trace/setting"),

@@ -101,6 +101,7 @@ async def test_nothing_is_changed_where_the_log_can_not_be_written_and_inference
         ("POST", UNLOAD, "wrong", ("denied", "model_unload", "add", "")),
         ("POST", TRAFFIC, "few", ("denied", "traffic", "add", "few")),
         ("GET", "/v2/tritium/tree", "some", ("denied", "tree", "", "some")),
+        ("GET", "/v2/tritium/events", "some", ("denied", "events", "", "some")),
     ],
 )
 async def test_what_a_gate_denies_is_told_once(ask, auditor, gate, method, path, key, told):

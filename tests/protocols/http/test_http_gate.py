@@ -150,6 +150,7 @@ async def test_files_are_a_permission_of_their_own(client, backend, alice):
         ("GET", "/v2/tritium/models/add/traffic", Action.TRAFFIC),
         ("POST", "/v2/tritium/models/add/traffic", Action.TRAFFIC),
         ("GET", "/v2/tritium/tree", Action.STATISTICS),
+        ("GET", "/v2/tritium/events?after=never", Action.STATISTICS),
     ],
 )
 async def test_each_endpoint_asks_for_its_action(client, alice, method, path, action):

@@ -42,6 +42,7 @@ ROUTES = [
     ("/v2/repository/models/m/load", Route(endpoint=Endpoint.MODEL_LOAD, model="m")),
     ("/v2/repository/r/models/m/unload", Route(endpoint=Endpoint.MODEL_UNLOAD, model="m", repository="r")),
     ("/v2/tritium/tree", Route(endpoint=Endpoint.TREE)),
+    ("/v2/tritium/events", Route(endpoint=Endpoint.EVENTS)),
     ("/v2/tritium/models/a%20b/traffic", Route(endpoint=Endpoint.TRAFFIC, model="a b")),
 ]
 
