@@ -20,6 +20,7 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
+from actors.values.padding import Padded
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import Strings, walk, walk_at_once
@@ -44,6 +45,7 @@ class _Input:
         self.bit = 1 << index
         # Place of its shape in the batch key; -1: shapes may differ within a batch.
         self.key_at = key_at
+        self.padded = spec.padded
         self.exact = None if -1 in spec.dims else spec.dims  # the only allowed shape, if there is only one
         self.row_elements = 0 if -1 in spec.dims else element_count(spec.dims)
         self.row_nbytes = self.row_elements * spec.datatype.size
@@ -257,6 +259,8 @@ class Validator:
             if want not in (got, -1) and got != -1:
                 raise self._wrong_shape(request, name, shape, plan)
             bound *= got or 1
+        if plan.padded is not None:
+            self._check_buckets(request, name, shape, plan.padded)
         lowest = min(shape, default=1)
         if lowest < 0:
             raise self._negative(request, name, shape)
@@ -269,6 +273,18 @@ class Validator:
                 f"{request.prefix}byte size for tensor '{name}' exceeds maximum size of {_INT64_MAX}"
             )
         return bound if lowest else 0
+
+    def _check_buckets(
+        self, request: InferRequest, name: str, shape: tuple[int, ...], padded: Padded
+    ) -> None:
+        for axis, buckets in padded.buckets.items():
+            if buckets.refuses(shape[axis]):
+                raise InvalidArgument(
+                    f"{request.prefix}dimension {axis} of input '{name}' for model '{self._model}' is"
+                    f" {shape[axis]}, more"
+                    f" than the {buckets.sizes[-1]} that it is padded to (tritium.pad_to). Send at most"
+                    f" {buckets.sizes[-1]}."
+                )
 
     def _negative(self, request: InferRequest, name: str, shape: tuple[int, ...]) -> InvalidArgument:
         if -1 in shape:
@@ -349,7 +365,7 @@ class Validator:
         for tensor, plan in zip(inputs, declared, strict=True):
             present |= plan.bit
             if plan.key_at >= 0:
-                shape = tuple(tensor.shape)
+                shape = tuple(tensor.shape) if plan.padded is None else plan.padded.shape(tensor.shape)
                 shapes[plan.key_at] = shape[1:] if self._batches else shape
         return (present, *shapes) if self._optional else tuple(shapes)
 

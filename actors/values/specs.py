@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from actors.values.confinement import Confinement
 from actors.values.datatypes import DataType
+from actors.values.padding import CutBack, Padded
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
 
@@ -28,6 +29,7 @@ class InputSpec:
     reshape: tuple[int, ...] | None = None  # what the backend sees in place of `dims`
     optional: bool = False
     ragged: bool = False
+    padded: Padded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class OutputSpec:
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None  # the shape the backend gives, where it differs from `dims`
     labels: tuple[str, ...] = ()
+    cuts: tuple[CutBack, ...] = ()  # back to the requests' own sizes, if inputs are padded
 
 
 class TimeoutAction(Enum):

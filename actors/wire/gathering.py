@@ -118,7 +118,7 @@ def _placed(
     rows = 0
     for tensor in tensors:
         rows += tensor.shape[0]
-        if declared.ragged and tuple(tensor.shape[1:]) != tail:
+        if (declared.ragged or declared.padded is not None) and tuple(tensor.shape[1:]) != tail:
             parts = [
                 (_backend_shape(part.shape, declared, batches=batches), len(part.data)) for part in tensors
             ]

@@ -24,6 +24,7 @@ from engine.config.outline import outline
 from engine.config.override import parse_override
 from engine.config.provenance import Source
 from engine.config.refusals import certain, ignored_hints, is_ensemble, refusals
+from engine.config.rules.padding import padding
 from engine.config.runtimes import Chosen, choose, not_built_yet
 from engine.config.settings import NO_FLOOR, read_settings
 from engine.config.translate import artifact, translate
@@ -195,7 +196,8 @@ def load_model_config(
     for draft, alike in distinct:
         files[_identity(draft)] = read_files(draft.config, model_directory, links)
         own = check(draft, name, path, backends=backends, gpus=gpus, auto_complete=auto_complete)
-        found += _blamed([*own, *files[_identity(draft)].problems], alike)
+        own += [*files[_identity(draft)].problems, *padding(draft.config, tritium)]
+        found += _blamed(own, alike)
     found += mistakes
     found += _versions(base.config, chosen, traits, model_directory, links)
     unserved = [

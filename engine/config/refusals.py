@@ -20,9 +20,6 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 
 Keys = Callable[[ModelConfig], Iterator[str]]
 
-# Backends that are handed whole batches as one array, which inputs of different shapes don't make.
-_STACKING: Final = frozenset(("onnxruntime", "pytorch"))
-
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
@@ -92,9 +89,14 @@ def _in_each(listed: str, field: str) -> Keys:
     return keys
 
 
-def _ragged(config: ModelConfig) -> Iterator[str]:
-    if config.backend in _STACKING:
-        yield from _in_each("input", "allow_ragged_batch")(config)
+def _in_python(field: str) -> Keys:
+    """Yield the key of each element of a list of a Python model."""
+
+    def keys(config: ModelConfig) -> Iterator[str]:
+        if config.backend == "python":
+            yield from (f"{field}[{at}]" for at, _ in enumerate(getattr(config, field)))
+
+    return keys
 
 
 def _operators(config: ModelConfig) -> Iterator[str]:
@@ -109,8 +111,6 @@ def _by_capability(config: ModelConfig) -> Iterator[str]:
 
 
 _REFUSALS: Final = (
-    _Refusal("batch_input", _not_empty("batch_input")),
-    _Refusal("batch_output", _not_empty("batch_output")),
     _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),
     _Refusal(
         "model_operations.op_library_filename",
@@ -127,11 +127,6 @@ _REFUSALS: Final = (
         _not_empty("optimization.execution_accelerators.cpu_execution_accelerator"),
     ),
     _Refusal(
-        "allow_ragged_batch",
-        _ragged,
-        "this backend takes each batch as one array; without the flag, requests of different shapes run apart",
-    ),
-    _Refusal(
         "instance_group.secondary_devices",
         _in_each("instance_group", "secondary_devices"),
         "they are DLA cores, which only TensorRT engines run on",
@@ -144,6 +139,8 @@ _REFUSALS: Final = (
 )
 
 _HINTS: Final = (
+    _Hint(_in_python("batch_input"), "a Python model takes its requests one by one, and knows their shapes"),
+    _Hint(_in_python("batch_output"), "a Python model answers its requests one by one"),
     _Hint(
         _in_each("sequence_batching.state", "use_same_buffer_for_input_output"),
         "states are kept in the server's memory, and what the model writes is its input the next time either way",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from actors.values.datatypes import BY_NUMBER, DataType
+from actors.values.padding import Padded
 from actors.values.specs import (
     ControlKind,
     ControlSpec,
@@ -89,8 +90,10 @@ def translate(
         platform=config.platform or config.backend,
         backend=config.backend,
         max_batch_size=config.max_batch_size,
-        inputs=tuple(_input(tensor) for tensor in config.input),
-        outputs=tuple(_output(tensor, (labels or {}).get(tensor.name, ())) for tensor in config.output),
+        inputs=tuple(_input(tensor, tritium) for tensor in config.input),
+        outputs=tuple(
+            _output(tensor, (labels or {}).get(tensor.name, ()), tritium) for tensor in config.output
+        ),
         scheduling=_scheduling(config, tritium, states or {}),
         instances=instances(config, traits, tritium, uncounted),
         model_directory=model_directory,
@@ -178,7 +181,8 @@ def instances(
     return tuple(specs)
 
 
-def _input(tensor: ModelInput) -> InputSpec:
+def _input(tensor: ModelInput, tritium: TritiumSettings) -> InputSpec:
+    buckets = tritium.pad_to.get(tensor.name)
     return InputSpec(
         name=tensor.name,
         datatype=BY_NUMBER[tensor.data_type],
@@ -186,16 +190,18 @@ def _input(tensor: ModelInput) -> InputSpec:
         reshape=_reshape(tensor),
         optional=tensor.optional,
         ragged=tensor.allow_ragged_batch,
+        padded=None if buckets is None else Padded(buckets, tritium.pad_values.get(tensor.name, 0)),
     )
 
 
-def _output(tensor: ModelOutput, labels: tuple[str, ...]) -> OutputSpec:
+def _output(tensor: ModelOutput, labels: tuple[str, ...], tritium: TritiumSettings) -> OutputSpec:
     return OutputSpec(
         name=tensor.name,
         datatype=BY_NUMBER[tensor.data_type],
         dims=tuple(tensor.dims),
         reshape=_reshape(tensor),
         labels=labels,
+        cuts=tritium.pad_outputs.get(tensor.name, ()),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from actors.caching import families as caching
+from actors.padding import observing as padding
+from actors.padding.policy import PaddingCounts
 from actors.serving import families as serving
 from actors.serving.policy import fairness, slo
 from actors.serving.policy.fairness import TenantShare
@@ -41,6 +43,7 @@ class ModelSample:
     instances: Mapping[str, int] = field(default_factory=dict)  # state → how many are in it
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # if they share its queue
     slo: SloSample | None = None
+    padding: PaddingCounts | None = None  # if it has padded inputs
 
 
 LOAD: Final[Families[ModelSample]] = (
@@ -120,6 +123,9 @@ def model_blocks(
     yield from blocks(fairness.FAMILIES, tenants)
     yield from blocks(
         slo.FAMILIES, [(labels, model.slo) for labels, model in samples if model.slo is not None]
+    )
+    yield from blocks(
+        padding.FAMILIES, [(labels, model.padding) for labels, model in samples if model.padding is not None]
     )
     yield from blocks(INSTANCES, samples)
 

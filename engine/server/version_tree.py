@@ -18,6 +18,7 @@ from actors.calls.calls import CallHost
 from actors.calls.subjects import Subjects
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
+from actors.padding.observing import PaddingObserver, counts_of, pads
 from actors.seams.threads import in_thread
 from actors.sequences import sequencer
 from actors.sequences.policy.sequences import sequencing_of
@@ -130,6 +131,9 @@ class ModelSubtrees:
         if self._recorder is not None:
             stages.append(partial(RecordStage, recorder=self._recorder))
             observers.append(partial(RecordObserver, recorder=self._recorder))
+        if pads(spec):
+            padding = PaddingObserver(spec)
+            observers.append(lambda state: padding)
         if self._cache is not None and self._is_cached(spec):
             stages.append(self._cache.of)
         state = ModelState(
@@ -354,6 +358,7 @@ class ModelSubtrees:
                 instances=_by_standing(state),
                 tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,
+                padding=counts_of(state.dispatcher.observers),
             )
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Literal, TypeVar
 
+from actors.padding.policy import BucketsOf, CutsOf, read_buckets, read_cuts, read_values
 from actors.serving.policy.fairness_plan import read_fairness, read_slo
 from actors.serving.policy.plan_reading import InvalidDocument
 from actors.serving.policy.recycling import read_recycle
 from actors.traffic.policy.traffic_plan import read_plan
 from actors.values.confinement import Confinement, Sandbox
+from actors.values.padding import Fill
 from actors.values.specs import Fairness, Probe, QueueBounds, Recycle, Residency, Retry, Slo
 from actors.values.traffic import TrafficPlan
 from actors.wire.arena import MAX_LANES
@@ -111,6 +113,18 @@ def _cores(text: str, key: str) -> tuple[tuple[int, ...], ...]:
         raise _Invalid(f"{error}; {hint}") from error
 
 
+def worded(metavar: str, read: Callable[[str], T]) -> Form[T]:
+    """Return the form of what `read` takes. It raises ValueError, whose text says what is to be written."""
+
+    def read_text(text: str, key: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise _Invalid(str(error)) from error
+
+    return Form(metavar, read_text)
+
+
 def _paths(text: str, key: str) -> tuple[str, ...]:
     paths = tuple(text.split(":"))
     if not all(path.startswith("/") and "\0" not in path for path in paths):
@@ -159,7 +173,7 @@ def parts(value: type[T], **parameters: Parameter) -> T:
 
 
 def _told(default: object) -> str:
-    if default is None or default == ():
+    if default is None or default in ((), {}):
         return "–"
     if isinstance(default, bool | str | Enum):
         word = default.value if isinstance(default, Enum) else default
@@ -299,6 +313,27 @@ class TritiumSettings:
         False,
         "whether sequences with implicit state outlive their worker"
         " ([sequences.md](sequences.md#when-a-worker-dies)); without such a state an error",
+    )
+    pad_to: BucketsOf = parameter(
+        "tritium.pad_to",
+        worded("`INPUT:1=64,128,256`, with `;` between several", read_buckets),
+        {},
+        "dimensions of inputs that are padded to the next of some sizes, so that requests of different"
+        " lengths share"
+        " batches ([ragged.md](ragged.md#padding-to-buckets))",
+    )
+    pad_values: Mapping[str, Fill] = parameter(
+        "tritium.pad_value",
+        worded("`INPUT=-1`, with `;` between several", read_values),
+        {},
+        "what these inputs are padded with",
+        "`0`; empty strings",
+    )
+    pad_outputs: CutsOf = parameter(
+        "tritium.pad_outputs",
+        worded("`OUTPUT:1=INPUT:1`, with `;` between several", read_cuts),
+        {},
+        "dimensions of outputs that are cut back to the request's own size of a padded dimension",
     )
     concurrency: int = parameter(
         "tritium.concurrency",

@@ -19,6 +19,7 @@ import sys
 CLOSURE = (
     "actors.values.datatypes",
     "actors.values.errors",
+    "actors.values.padding",
     "actors.values.tensors",
     "actors.wire.frames",
     "actors.wire.batch_frames",
@@ -31,6 +32,7 @@ CLOSURE = (
     "engine.worker.forking",
     "engine.worker.calls",
     "engine.worker.slots",
+    "engine.worker.joining",
     "engine.worker.execution",
     "engine.worker.feeds",
     "engine.worker.pointers",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
     from engine.worker.backends.base import ModelInfo, Output
+    from engine.worker.joining import Joining
     from engine.worker.parts import OpenRequests, Window
     from engine.worker.slots import AskForRoom, Slot
 
@@ -96,6 +97,10 @@ class WorkerRequest(BatchRequest):
         """Return one input as [rows, *dims]. See `BatchRequest.input`."""
         return self._batch.input_of(name, self._index, self._start, self.rows)
 
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs of this request alone. See `BatchRequest.feeds`."""
+        return self._batch.feeds_of(self._index, self._start, self.rows)
+
     def input_datatype(self, name: str) -> DataType:
         """Return an input's declared datatype."""
         return self._batch.datatype_of(name)
@@ -104,6 +109,7 @@ class WorkerRequest(BatchRequest):
         """Answer this request. See `BatchRequest.respond`."""
         wanted = self.requested_outputs
         batch_frames.check_parameters(parameters or {})
+        outputs = self._batch.own(self._index, outputs)
         placed = [
             self._batch.put(name, datatype, array) for name, datatype, array in outputs if name in wanted
         ]
@@ -139,9 +145,14 @@ class WorkerBatch(Batch):
         control: ControlPage,
         ask_for_room: AskForRoom,
         open_requests: OpenRequests | None = None,
+        joining: Joining | None = None,
     ) -> None:
-        """`open_requests` is a decoupled model's: senders answer its requests, and its inputs are copied."""
+        """`open_requests` is a decoupled model's: senders answer its requests, and its inputs are copied.
+
+        `joining` is that of a model whose batches are not plain arrays.
+        """
         self._job = job
+        self._joining = joining
         self._slot = slot
         self._model = model
         self._control = control
@@ -217,18 +228,87 @@ class WorkerBatch(Batch):
     def stacked(self, name: str) -> Array:
         """Return an input of all requests as [rows, *dims]. See `Batch.stacked`."""
         gathered = self._inputs[name]
+        joining = self._joining
+        if joining is not None and name in joining.padded:
+            return self._padded(name, joining)
         if gathered.shape is None:
             raise ValueError(f"input '{name}' is ragged: its requests have different shapes")
         return self._view(name, gathered.shape, gathered.offset, gathered.nbytes)
 
+    def _padded(self, name: str, joining: Joining) -> Array:
+        key = f"{name}\0"
+        array = self._decoded.get(key)
+        if array is None:
+            gathered = self._inputs[name]
+            if gathered.shape is not None:  # the requests agree, in whatever size
+                parts = [self._view(name, gathered.shape, gathered.offset, gathered.nbytes)]
+            else:
+                parts = [self._own_input(name, index, 0, 0) for index in range(len(self._job.rows))]
+            array = self._decoded[key] = joining.pad(name, parts)
+        return array
+
     def input_of(self, name: str, index: int, start: int, rows: int) -> Array:
         """Return one request's part of an input."""
+        if self._joining is not None and name in self._joining.padded:
+            return self._joining.pad(name, [self._own_input(name, index, start, rows)])
+        return self._own_input(name, index, start, rows)
+
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs as a model gets them that takes whole batches. See `Batch.feeds`."""
+        joining = self._joining
+        if joining is None:
+            return {name: self.stacked(name) for name in self._inputs}
+        feeds = {}
+        for name, gathered in self._inputs.items():
+            if name not in joining.flat:
+                feeds[name] = self.stacked(name)
+            elif gathered.shape is not None:
+                feeds[name] = self.stacked(name).reshape(-1)
+            else:
+                shape = (sum(element_count(part) for part, _ in gathered.parts or ()),)
+                feeds[name] = self._view(f"{name}\0", shape, gathered.offset, gathered.nbytes, name)
+        feeds.update(joining.made_of(self._shapes))
+        return feeds
+
+    def feeds_of(self, index: int, start: int, rows: int) -> Mapping[str, Array]:
+        """Return all inputs of one request, as if it were alone."""
+        feeds = {name: self.input_of(name, index, start, rows) for name in self._inputs}
+        joining = self._joining
+        if joining is not None:
+            for name in joining.flat & feeds.keys():
+                feeds[name] = feeds[name].reshape(-1)
+            feeds.update(joining.made_of({name: [of[index]] for name, of in self._shapes.items()}))
+        return feeds
+
+    @property
+    def _shapes(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """The shapes of the requests' own tensors."""
+        shapes: dict[str, Sequence[Sequence[int]]] = {}
+        for name, gathered in self._inputs.items():
+            if gathered.parts is not None:
+                shapes[name] = [shape for shape, _ in gathered.parts]
+            elif self._model.max_batch_size:
+                tail = tuple((gathered.shape or ())[1:])
+                shapes[name] = [(rows, *tail) for rows in self._job.rows]
+            else:
+                shapes[name] = [gathered.shape or ()]
+        return shapes
+
+    def own(self, index: int, outputs: Sequence[Output]) -> Sequence[Output]:
+        """Return what is a request's of the outputs that the model made for this request."""
+        joining = self._joining
+        if joining is None or not joining.reshapes:
+            return outputs
+        shapes = {name: of[index] for name, of in self._shapes.items()}
+        return [(name, datatype, joining.share(name, array, shapes)) for name, datatype, array in outputs]
+
+    def _own_input(self, name: str, index: int, start: int, rows: int) -> Array:
         gathered = self._inputs[name]
         if gathered.parts is not None:
             offset = gathered.offset + sum(nbytes for _, nbytes in gathered.parts[:index])
             shape, nbytes = gathered.parts[index]
             return self._view(f"{name}\0{index}", shape, offset, nbytes, name)
-        whole = self.stacked(name)
+        whole = self._view(name, gathered.shape or (), gathered.offset, gathered.nbytes)
         return whole[start : start + rows] if self._model.max_batch_size else whole
 
     def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
@@ -320,6 +400,12 @@ class WorkerBatch(Batch):
 
     def respond(self, outputs: Sequence[Output]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
+        joining = self._joining
+        if joining is not None and joining.reshapes:
+            shapes = self._shapes
+            if any(joining.is_cut(name, shapes) for name, _, _ in outputs):
+                self._respond_apart(outputs, joining, shapes)
+                return
         stacked = []
         for name, datatype, array in outputs:
             if self._model.max_batch_size and (not array.ndim or len(array) != self.rows):
@@ -331,6 +417,21 @@ class WorkerBatch(Batch):
                 placed.sizes = self._packed_sizes(array)
             stacked.append(placed)
         self._stacked = stacked
+
+    def _respond_apart(
+        self, outputs: Sequence[Output], joining: Joining, shapes: Mapping[str, Sequence[Sequence[int]]]
+    ) -> None:
+        """Answer every request that has no answer yet with its own outputs, which are not simply its rows."""
+        rows = self._job.rows
+        columns = [
+            [(name, datatype, own) for own in joining.shares(name, array, shapes, rows)]
+            for name, datatype, array in outputs
+        ]
+        for index, request in enumerate(self.requests):
+            if self._answers[index] is None:
+                wanted = request.requested_outputs
+                own = [self.put(*column[index]) for column in columns if column[index][0] in wanted]
+                self.answer(index, Answer(own))
 
     def _packed_sizes(self, array: Array) -> list[int]:
         sizes = []

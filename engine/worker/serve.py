@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import BY_PROTOCOL_NAME
 from actors.values.errors import ErrorCode, TritiumError
+from actors.values.padding import Buckets, CutBack, Padded
 from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, ControlPage, Segment
 from actors.wire.batch_frames import Answer
@@ -28,6 +29,7 @@ from engine.worker.calls import Calls
 from engine.worker.execution import WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
 from engine.worker.forking import when_forked
+from engine.worker.joining import Joining
 from engine.worker.parts import OpenRequests
 from engine.worker.pointers import pointers_in
 from engine.worker.slots import Slot
@@ -177,6 +179,9 @@ class Serving:
                     spec["dims"],
                     reshape=spec["reshape"],
                     optional=spec["optional"],
+                    ragged=spec["ragged"],
+                    padded=_padded(spec["padded"]),
+                    cuts=[CutBack(*cut) for cut in spec["cuts"]],
                 )
                 for spec in fields[side]
             ]
@@ -206,6 +211,7 @@ class Serving:
 
     def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         feed, control, clock = self._feed, self._control, time.perf_counter_ns
+        joining = Joining.of(model)
         while True:
             job = feed.next()
             if job is None:
@@ -214,7 +220,9 @@ class Serving:
             if not control.begin(lane, job.batch_id, job.slot):
                 self._send(frames.encode_skipped(job.slot, job.batch_id))
                 continue
-            batch = WorkerBatch(job, self._slots[job.slot], model, control, self._ask_for_room, self._open)
+            batch = WorkerBatch(
+                job, self._slots[job.slot], model, control, self._ask_for_room, self._open, joining
+            )
             prepared = clock()
             try:
                 backend.execute(batch)
@@ -264,6 +272,13 @@ class Serving:
             self._sock.send(packet)
         except OSError:
             self._on_disconnect()
+
+
+def _padded(fields: Mapping[str, Any] | None) -> Padded | None:
+    if fields is None:
+        return None
+    buckets = {axis: Buckets(sizes, longer) for axis, sizes, longer in fields["buckets"]}
+    return Padded(buckets, fields["value"])
 
 
 def _end_of_child() -> None:

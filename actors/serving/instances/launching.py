@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Any, Protocol
+from typing import Protocol
 
 from actors.serving.policy.confinement import Usage
 from actors.serving.policy.retries import DeathReason
-from actors.values.specs import InstanceSpec, ModelSpec
+from actors.values.specs import InputSpec, InstanceSpec, ModelSpec, OutputSpec
 
 
 class Launched(Protocol):
@@ -110,8 +110,8 @@ def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
         "version_directory": str(spec.version_directory),
         "artifact": spec.artifact,
         "max_batch_size": spec.max_batch_size,
-        "inputs": [_tensor_fields(each.name, each, optional=each.optional) for each in spec.backend_inputs],
-        "outputs": [_tensor_fields(each.name, each, optional=False) for each in spec.backend_outputs],
+        "inputs": [_input_fields(each) for each in spec.backend_inputs],
+        "outputs": [_output_fields(each) for each in spec.backend_outputs],
         "parameters": dict(spec.parameters),
         "settings": dict(spec.settings),
         "config": json.loads(spec.config_json),
@@ -124,11 +124,30 @@ def model_fields(spec: ModelSpec, instance: InstanceSpec) -> dict[str, object]:
     }
 
 
-def _tensor_fields(name: str, spec: Any, *, optional: bool) -> dict[str, object]:
+def _input_fields(spec: InputSpec) -> dict[str, object]:
+    padded = spec.padded
     return {
-        "name": name,
+        **_tensor_fields(spec),
+        "optional": spec.optional,
+        "ragged": spec.ragged,
+        "padded": padded
+        and {
+            "buckets": [[axis, list(each.sizes), each.longer] for axis, each in padded.buckets.items()],
+            "value": padded.value,
+        },
+        "cuts": (),
+    }
+
+
+def _output_fields(spec: OutputSpec) -> dict[str, object]:
+    cuts = [[cut.axis, cut.source, cut.source_axis] for cut in spec.cuts]
+    return {**_tensor_fields(spec), "optional": False, "ragged": False, "padded": None, "cuts": cuts}
+
+
+def _tensor_fields(spec: InputSpec | OutputSpec) -> dict[str, object]:
+    return {
+        "name": spec.name,
         "datatype": spec.datatype.protocol_name,
         "dims": list(spec.dims),
         "reshape": None if spec.reshape is None else list(spec.reshape),
-        "optional": optional,
     }

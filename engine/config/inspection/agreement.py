@@ -14,7 +14,8 @@ from actors.values.datatypes import BY_NUMBER
 from actors.values.errors import ErrorCode
 from engine.config.inspection.wire import Port, Ports
 from engine.models.problems import Problem, Severity, did_you_mean
-from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
+from engine.settings.parameters import read_parameters, settings_of
+from protocols.kserve.proto.model_config_pb2 import BatchInput, ModelConfig, ModelInput, ModelWarmup
 
 _CONTAINERS: Final = ("sequence", "map", "opaque", "sparse_tensor", "optional")
 _TAKE_NOTHING_ELSE: Final = ("onnxruntime", "pytorch")  # a Python model may look for what it does not declare
@@ -26,7 +27,8 @@ def disagreements(config: ModelConfig, ports: Ports, file: str) -> Iterator[Prob
     The configuration is that of a model without sequences.
     """
     defaulted = {port.name for port in ports.defaulted}
-    expected = sum(tensor.name not in defaulted for tensor in config.input)
+    made = [name for each in config.batch_input for name in each.target_name]
+    expected = sum(tensor.name not in defaulted for tensor in config.input) + len(made)
     if expected != len(ports.inputs):
         yield _refused(
             config,
@@ -44,6 +46,7 @@ def disagreements(config: ModelConfig, ports: Ports, file: str) -> Iterator[Prob
                 key=f"input[{at}].optional",
             )
         yield from _tensor(config, "input", at, tensor, inputs, file)
+    yield from _made(config, inputs, file)
     for at, given in enumerate(config.output):
         yield from _tensor(config, "output", at, given, outputs, file)
 
@@ -120,15 +123,77 @@ def _tensor(
         provided = "TYPE_INVALID" if port.datatype is None else port.datatype.config_name
         said = f"configuration expects datatype {wanted.config_name} for {side} '{name}', model provides {provided}"
         yield _refused(config, said, key=f"{side}[{at}].data_type", hint=f"{file} has type {port.spelling}")
+    if side == "input" and tensor.allow_ragged_batch:
+        if port.shape is not None and port.shape != (-1,):
+            said = (
+                f"configuration expects model provides input with shape [-1]  for ragged input '{name}',"
+                " model provides"
+                f" {_spelt(port.shape)}"
+            )
+            yield _refused(
+                config, said, key=f"{side}[{at}].allow_ragged_batch", hint=f"{file} has that shape"
+            )
+        return
+    if side == "output" and any(name in each.target_name for each in config.batch_output):
+        return
     batches = config.max_batch_size > 0
-    configured = [-1] * batches + list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-    if not _fits(port.shape or (), configured):
+    configured = [-1] * batches + _dims(tensor)
+    if not _fits(_open(config, side, name, port.shape or ()), configured):
         batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
         said = (
             f"{side} '{name}': the model has shape {_spelt(port.shape or ())} but the configuration makes"
             f" {_spelt(configured)}{batch}"
         )
         yield _refused(config, said, key=f"{side}[{at}].dims", hint=f"{file} has that shape")
+
+
+def _made(config: ModelConfig, ports: Mapping[str, Port], file: str) -> Iterator[Problem]:
+    """Compare the tensors that tell where requests are with the file's inputs."""
+    ranks = {tensor.name: len(_dims(tensor)) for tensor in config.input}
+    for at, each in enumerate(config.batch_input):
+        table = each.kind == BatchInput.BATCH_ITEM_SHAPE and each.source_input
+        shape = [-1, ranks.get(each.source_input[0], 0)] if table else [-1]
+        wanted = BY_NUMBER.get(each.data_type)
+        for name in each.target_name:
+            port = ports.get(name)
+            if port is None:
+                said = f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(ports))}"
+                yield _refused(
+                    config, said, key=f"batch_input[{at}].target_name", hint=did_you_mean(name, ports)
+                )
+                continue
+            if wanted is not None and port.datatype is not None and wanted is not port.datatype:
+                said = (
+                    f"configuration expects datatype {wanted.config_name} for input '{name}', model provides"
+                    f" {port.datatype.config_name}"
+                )
+                yield _refused(config, said, key=f"batch_input[{at}].data_type", hint=f"{file} has that type")
+            if not _fits(port.shape or (), shape):
+                said = (
+                    f"input '{name}': the model has shape {_spelt(port.shape or ())} but the configuration"
+                    " makes"
+                    f" {_spelt(shape)}"
+                )
+                yield _refused(config, said, key=f"batch_input[{at}]", hint=f"{file} has that shape")
+
+
+def _open(config: ModelConfig, side: str, name: str, shape: Sequence[int]) -> Sequence[int]:
+    """Return a file's shape without the sizes that padding makes of a dimension of any size."""
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    tritium = settings_of(read_parameters(parameters)[0])
+    sizes = list(shape)
+    buckets = tritium.pad_to.get(name, {}) if side == "input" else {}
+    cuts = tritium.pad_outputs.get(name, ()) if side == "output" else ()
+    for axis, of in enumerate(shape):
+        padded = buckets.get(axis)
+        only = padded is not None and not padded.longer and tuple(padded.sizes) == (of,)
+        if only or any(cut.axis == axis for cut in cuts):
+            sizes[axis] = -1
+    return sizes
+
+
+def _dims(tensor: Any) -> list[int]:
+    return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
 def _refused(config: ModelConfig, message: str, *, key: str, hint: str = "") -> Problem:

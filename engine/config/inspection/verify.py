@@ -67,9 +67,7 @@ def verify(
 
 def _comparable(config: ModelConfig) -> bool:
     """Whether `input` and `output` are all that the file's inputs and outputs can be."""
-    return config.max_batch_size >= 0 and not (
-        config.HasField("sequence_batching") or config.batch_input or config.batch_output
-    )
+    return config.max_batch_size >= 0 and not config.HasField("sequence_batching")
 
 
 def _onnx(config: ModelConfig, path: Path) -> tuple[Ports | None, Problem | None]:

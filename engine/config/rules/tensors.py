@@ -147,9 +147,27 @@ def _segments(shape: tuple[int, ...]) -> list[int]:
 
 
 def _batch_inputs(config: ModelConfig) -> Iterator[Problem]:
+    names = {tensor.name for tensor in config.input}
     for at, made in enumerate(config.batch_input):
         key = f"batch_input[{at}]"
         yield from _kind(config, "input", made, BatchInput.Kind, key)
+        if (
+            not made.target_name
+        ):  # this rule and the next are ours: Triton passes such inputs over, or mixes them up
+            yield Problem(
+                message=f"batch input must specify 'target_name' for {config.name}",
+                key=f"{key}.target_name",
+                hint="name the input of the model that it is",
+            )
+        for target in made.target_name:
+            if target in names:
+                yield Problem(
+                    message=f"batch input '{target}' is specified more than once among the inputs for"
+                    f" {config.name}",
+                    key=f"{key}.target_name",
+                    hint="give it another name",
+                )
+            names.add(target)
         if made.data_type not in _BATCH_INPUT_TYPES:
             yield Problem(
                 message=f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}",

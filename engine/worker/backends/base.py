@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from actors.values.datatypes import DataType
     from actors.values.errors import ErrorCode
+    from actors.values.padding import CutBack, Padded
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
     from engine.worker.calls import Calls
@@ -38,10 +39,12 @@ class SenderClosed(Exception):
 class TensorInfo:
     """A declared or discovered input or output.
 
-    `dims` excludes the batch dimension if the model batches.
+    `dims` excludes the batch dimension if the model batches. A `ragged` input's requests are
+    joined to one 1-D tensor. `padded` and `cuts` are of an input and an output that the worker pads and cuts
+    (`tritium.pad_to`).
     """
 
-    __slots__ = ("datatype", "dims", "name", "optional", "reshape")
+    __slots__ = ("cuts", "datatype", "dims", "name", "optional", "padded", "ragged", "reshape")
 
     def __init__(
         self,
@@ -51,12 +54,18 @@ class TensorInfo:
         *,
         reshape: Sequence[int] | None = None,
         optional: bool = False,
+        ragged: bool = False,
+        padded: Padded | None = None,
+        cuts: Sequence[CutBack] = (),
     ) -> None:
         self.name = name
         self.datatype = datatype
         self.dims = list(dims)
         self.reshape = None if reshape is None else list(reshape)
         self.optional = optional
+        self.ragged = ragged
+        self.padded = padded
+        self.cuts = cuts
 
     @property
     def backend_dims(self) -> list[int]:
@@ -210,6 +219,10 @@ class BatchRequest(ABC):
         Raises KeyError for an input the client did not send.
         """
 
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs as `Batch.feeds` would if this request were alone in its batch."""
+        return {name: self.input(name) for name in self.input_names}
+
     @abstractmethod
     def input_datatype(self, name: str) -> DataType:
         """Return an input's datatype."""
@@ -266,8 +279,18 @@ class Batch(ABC):
     def stacked(self, name: str) -> Array:
         """Return an input of all requests, joined along the batch dimension: [rows, *dims], without a copy.
 
-        For a model without batch dimension it is the only request's tensor. BYTES gives an object array.
+        For a model without batch dimension it is the only request's tensor. BYTES gives an object array. An
+        input that is padded to buckets is a copy. Raises ValueError for an input with `allow_ragged_batch`
+        where the requests' shapes differ.
         """
+
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs of all requests, as a model that takes whole batches gets them.
+
+        An input is `stacked` or, with `allow_ragged_batch`, 1-D: all elements of all requests. The tensors of
+        `batch_input` are among them.
+        """
+        return {name: self.stacked(name) for name in self.input_names}
 
     @abstractmethod
     def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
@@ -281,8 +304,9 @@ class Batch(ABC):
     def respond(self, outputs: Sequence[Output]) -> None:
         """Answer every request with its rows of stacked outputs [rows, *dims].
 
-        Outputs that no request asks for may be left out. Raises ValueError if a leading dimension is not
-        `rows`.
+        Outputs that no request asks for may be left out. One named in `batch_output` is 1-D, and is cut by
+        the shapes of its source. Raises ValueError if a leading dimension is not `rows`, or an output can't
+        be cut.
         """
 
     @abstractmethod

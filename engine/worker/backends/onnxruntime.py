@@ -27,6 +27,7 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,12 +74,12 @@ class _Port:
 
     __slots__ = ("datatype", "name", "row_bytes", "row_shape", "scalar")
 
-    def __init__(self, tensor: TensorInfo, *, scalar: bool) -> None:
+    def __init__(self, tensor: TensorInfo, *, scalar: bool = False, joined: bool = False) -> None:
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.scalar = scalar  # rank 0 in the model, [1] in the configuration
         self.row_shape = list(tensor.backend_dims)
-        fixed = not scalar and tensor.datatype.size and min(self.row_shape, default=1) >= 0
+        fixed = not (scalar or joined) and tensor.datatype.size and min(self.row_shape, default=1) >= 0
         # Bytes of one row, or of the whole tensor if the model does not batch; 0 if only the model can tell.
         self.row_bytes = int(np.prod(self.row_shape, dtype=np.int64)) * tensor.datatype.size if fixed else 0
 
@@ -140,8 +141,7 @@ class OnnxRuntimeBackend(Backend):
         """Run one batch; if it fails, its requests one by one."""
         outputs = self._select(batch)
         try:
-            inputs = {name: batch.stacked(name) for name in batch.input_names}
-            results = self._compute(inputs, outputs, batch.rows, batch.allocate)
+            results = self._compute(batch.feeds(), outputs, batch.rows, batch.allocate)
         except TritiumError as error:
             if len(batch.requests) == 1:
                 batch.fail(error.code, error.message)
@@ -152,10 +152,9 @@ class OnnxRuntimeBackend(Backend):
 
     def _execute_apart(self, batch: Batch) -> None:
         for request in batch.requests:
-            inputs = {name: request.input(name) for name in request.input_names}
             outputs = [port for port in self._outputs if port.name in request.requested_outputs]
             try:
-                request.respond(self._compute(inputs, outputs, request.rows, None))
+                request.respond(self._compute(request.feeds(), outputs, request.rows, None))
             except TritiumError as error:
                 request.fail(error.code, error.message)
 
@@ -405,30 +404,97 @@ def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:
 def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
     required = {node.name: node for node in session.get_inputs()}
     defaulted = {node.name: node for node in session.get_overridable_initializers()}
-    if model.max_batch_size:
-        for tensor in model.inputs:
-            if tensor.optional:
-                raise LoadError(
-                    f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported for models"
-                    " that support batching"
-                )
-    expected = sum(tensor.name not in defaulted for tensor in model.inputs)
+    for tensor in model.inputs:
+        if tensor.optional and model.max_batch_size:
+            raise LoadError(
+                f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported for"
+                " models"
+                " that support batching"
+            )
+        if tensor.optional and tensor.ragged:
+            raise LoadError(
+                f"unable to load model '{model.name}', configuration expects model provides input with"
+                " shape [-1] for"
+                f" ragged input '{tensor.name}', which is not supported for optional input"
+            )
+    made = made_tensors(model)
+    expected = sum(tensor.name not in defaulted for tensor in model.inputs) + len(made)
     if expected != len(required):
         raise LoadError(
             f"unable to load model '{model.name}', configuration expects {expected} inputs,"
             f" model provides {len(required)}"
         )
     nodes = {**defaulted, **required}
-    return [_check(tensor, nodes, model, "input") for tensor in model.inputs]
+    return [_check(tensor, nodes, model, "input") for tensor in model.inputs] + [
+        _check(tensor, nodes, model, "input", made=True) for tensor in made
+    ]
 
 
 def _check_outputs(session: Any, model: ModelInfo) -> list[_Port]:
     nodes = {node.name: node for node in session.get_outputs()}
-    return [_check(tensor, nodes, model, "output") for tensor in model.outputs]
+    joining = Joining.of(model)
+    scattered = joining.scattered if joining is not None else ()
+    ports = []
+    for tensor in model.outputs:
+        if tensor.name in scattered:  # 1-D, and cut later
+            _check_kind(tensor, nodes, model, "output")
+            ports.append(_Port(tensor, joined=True))
+        else:
+            ports.append(_check(tensor, nodes, model, "output"))
+    return ports
 
 
-def _check(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side: str) -> _Port:
-    """Compare one configured tensor with the session's. Raises LoadError if they can't meet."""
+def _check(
+    tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side: str, *, made: bool = False
+) -> _Port:
+    """Compare one configured tensor with the session's. Raises LoadError if they can't meet.
+
+    The dims of one `made` for the batch are all that it has.
+    """
+    node = _check_kind(tensor, nodes, model, side)
+    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
+    if tensor.ragged:
+        if shape != [-1]:
+            raise LoadError(
+                f"unable to load model '{model.name}', configuration expects model provides input with"
+                " shape [-1]  for ragged"
+                f" input '{tensor.name}', model provides {_spell(shape)}"
+            )
+        return _Port(tensor, joined=True)
+    batches = bool(model.max_batch_size) and not made
+    configured = [-1] * batches + tensor.backend_dims
+    # ONNX Runtime shows a scalar and a tensor of unknown rank alike, as []. Only inputs of one element can be
+    # scalars.
+    scalar = not shape and configured == [1]
+    if shape and (
+        len(shape) != len(configured)
+        or any(
+            theirs not in (-1, ours) and not _is_padded_to(tensor, axis, theirs)
+            for axis, (theirs, ours) in enumerate(zip(shape, configured))
+        )
+    ):
+        batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
+        raise LoadError(
+            f"unable to load model '{model.name}', {side} '{tensor.name}': the model has shape"
+            f" {_spell(shape)}"
+            f" but the configuration makes {_spell(configured)}{batch}"
+        )
+    return _Port(tensor, scalar=scalar)
+
+
+def _is_padded_to(tensor: TensorInfo, axis: int, size: int) -> bool:
+    """Whether a dimension of any size is this one where the model meets it.
+
+    An input may be padded to one size only. An output that is cut is compared when it is there.
+    """
+    if any(cut.axis == axis for cut in tensor.cuts):
+        return True
+    buckets = tensor.padded.buckets.get(axis) if tensor.padded is not None else None
+    return buckets is not None and not buckets.longer and list(buckets.sizes) == [size]
+
+
+def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side: str) -> Any:
+    """Return the session's tensor of that name and datatype. Raises LoadError if there is none."""
     node = nodes.get(tensor.name)
     if node is None:
         raise LoadError(
@@ -446,23 +512,7 @@ def _check(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, side:
             f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name}"
             f" for {side} '{tensor.name}', model provides {spelt}"
         )
-    configured = [-1] * bool(model.max_batch_size) + tensor.backend_dims
-    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
-    # ONNX Runtime shows a scalar and a tensor of unknown rank alike, as []. Only inputs of one element can be
-    # scalars.
-    scalar = not shape and configured == [1]
-    if shape and (
-        len(shape) != len(configured)
-        or any(theirs not in (-1, ours) for theirs, ours in zip(shape, configured))
-    ):
-        batch = (
-            " (the first is the batch dimension, since max_batch_size > 0)" if model.max_batch_size else ""
-        )
-        raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}': the model has shape {_spell(shape)}"
-            f" but the configuration makes {_spell(configured)}{batch}"
-        )
-    return _Port(tensor, scalar=scalar)
+    return node
 
 
 def _spell(shape: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from engine.worker.backends.torch_loading import (
     load_program,
     set_process_options,
 )
+from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -79,7 +80,8 @@ class PyTorchBackend(Backend):
         self._torch = torch
         self._log = model.log
         self._dtypes = {datatype: getattr(torch, name) for datatype, name in _TORCH_NAMES.items()}
-        self._positions = {tensor.name: position for position, tensor in enumerate(model.inputs)}
+        fed = [*model.inputs, *made_tensors(model)]
+        self._positions = {tensor.name: position for position, tensor in enumerate(fed)}
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
         self._outputs = list(model.outputs)
         self._device = device_of(torch, model)
@@ -115,7 +117,7 @@ class PyTorchBackend(Backend):
         wanted: Collection[str] = batch.wanted_outputs if len(outputs) > 1 else (outputs[0].name,)
         arguments: list[Any] = []
         try:
-            arguments = self._arguments({name: batch.stacked(name) for name in batch.input_names})
+            arguments = self._arguments(batch.feeds())
             results = self._compute(arguments, wanted)
         except TritiumError as error:
             # A program that wrote into its inputs (`_version` counts that) can't be given them again.
@@ -129,7 +131,7 @@ class PyTorchBackend(Backend):
     def _execute_apart(self, batch: Batch) -> None:
         for request in batch.requests:
             try:
-                arguments = self._arguments({name: request.input(name) for name in request.input_names})
+                arguments = self._arguments(request.feeds())
                 request.respond(self._compute(arguments, request.requested_outputs))
             except TritiumError as error:
                 request.fail(error.code, error.message)

@@ -31,6 +31,7 @@ from engine.worker.backends.base import (
     SenderClosed,
     TensorInfo,
 )
+from engine.worker.joining import Joining
 
 if TYPE_CHECKING:
     import os
@@ -214,10 +215,12 @@ class LocalRequest(BatchRequest):
         self._sender: weakref.ref[LocalSender] | None = None
         self._decoupled = False
         self._datatypes: Mapping[str, DataType] = {}
+        self._joining: Joining | None = None
 
     def join(self, model: ModelInfo) -> None:
         """Take what the model's configuration says about requests. `LocalBatch` calls this."""
         self._decoupled = model.decoupled
+        self._joining = Joining.of(model)
         self._datatypes = {tensor.name: tensor.datatype for tensor in model.inputs}
         self.inputs = {name: self.inputs[name] for name in self._datatypes if name in self.inputs}
         self.requested_outputs = self.requested_outputs or [tensor.name for tensor in model.outputs]
@@ -230,7 +233,18 @@ class LocalRequest(BatchRequest):
 
     def input(self, name: str) -> Array:
         """Return an input."""
+        if self._joining is not None and name in self._joining.padded:
+            return self._joining.pad(name, [self.inputs[name]])
         return self.inputs[name]
+
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs as `Batch.feeds` would."""
+        return _feeds([self], self._joining, self.input)
+
+    @property
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of its own tensors."""
+        return {name: array.shape for name, array in self.inputs.items()}
 
     def input_datatype(self, name: str) -> DataType:
         """Return an input's datatype. Raises KeyError for an input the client did not send."""
@@ -238,7 +252,15 @@ class LocalRequest(BatchRequest):
 
     def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer with copies of what was asked for. Raises RuntimeError at a second answer."""
+        if self._joining is not None:
+            outputs = [
+                (name, dt, self._joining.share(name, array, self.shapes)) for name, dt, array in outputs
+            ]
         self._settle(LocalAnswer(self.kept(outputs), parameters=parameters))
+
+    def settle(self, outputs: Sequence[Output]) -> None:
+        """Answer with copies of those of its own outputs that were asked for. `LocalBatch` calls this."""
+        self._settle(LocalAnswer(self.kept(outputs)))
 
     def kept(self, outputs: Sequence[Output]) -> list[Output]:
         """Return copies of those outputs that were asked for."""
@@ -302,9 +324,10 @@ class LocalRequest(BatchRequest):
 
 
 class LocalBatch(Batch):
-    """A batch of `requests`, which must carry the same inputs of the same dims and datatypes.
+    """A batch of `requests`, which must carry the same inputs of the same datatypes.
 
-    Raises ValueError if they do not, or if a model without batching is given several.
+    Their dims must be the same, too, if the input is neither ragged nor padded. Raises ValueError if they are
+    not, or if a model without batching is given several.
     """
 
     def __init__(self, model: ModelInfo, requests: Sequence[LocalRequest]) -> None:
@@ -318,21 +341,28 @@ class LocalBatch(Batch):
         self.requests: Sequence[LocalRequest] = requests  # type: ignore[mutable-override]
         self.rows = sum(request.rows for request in requests)
         self._batches = bool(model.max_batch_size)
-        self._stacked = {
-            name: np.concatenate([request.inputs[name] for request in requests])
-            if self._batches
-            else requests[0].inputs[name]
-            for name in requests[0].inputs
-        }
+        self._joining = joining = Joining.of(model)
+        uneven = () if joining is None else joining.flat
+        self._stacked = {name: self._join(name) for name in requests[0].inputs if name not in uneven}
+
+    def _join(self, name: str) -> Array:
+        parts = [request.inputs[name] for request in self.requests]
+        if self._joining is not None and name in self._joining.padded:
+            return self._joining.pad(name, parts)
+        return np.concatenate(parts) if self._batches else parts[0]
 
     @property
     def input_names(self) -> Sequence[str]:
         """Inputs present, in the configuration's order."""
-        return list(self._stacked)
+        return list(self.requests[0].inputs)
 
     def stacked(self, name: str) -> Array:
-        """Return an input of all requests."""
-        return self._stacked[name]
+        """Return an input of all requests. See `Batch.stacked`."""
+        return self._stacked[name] if name in self._stacked else self._join(name)
+
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs of all requests. See `Batch.feeds`."""
+        return _feeds(self.requests, self._joining, self.stacked)
 
     def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
         """Return an uninitialised array."""
@@ -341,7 +371,18 @@ class LocalBatch(Batch):
         return np.empty(shape, datatype.numpy)
 
     def respond(self, outputs: Sequence[Output]) -> None:
-        """Answer every request with its rows."""
+        """Answer every request with its rows. See `Batch.respond`."""
+        joining = self._joining
+        if joining is not None:
+            sizes = [request.rows for request in self.requests]
+            shapes = {name: [of.shapes[name] for of in self.requests] for name in self.input_names}
+            columns = [
+                [(name, datatype, own) for own in joining.shares(name, array, shapes, sizes)]
+                for name, datatype, array in outputs
+            ]
+            for index, request in enumerate(self.requests):
+                request.settle([column[index] for column in columns])
+            return
         for name, _, array in outputs:
             if self._batches and (not array.ndim or len(array) != self.rows):
                 raise ValueError(
@@ -383,6 +424,22 @@ def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) ->
             message = f"model '{model.name}' finished the batch without a response to this request"
             request.fail(ErrorCode.INTERNAL, message)
     return [request.answer for request in requests if request.answer is not None]
+
+
+def _feeds(
+    requests: Sequence[LocalRequest], joining: Joining | None, whole: Callable[[str], Array]
+) -> Mapping[str, Array]:
+    names = requests[0].input_names
+    if joining is None:
+        return {name: whole(name) for name in names}
+    feeds = {
+        name: np.concatenate([request.inputs[name].reshape(-1) for request in requests])
+        if name in joining.flat
+        else whole(name)
+        for name in names
+    }
+    feeds.update(joining.made_of({name: [of.shapes[name] for of in requests] for name in names}))
+    return feeds
 
 
 def _copied(name: str, datatype: DataType, array: Array) -> Array:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.torch_names import output_paths, package_inputs, script_inputs
+from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +175,8 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
         module = torch.jit.load(path, map_location=None if model.kind == "MODEL" else device).eval()
     schema = module.forward.schema
     arguments = schema.arguments[1:]  # without self
-    names = [tensor.name for tensor in model.inputs]
+    inputs = [*model.inputs, *made_tensors(model)]
+    names = [tensor.name for tensor in inputs]
     types = {argument.name: str(argument.type) for argument in arguments}
     paths = output_paths([tensor.name for tensor in model.outputs])
     if list(types.values()) == ["Dict[str, Tensor]"]:
@@ -190,7 +192,7 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
             f"unable to load model '{model.name}', configuration expects {len(names)} inputs, model provides"
             f" {len(arguments)}"
         )
-    for tensor, keyword in zip(model.inputs, keywords):
+    for tensor, keyword in zip(inputs, keywords):
         _check_script_type(model, "input", tensor, types[keyword])
     if len(schema.returns) == 1:
         _check_script_returns(model, schema.returns[0].type, paths)
@@ -204,7 +206,7 @@ def _check_script_type(model: ModelInfo, side: str, tensor: TensorInfo, found: s
     plain = found[len("Optional[") : -1] if found.startswith("Optional[") else found
     if tensor.datatype is not DataType.BYTES:
         expected = "Tensor"
-    elif len(tensor.backend_dims) + bool(model.max_batch_size) == 1:
+    elif tensor.ragged or len(tensor.backend_dims) + bool(model.max_batch_size) == 1:
         expected = "List[str]"
     else:
         raise LoadError(
@@ -310,7 +312,8 @@ def _package_program(call: Callable[..., Any], spec: str, model: ModelInfo) -> P
                 f"unable to load model '{model.name}', its arguments are nested; only tensors are supported"
             )
     keywords = json.loads(keyword["context"])
-    names = [tensor.name for tensor in model.inputs]
+    inputs = [*model.inputs, *made_tensors(model)]
+    names = [tensor.name for tensor in inputs]
     places = package_inputs(names, len(positional["children_spec"]), keywords, model.name)
     paths = output_paths([tensor.name for tensor in model.outputs])
     order = [places.index(position) for position in range(len(positional["children_spec"]))]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from actors.serving.validation import Validator
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, InvalidArgument
+from actors.values.padding import Buckets, Padded
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor, element_count, pack_bytes
@@ -502,6 +503,25 @@ def test_variable_inputs_batch_with_their_own_shape_whatever_the_rows_and_the_or
     first = key(GROWING, tensor("A", 1, 3, 4), tensor("B", 1, 4))
     assert first == key(GROWING, tensor("B", 5, 4), tensor("A", 5, 3, 4))
     assert first != key(GROWING, tensor("A", 1, 2, 4), tensor("B", 1, 4))
+
+
+def test_padded_inputs_batch_within_their_bucket():
+    padded = model(fp32("A", -1, 2, padded=Padded({1: Buckets((4, 8))})))
+    assert key(padded, tensor("A", 1, 1, 2)) == key(padded, tensor("A", 3, 4, 2))
+    assert key(padded, tensor("A", 1, 4, 2)) != key(padded, tensor("A", 1, 5, 2))
+
+
+def test_an_input_longer_than_its_largest_bucket_is_refused_unless_it_may_be():
+    for longer in (False, True):
+        spec = model(fp32("A", -1, padded=Padded({1: Buckets((4, 8), longer)})))
+        if longer:
+            assert key(spec, tensor("A", 1, 9)) == ((9,),)
+            continue
+        assert refusal(spec, tensor("A", 1, 9)) == (
+            "[request id: r1] dimension 1 of input 'A' for model 'add' is 9, more than the 8 that it is"
+            " padded to"
+            " (tritium.pad_to). Send at most 8."
+        )
 
 
 def test_the_shape_of_an_unbatched_model_is_whole():

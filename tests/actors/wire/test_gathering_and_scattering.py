@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from actors.sequences.policy.controls import PaddingRow
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
+from actors.values.padding import Buckets, Padded
 from actors.values.requests import InferRequest
 from actors.values.shapes import reshaped
 from actors.values.specs import InputSpec, OutputSpec, SequenceBatching, StateSpec
@@ -137,6 +138,15 @@ def test_ragged_inputs_keep_a_shape_for_each_request():
         ((1, 0), 0),
     ]
     assert bytes(segment.view[placed.offset : placed.offset + 28]) == b"".join(a.tobytes() for a in arrays)
+
+
+def test_padded_inputs_keep_a_shape_for_each_request_too():
+    padded = Padded({1: Buckets((4,))})
+    spec = make_spec(inputs=(InputSpec(name="INPUT", datatype=DataType.INT32, dims=(-1,), padded=padded),))
+    arrays = [np.zeros((1, n), np.int32) for n in (2, 3)]
+    gather, _ = gathered([request(spec, Tensor.from_numpy("INPUT", array)) for array in arrays], spec)
+    (placed,) = gather.inputs
+    assert placed.parts == [((1, 2), 8), ((1, 3), 12)]
 
 
 def test_ragged_inputs_that_happen_to_agree_are_one_array():

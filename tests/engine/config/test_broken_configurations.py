@@ -146,6 +146,13 @@ BROKEN = [
      [((6, 53), 'batch_input[0].source_input', "unknown source input name 'AA' for m", "did you mean 'A'?")]),
     ('a batch input of no kind', plus('batch_input { kind: 8 target_name: "N" data_type: TYPE_FP32 source_input: "A" }'),
      [((6, 15), 'batch_input[0].kind', "unknown batch input kind '8' for m", 'one of BATCH_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN')]),
+    ('a batch input without a name', plus('batch_input { data_type: TYPE_FP32 source_input: "A" }'),
+     [((6, 1), 'batch_input[0].target_name', "batch input must specify 'target_name' for m",
+       'name the input of the model that it is')]),
+    ('a batch input that is an input',
+     plus('batch_input { target_name: "A" data_type: TYPE_FP32 source_input: "A" }'),
+     [((6, 15), 'batch_input[0].target_name',
+       "batch input 'A' is specified more than once among the inputs for m", 'give it another name')]),
     ('a batch output without a source', plus('batch_output { target_name: "S" }'),
      [((6, 1), 'batch_output[0].source_input', "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m", 'one of A')]),
     ('a batch output that is none', plus('batch_output { target_name: "T" source_input: "A" }'),
@@ -212,8 +219,6 @@ def test_a_mistake_is_told_with_its_place_its_text_and_a_suggestion(load, errors
 
 
 UNSUPPORTED = [
-    (plus('batch_input { target_name: "N" data_type: TYPE_FP32 source_input: "A" }'), "batch_input", (6, 1)),
-    (plus('batch_output { target_name: "S" source_input: "A" }'), "batch_output", (6, 1)),
     (plus('runtime: "libmine.so"'), "runtime", (6, 1)),
     (plus('model_operations { op_library_filename: "ops.so" }').replace("onnxruntime", "python"),
      "model_operations.op_library_filename", (6, 20)),
@@ -221,7 +226,6 @@ UNSUPPORTED = [
      "optimization.execution_accelerators", (6, 41)),
     (plus('optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'),
      "optimization.execution_accelerators", (6, 41)),
-    (with_input('name: "A" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true'), "allow_ragged_batch", (4, 51)),
     (plus("instance_group { secondary_devices { device_id: 1 } }"), "instance_group.secondary_devices", (6, 18)),
 ]  # fmt: skip
 
