@@ -3,7 +3,9 @@
 Every answer is that of its request alone.
 """
 
+import re
 import warnings
+from io import BytesIO
 from queue import Queue
 from textwrap import dedent
 from typing import Any
@@ -18,13 +20,14 @@ from onnx import TensorProto
 from tests.support.flavours import PROCESSES
 from tests.support.ragged import (
     BATCH_INPUT,
+    BATCHING,
     PORTS,
     PYTHON,
     configure,
+    graph_of,
     padded_onnx,
     summing_constants,
     summing_onnx,
-    write_graph,
 )
 from tests.support.triton_inputs import inputs
 
@@ -38,10 +41,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 RAGGED = PORTS % "allow_ragged_batch: true"
-PADDED = PORTS % "" + (
+CUT = (
     'parameters { key: "tritium.pad_to" value { string_value: "X:1=4,8" } }\n'
-    'parameters { key: "tritium.pad_outputs" value { string_value: "DOUBLE:1=X:1" } }\n'
+    'parameters { key: "tritium.pad_outputs" value { string_value: "%s:1=X:1" } }\n'
 )
+PADDED = PORTS % "" + CUT % "DOUBLE"
+NAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt", "python": "model.py"}
 # A sequence sums up: SUM = what it had + the elements of the request, by a state. READY is 0 in empty slots.
 SEQUENCE = """
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
@@ -68,9 +73,8 @@ class Segments(torch.nn.Module):
         return torch.stack(sums).reshape(-1, 1), X * 2
 
 
-def sequence_onnx(path):
-    write_graph(
-        path,
+def sequence_onnx():
+    return graph_of(
         [
             ("CumSum", ["X", "zero"], ["sums"], {}),
             ("Concat", ["nothing", "sums"], ["from_zero"], {"axis": 0}),
@@ -95,24 +99,81 @@ def sequence_onnx(path):
     )
 
 
+def padded_sequence_onnx():
+    return graph_of(
+        [
+            ("ReduceSum", ["X", "one"], ["own"], {"keepdims": 1}),
+            ("Add", ["own", "HAD"], ["total"], {}),
+            ("Mul", ["total", "READY"], ["HAS"], {}),
+            ("Identity", ["HAS"], ["SUM"], {}),
+        ],
+        [
+            ("X", TensorProto.FLOAT, ["r", "n"]),
+            ("READY", TensorProto.FLOAT, ["r", 1]),
+            ("HAD", TensorProto.FLOAT, ["r", 1]),
+        ],
+        [("SUM", TensorProto.FLOAT, ["r", 1]), ("HAS", TensorProto.FLOAT, ["r", 1])],
+        summing_constants(),
+    )
+
+
+def twice_onnx(*shape):
+    """Return a graph whose Y is each text of X, twice."""
+    port = ("X", TensorProto.STRING, shape), ("Y", TensorProto.STRING, shape)
+    return graph_of([("StringConcat", ["X", "X"], ["Y"], {})], port[:1], port[1:])
+
+
+TEXTS = (
+    'input { name: "X" data_type: TYPE_STRING dims: [ -1 ] %s }\n'
+    'output { name: "Y" data_type: TYPE_STRING dims: [ -1 ] }\n'
+)
+FUNCTION = """
+import tritium
+from tritium import FP32, Array
+from typing import NamedTuple
+
+class Answer(NamedTuple):
+    SUM: FP32[Array, 1]
+    DOUBLE: FP32[Array, -1]
+
+@tritium.model(max_batch_size=8)
+def summing(X: FP32[Array, -1]) -> Answer:
+    return Answer(X.sum(axis=1, keepdims=True), X * 2)
+"""
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ragged")
+
+    def write(name, backend, text, content, scheduling=BATCHING):
+        path = configure(folder, name, backend, text, scheduling) / NAMES[backend]
+        path.write_bytes(content if isinstance(content, bytes) else dedent(content).encode())
+
     ends = BATCH_INPUT % ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "ENDS")
-    summing_onnx(configure(folder, "ragged_onnx", "onnxruntime", RAGGED + ends) / "model.onnx")
+    write("ragged_onnx", "onnxruntime", RAGGED + ends, summing_onnx())
     counts = BATCH_INPUT % ("BATCH_ELEMENT_COUNT", "N")
+    script = BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(Segments()).save(
-            configure(folder, "ragged_torch", "pytorch", RAGGED + counts) / "model.pt"
-        )
-    (configure(folder, "ragged_python", "python", RAGGED) / "model.py").write_text(dedent(PYTHON))
-    padded_onnx(configure(folder, "padded_onnx", "onnxruntime", PADDED) / "model.onnx")
-    (configure(folder, "padded_python", "python", PADDED) / "model.py").write_text(dedent(PYTHON))
-    (configure(folder, "plain_python", "python", PORTS % "") / "model.py").write_text(dedent(PYTHON))
+        torch.jit.save(torch.jit.script(Segments()), script)
+    write("ragged_torch", "pytorch", RAGGED + counts, script.getvalue())
+    write("ragged_python", "python", RAGGED, PYTHON)
+    write("ragged_function", "python", RAGGED, FUNCTION)
+    write("padded_onnx", "onnxruntime", PADDED, padded_onnx())
+    write("padded_python", "python", PADDED, PYTHON)
+    write("padded_function", "python", PADDED, FUNCTION)
+    in_thread = 'parameters { key: "tritium.isolation" value { string_value: "thread" } }\n'
+    write("padded_in_thread", "onnxruntime", PADDED + in_thread, padded_onnx())
+    scattered = 'batch_output { target_name: "Y" source_input: "X" }\n'
+    write("ragged_text", "onnxruntime", TEXTS % "allow_ragged_batch: true" + scattered, twice_onnx("n"))
+    write("padded_text", "onnxruntime", TEXTS % "" + CUT % "Y", twice_onnx("n", "m"))
     for strategy in ("direct", "oldest"):
         text = SEQUENCE % f"{strategy} {{ }}"
-        sequence_onnx(configure(folder, f"sequence_{strategy}", "onnxruntime", text, "") / "model.onnx")
+        write(f"sequence_{strategy}", "onnxruntime", text, sequence_onnx(), "")
+        text = re.sub("(?s)allow_ragged_batch: true|batch_input {.*?}", "", text)
+        text += 'parameters { key: "tritium.pad_to" value { string_value: "X:1=4,8" } }\n'
+        write(f"padded_sequence_{strategy}", "onnxruntime", text, padded_sequence_onnx(), "")
     for step in ("ragged_onnx", "padded_onnx"):
         (folder / f"ensemble_{step}" / "1").mkdir(parents=True)
         (folder / f"ensemble_{step}" / "config.pbtxt").write_text(
@@ -159,8 +220,11 @@ MODELS = [
     "ragged_onnx",
     "ragged_torch",
     "ragged_python",
+    "ragged_function",
     "padded_onnx",
     "padded_python",
+    "padded_function",
+    "padded_in_thread",
     "ensemble_ragged_onnx",
     "ensemble_padded_onnx",
 ]
@@ -175,7 +239,7 @@ def test_every_answer_is_that_of_its_request_alone(client, model):
         assert answer.as_numpy("DOUBLE").tolist() == (2 * x).tolist()
 
 
-@pytest.mark.parametrize("model", ["ragged_onnx", "ragged_torch", "ragged_python", "padded_onnx"])
+@pytest.mark.parametrize("model", ["ragged_onnx", "ragged_torch", "padded_onnx", "padded_function"])
 def test_requests_of_different_shapes_share_batches(client, model):
     before = executions(client, model)
     together(client, model, [np.ones((1, size), "f4") for size in range(1, 9)] * 4)
@@ -215,9 +279,19 @@ def test_a_request_longer_than_the_largest_bucket_is_refused(client):
     )
 
 
-@pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_sequences_of_different_shapes_keep_their_sums(client, strategy):
-    model = f"sequence_{strategy}"
+@pytest.mark.parametrize("model", ["ragged_text", "padded_text"])
+def test_text_of_different_lengths_shares_batches(client, model):
+    rows = [[b"a"], [b"bc", b""], [b"d"] * 5, [b""], [b"\xc3\xa9"] * 3]
+    answers = together(client, model, [np.array([row], object) for row in rows])
+    assert [answer.as_numpy("Y").tolist() for answer in answers] == [
+        [[2 * each for each in row]] for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    "model", ["sequence_direct", "sequence_oldest", "padded_sequence_direct", "padded_sequence_oldest"]
+)
+def test_sequences_of_different_shapes_keep_their_sums(client, model):
     lengths = {1: [3, 1, 4], 2: [1, 5], 3: [2, 2, 2, 2]}
     sums = dict.fromkeys(lengths, 0.0)
     for step in range(4):

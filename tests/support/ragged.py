@@ -47,20 +47,20 @@ def configure(repository: Path, name: str, backend: str, text: str, scheduling: 
     return version
 
 
-def write_graph(path, nodes, inputs, outputs, constants=()) -> None:
-    """Write an ONNX model whose ports are (name, element type, shape), and whose constants are tensors."""
+def graph_of(nodes, inputs, outputs, constants=()) -> bytes:
+    """Return an ONNX model whose ports are (name, element type, shape), and whose constants are tensors."""
     taken, given = ([helper.make_tensor_value_info(*port) for port in side] for side in (inputs, outputs))
     graph = helper.make_graph(
         [helper.make_node(*node[:3], **node[3]) for node in nodes], "g", taken, given, [*constants]
     )
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
-    path.write_bytes(model.SerializeToString())
+    content: bytes = model.SerializeToString()
+    return content
 
 
-def summing_onnx(path: Path) -> None:
-    """Write a graph that takes X flat, and ENDS, the elements before each request's end from 0 on."""
-    write_graph(
-        path,
+def summing_onnx() -> bytes:
+    """Return a graph that takes X flat, and ENDS, the elements before each request's end from 0 on."""
+    return graph_of(
         [
             # Sums up to each end, less those up to the end before.
             ("CumSum", ["X", "zero"], ["sums"], {}),
@@ -91,10 +91,9 @@ def summing_constants() -> list[TensorProto]:
     ]
 
 
-def padded_onnx(path: Path) -> None:
-    """Write a graph that takes X as [rows, length]."""
-    write_graph(
-        path,
+def padded_onnx() -> bytes:
+    """Return a graph that takes X as [rows, length]."""
+    return graph_of(
         [
             ("ReduceSum", ["X", "one"], ["SUM"], {"keepdims": 1}),
             ("Add", ["X", "X"], ["DOUBLE"], {}),

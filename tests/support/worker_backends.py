@@ -176,6 +176,17 @@ class Strings(Backend):
         batch.respond([("OUTPUT", DataType.BYTES, reversed_words)])
 
 
+class Joining(Doubling):
+    """OUTPUT = 2 * INPUT, joined as the configuration says; any element may be a cue."""
+
+    name = "joining"
+
+    def execute(self, batch):
+        values = batch.feeds()["INPUT"]
+        self.misbehave(batch, set(values.ravel().tolist()))
+        batch.respond([("OUTPUT", DataType.FP32, values * 2)])
+
+
 class Moody(Doubling):
     """Ready while a file exists."""
 

@@ -14,15 +14,19 @@ import pytest
 from onnx import TensorProto
 
 from actors.values.datatypes import BY_NUMBER
+from actors.values.padding import Padded
 from engine.__main__ import main
 from engine.cli.check import inspect
+from engine.config.jsonform import config_json
 from engine.config.load import load_model_config
 from engine.processes.backends import discover
+from engine.settings.parameters import read_parameters, settings_of
 from engine.settings.settings import Settings
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
 from engine.worker.backends.testing import model_info
 from tests.engine.cli.conftest import onnx_model
+from tests.support.ragged import BATCH_INPUT, PORTS, summing_onnx
 
 PYTHON = """\
 input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
@@ -31,6 +35,12 @@ output [ { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
 INPUT = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 ONNX = onnx_model("N", 4)
+KIND = "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"
+RAGGED = f'backend: "onnxruntime"\nmax_batch_size: 8\n{PORTS % "allow_ragged_batch: true"}{BATCH_INPUT % (KIND, "ENDS")}'
+PADDED = (
+    'parameters { key: "tritium.pad_to" value { string_value: "x:1=4" } }\n'
+    'parameters { key: "tritium.pad_outputs" value { string_value: "y:1=x:1" } }\n'
+)
 BOTH = f'backend: "onnxruntime"\nmax_batch_size: 8\n{INPUT}{OUTPUT}'
 
 
@@ -86,6 +96,25 @@ def verified():
         pytest.param(BOTH.replace("[ 4 ]", "[ 4, 1 ]"), ONNX, id="rank"),
         pytest.param(BOTH, onnx_model(1, 4), id="fixed batch"),
         pytest.param(BOTH.replace(INPUT, INPUT.replace("dims", "optional: true dims")), ONNX, id="optional"),
+        pytest.param(RAGGED, summing_onnx(), id="ragged"),
+        pytest.param(RAGGED.replace("TYPE_INT32", "TYPE_FP32"), summing_onnx(), id="datatype of a batch input"),
+        pytest.param(RAGGED.replace('"ENDS"', '"ELSE"'), summing_onnx(), id="unknown batch input"),
+        pytest.param(RAGGED.replace(KIND, "BATCH_ITEM_SHAPE"), summing_onnx(), id="rank of a batch input"),
+        pytest.param(RAGGED.replace("batch_input", "# "), summing_onnx(), id="no batch input"),
+        pytest.param(RAGGED.replace('"X"', '"x"').replace('"DOUBLE"', '"y"'), ONNX, id="not that graph"),
+        pytest.param(
+            BOTH.replace(INPUT, INPUT.replace("dims", "allow_ragged_batch: true dims")), ONNX, id="not flat"
+        ),
+        pytest.param(BOTH.replace("[ 4 ]", "[ -1 ]") + PADDED, ONNX, id="padded to the size of the graph"),
+        pytest.param(
+            BOTH.replace("[ 4 ]", "[ -1 ]") + PADDED.replace("=4", "=5"), ONNX, id="padded to another size"
+        ),
+        pytest.param(
+            BOTH.replace("[ 4 ]", "[ -1 ]") + PADDED.replace("=4", "=4,*"), ONNX, id="padded to any size"
+        ),
+        pytest.param(
+            BOTH.replace("[ 4 ]", "[ -1 ]") + PADDED.replace("=4", "=4,5"), ONNX, id="padded to two sizes"
+        ),
     ],
 )  # fmt: skip
 def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified, config, content):
@@ -93,6 +122,8 @@ def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified,
     loaded = verified(directory)
     assert load_model_config(directory, backends=discover()).ok  # a server asks the backend
     completed = loaded.configs[0].config
+    parameters = {key: value.string_value for key, value in completed.parameters.items()}
+    tritium = settings_of(read_parameters(parameters)[0])
     inputs, outputs = (
         [
             TensorInfo(
@@ -101,13 +132,21 @@ def test_what_is_said_of_an_onnx_model_is_what_its_backend_says(model, verified,
                 list(tensor.dims),
                 reshape=list(tensor.reshape.shape) if tensor.HasField("reshape") else None,
                 optional=getattr(tensor, "optional", False),
+                ragged=getattr(tensor, "allow_ragged_batch", False),
+                padded=Padded(tritium.pad_to[tensor.name]) if tensor.name in tritium.pad_to else None,
+                cuts=tritium.pad_outputs.get(tensor.name, ()),
             )
             for tensor in side
         ]
         for side in (completed.input, completed.output)
     )
     info = model_info(
-        directory / "1", name="m", inputs=inputs, outputs=outputs, max_batch_size=completed.max_batch_size
+        directory / "1",
+        name="m",
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=completed.max_batch_size,
+        config=json.loads(config_json(completed)),
     )
     backend = OnnxRuntimeBackend()
     said = ""

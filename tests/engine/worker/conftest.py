@@ -180,11 +180,15 @@ def serve() -> Serve:
             "impure": "Impure",
             "strings": "Strings",
             "moody": "Moody",
+            "joining": "Joining",
         }
         traits = {
             name: BackendTraits(name=name, target=f"worker_backends:{cls}") for name, cls in classes.items()
         }
         traits["in_thread"] = BackendTraits(name="in_thread", target="tests.support.worker_backends:Doubling")
+        traits["joining_in_thread"] = BackendTraits(
+            name="joining_in_thread", target="tests.support.worker_backends:Joining"
+        )
         traits["greedy"] = BackendTraits(name="greedy", target="greedy_backends:Greedy")
         traits["streaming"] = BackendTraits(name="streaming", target="decoupled_backends:Streaming")
         traits["streaming_in_thread"] = BackendTraits(

@@ -103,7 +103,7 @@ def summing(tmp_path_factory):
     """SUM[i] = the sum of request i, DOUBLE = 2 X, of a flat X and the counts of its requests."""
     directory = tmp_path_factory.mktemp("summing") / "1"
     directory.mkdir()
-    summing_onnx(directory / "model.onnx")
+    (directory / "model.onnx").write_bytes(summing_onnx())
     return directory
 
 
