@@ -82,6 +82,8 @@ class Event(str, Enum):
     FAULT_INJECTED = "fault_injected"
     LOG_LINES_LOST = "log_lines_lost"
     EVENTS_MISSED = "events_missed"
+    LOG_FILE_KEPT = "log_file_kept"
+    LOG_SETTINGS_CHANGED = "log_settings_changed"
     PYTHON_WARNING = "python_warning"
     PYTHON_ERROR = "python_error"
 

@@ -175,6 +175,32 @@ class Traffic(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """What is logged, as the logging extension tells it. `file` is empty for stdout."""
+
+    file: str = ""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: str = "default"
+
+
+class Logs(Protocol):
+    """What is logged, changed while the server runs."""
+
+    @property
+    def formats(self) -> Sequence[str]:
+        """The formats that lines may have."""
+
+    def describe(self) -> LogState:
+        """Return what is logged now."""
+
+    def change(self, state: LogState) -> None:
+        """Log by `state` from now on. Its `file` stays as it is: the operator alone chooses that."""
+
+
 class Introspection(Protocol):
     """The live supervision tree, for `tritium tree`."""
 
@@ -282,3 +308,4 @@ class Server:
     events: EventStream
     traffic: Traffic
     shared_memory: SharedMemory
+    logs: Logs | None = None

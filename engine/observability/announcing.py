@@ -16,18 +16,22 @@ from typing import TextIO
 from actors.values.events import Event, Log
 from actors.values.interfaces import IndexEntry
 from engine.observability.logs import LogSink
+from engine.observability.running_logs import RunningLogs
 from engine.observability.text import aligned, printable
-from engine.settings.reporting import LogSettings
 
 
 class Announcer:
     """Tells the operator in the form that the settings ask for."""
 
-    def __init__(self, settings: LogSettings, sink: LogSink, log: Log) -> None:
-        self._json = settings.format == "json"
-        self._file = settings.file
+    def __init__(self, logs: RunningLogs, sink: LogSink, log: Log) -> None:
+        self._logs = logs
+        self._file = logs.settings.file
         self._sink = sink
         self._log = log
+
+    @property
+    def _json(self) -> bool:
+        return self._logs.settings.format == "json"
 
     def tables(self, models: Sequence[IndexEntry], options: Sequence[tuple[str, str]]) -> None:
         """Show the models with their states, and the options.

@@ -31,7 +31,7 @@ _OF_LIVES: Final = 2  # the verbose level of children that start and end as they
 _BY_NAME: Final = {event.value: event for event in Event}
 
 
-def supervision_observer(log: Log, verbose: Callable[[], int] = lambda: 0) -> events.Observer:
+def supervision_observer(log: Log, verbose: Callable[[], int] = lambda: _OF_LIVES) -> events.Observer:
     """Return an observer that tells `log` of each event, at the level its meaning has for an operator.
 
     `verbose` is the level of verbose lines at the moment, so that what is below it costs a call and no more.

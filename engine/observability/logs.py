@@ -23,13 +23,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn, Self, TextIO
+from typing import Any, Final, NoReturn, Protocol, Self
 
 import structlog
 from structlog.processors import CallsiteParameter, CallsiteParameterAdder
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from actors.values.events import Event
+from engine.observability.log_file import LogFile
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
 
@@ -48,13 +49,30 @@ def _told_lost(count: int) -> str:
     return f"({count} log lines were lost)"
 
 
+class LineStream(Protocol):
+    """What a sink writes to: `sys.stdout`, or a file that may be rotated."""
+
+    @property
+    def encoding(self) -> str:
+        """The encoding that its text will have."""
+
+    def write(self, text: str, /) -> object:
+        """Take `text`. Raises OSError or ValueError."""
+
+    def flush(self) -> None:
+        """Pass all of it on. Raises OSError or ValueError."""
+
+    def close(self) -> None:
+        """Let go of it. Raises OSError."""
+
+
 class LogSink:
     """Writes lines from a thread of its own: severe ones to `err`, others to `out`. Close it to flush it."""
 
     def __init__(
         self,
-        out: TextIO,
-        err: TextIO,
+        out: LineStream,
+        err: LineStream,
         *,
         owns: bool = False,
         most_waiting: int = _MOST_WAITING,
@@ -73,7 +91,7 @@ class LogSink:
         self._failed = 0  # lines that could not be written: counted by the thread
         self._told = 0  # of both, how many the log itself has reported
         # The last write to it failed, perhaps in the middle of a line.
-        self._torn: set[TextIO] = set()
+        self._torn: set[LineStream] = set()
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
         self._thread.start()
 
@@ -123,7 +141,7 @@ class LogSink:
                 lines.append(self._lines.popleft()[1])
             self._write(self._err if severe else self._out, lines)
 
-    def _write(self, stream: TextIO, lines: list[str]) -> None:
+    def _write(self, stream: LineStream, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
         lost = self.dropped
         if lost > self._told:
@@ -148,7 +166,7 @@ def open_sink(settings: LogSettings) -> LogSink:
     if not settings.file:
         return LogSink(sys.stdout, sys.stderr if settings.split_streams else sys.stdout, lost=lost)
     try:
-        file = open(settings.file, "a", encoding="utf-8")  # noqa: SIM115  # the sink closes it
+        file = LogFile(settings.file, _kept_as_json if settings.format == "json" else _told_kept)
     except OSError as error:
         raise SettingsError(
             f"Failed to open log file: {error.strerror}", hint=_why_no_log_file(settings.file)
@@ -161,6 +179,14 @@ def _why_no_log_file(path: str) -> str:
     if not os.path.isdir(folder):
         return f"--log-file was given '{path}', and there is no directory '{folder}': make it first"
     return f"--log-file was given '{path}'"
+
+
+def _told_kept(why: str) -> str:
+    return f"(the log file was moved away, and its name can't be opened: {why}; this file goes on)"
+
+
+def _kept_as_json(why: str) -> str:
+    return json_line("warning", Event.LOG_FILE_KEPT, error=why)
 
 
 def _lost_as_json(count: int) -> str:

@@ -20,9 +20,9 @@ from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
+from actors.values.endings import Endings
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
-from engine.observability.requests import RequestHook
 from engine.settings.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
 from engine.settings.pages import PageSettings
 from engine.settings.re2 import compiled
@@ -48,7 +48,7 @@ def v2_app(
     server: Server,
     *,
     gate: HeadGate | None = None,
-    on_finished: RequestHook | None,
+    endings: Endings,
     room: ReceivingRoom,
     elsewhere: Elsewhere | None = None,
     outlives_draining: bool = False,
@@ -67,7 +67,7 @@ def v2_app(
             elsewhere=elsewhere,
             outlives_draining=outlives_draining,
             auditor=auditor,
-            on_finished=on_finished,
+            endings=endings,
             room=room,
         ),
     )
@@ -100,7 +100,7 @@ def grpc_listener(
     service: str = "grpc",
     tls: Callable[[], ssl.SSLContext] | None,
     gate: HeadGate | None = None,
-    on_finished: RequestHook | None,
+    endings: Endings,
     log: Log,
     elsewhere: Elsewhere | None = None,
     uniform: Callable[[], float] = random.random,
@@ -135,7 +135,7 @@ def grpc_listener(
         auditor=auditor,
         header_forward_pattern=_pattern(settings.header_forward_pattern),
         elsewhere=elsewhere,
-        on_finished=on_finished,
+        endings=endings,
     )
 
     def crashed(path: str, bug: Exception) -> None:

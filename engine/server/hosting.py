@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import parent_process
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.openness import exposures, openness
+from engine.observability.running_logs import RunningLogs
 from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
@@ -71,6 +73,7 @@ class HostedTree:
         self._stop = trio.Event()
         self._lock: IO[bytes] | None = None
         self._sink: LogSink | None = None
+        self._logs: RunningLogs | None = None
         self.running: RunningServer | None = None
         self._proxies: TrustedProxies | None = None
         # Why the tree ended without being asked to.
@@ -87,6 +90,7 @@ class HostedTree:
             raise StartupFailed(NOT_OUR_TLS)
         self._lock = _only_process()
         configure_logging(settings.log, self._sink)
+        self._logs = RunningLogs(settings.log, partial(configure_logging, sink=self._sink), EventLog())
         if settings.log.format == "json":
             hear_python(EventLog())
         allow_many_files()
@@ -101,7 +105,7 @@ class HostedTree:
         found = replace(settings, sandbox=applicable(settings.sandbox, kernel))
         try:
             async with (
-                open_server(found, http=False, environ=self._environ) as running,
+                open_server(found, http=False, environ=self._environ, logs=self._logs) as running,
                 trio.open_nursery() as life,
             ):
                 self.running = running

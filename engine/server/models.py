@@ -21,6 +21,7 @@ from actors.traffic.traffic import TrafficControl
 from actors.values.events import Log
 from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.requests import request_hook
+from engine.observability.running_logs import RunningLogs
 from engine.processes.backends import BackendTraits
 from engine.processes.inheritance import for_workers
 from engine.server.machine import Machine, SparingLauncher
@@ -28,6 +29,7 @@ from engine.server.residency import memory_total
 from engine.server.running import ServerFailed
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.forms import to_memory
+from engine.settings.reporting import LogSettings
 from engine.settings.settings import Settings
 from engine.stores.open import CacheUnusable, OpenCache, open_cache
 
@@ -82,6 +84,7 @@ def compose_models(
     on_the_way: Callable[[str, str], OnTheWay | None],
     started: Callable[[], bool],
     permit: Permit | None = None,
+    logs: RunningLogs,
 ) -> ModelParts:
     """Connect what serves models.
 
@@ -116,7 +119,7 @@ def compose_models(
         subjects=subjects,
         permit=permit,
         wall_clock=machine.wall_clock,
-        recorder=_recorder(settings, log),
+        recorder=_recorder(logs, log),
         cores=machine.cores(),
         serving=started,
     )
@@ -142,10 +145,16 @@ def compose_models(
     )
 
 
-def _recorder(settings: Settings, log: Log) -> Recorder | None:
-    if not settings.log.requests:
+def _recorder(logs: RunningLogs, log: Log) -> Recorder | None:
+    if not logs.settings.requests:
         return None
-    return Recorder(log, on_internal=request_hook(), stages=settings.log.verbose > 0)
+    recorder = Recorder(log, on_internal=request_hook(), stages=False)
+
+    def follow(settings: LogSettings) -> None:
+        recorder.stages = settings.verbose > 0
+
+    logs.follow(follow)
+    return recorder
 
 
 def _open_cache(settings: Settings, log: Log) -> OpenCache | None:

@@ -13,11 +13,13 @@ from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
+from actors.values.endings import Endings
 from actors.values.events import Log
 from actors.values.interfaces import Registrations, Server
 from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
-from engine.observability.requests import RequestHook, request_hook
+from engine.observability.requests import request_hook
+from engine.observability.running_logs import RunningLogs
 from engine.server.cloud.frontends import Served, Shared, serve_sagemaker, serve_vertex
 from engine.server.frontends import (
     Frontend,
@@ -30,6 +32,7 @@ from engine.server.frontends import (
 )
 from engine.server.sockets import Sockets
 from engine.server.tls import ListenerTls, ServerTls
+from engine.settings.reporting import LogSettings
 from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short
@@ -91,6 +94,7 @@ def compose_frontends(
     log: Log,
     *,
     registrations: Registrations,
+    logs: RunningLogs,
     tls: ServerTls,
     gate: HeadGate | None,
     uniform: Callable[[], float],
@@ -113,7 +117,7 @@ def compose_frontends(
         settings,
         server,
         gate=gate,
-        on_finished=_hook(settings, "http"),
+        endings=endings(logs, "http"),
         elsewhere=elsewhere,
         room=room,
         auditor=audited("http"),
@@ -143,7 +147,7 @@ def compose_frontends(
                 settings,
                 server,
                 gate=gate,
-                on_finished=_hook(settings, "http"),
+                endings=endings(logs, "http"),
                 outlives_draining=True,
                 room=room,
                 auditor=audited("management-http"),
@@ -161,7 +165,7 @@ def compose_frontends(
             service=service,
             tls=_contexts(tls),
             gate=gate,
-            on_finished=_hook(settings, "grpc"),
+            endings=endings(logs, "grpc"),
             log=log,
             elsewhere=elsewhere,
             uniform=uniform,
@@ -197,7 +201,7 @@ def compose_frontends(
         settings=settings,
         server=server,
         gate=gate,
-        hook=partial(_hook, settings),
+        endings=partial(endings, logs),
         room=room,
         auditor=audited,
     )
@@ -263,7 +267,13 @@ def _contexts(tls: ListenerTls | None) -> Callable[[], ssl.SSLContext] | None:
     return None if tls is None else tls.context
 
 
-def _hook(settings: Settings, protocol: str) -> RequestHook | None:
-    if not (settings.log.requests or settings.log.verbose):
-        return None
-    return request_hook(protocol, failures_only=not settings.log.requests)
+def endings(logs: RunningLogs, protocol: str) -> Endings:
+    """Return what is told of requests: every one's end, the failures, or nothing, as the log wants it now."""
+    told = Endings()
+
+    def follow(settings: LogSettings) -> None:
+        wanted = settings.requests or settings.verbose
+        told.hook = request_hook(protocol, failures_only=not settings.requests) if wanted else None
+
+    logs.follow(follow)
+    return told

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import trio
@@ -21,6 +22,7 @@ from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.observability.openness import exposures, openness
+from engine.observability.running_logs import RunningLogs
 from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import (
@@ -56,11 +58,12 @@ def run(settings: Settings, *, beside: Beside = _nothing, machine: Machine | Non
         complain(error, json=settings.log.format == "json")
         return 1
     configure_logging(settings.log, sink)
-    announcer = Announcer(settings.log, sink, EventLog())
+    logs = RunningLogs(settings.log, partial(configure_logging, sink=sink), EventLog())
+    announcer = Announcer(logs, sink, EventLog())
     hear_python(EventLog())
     allow_many_files()
     try:
-        status = trio.run(_serve, settings, announcer, sink, beside, machine)
+        status = trio.run(_serve, settings, logs, announcer, sink, beside, machine)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
             announcer.failed(str(failure))
@@ -86,7 +89,12 @@ def complain(error: SettingsError, *, json: bool) -> None:
 
 
 async def _serve(
-    settings: Settings, announcer: Announcer, sink: LogSink, beside: Beside, machine: Machine | None
+    settings: Settings,
+    logs: RunningLogs,
+    announcer: Announcer,
+    sink: LogSink,
+    beside: Beside,
+    machine: Machine | None,
 ) -> int:
     """Return the exit status."""
     log: Log = EventLog()
@@ -103,7 +111,7 @@ async def _serve(
     reload = Bell()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
-            open_server(settings, machine=machine, reload=reload) as running,
+            open_server(settings, machine=machine, reload=reload, logs=logs) as running,
             trio.open_nursery() as life,
         ):
             log = running.log

@@ -41,6 +41,7 @@ from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
 from engine.observability.openness import openness
+from engine.observability.running_logs import RunningLogs
 from engine.observability.streaming import StreamedLog
 from engine.observability.system import LoopLag, measure_loop_lag
 from engine.processes.process import trim_memory
@@ -77,6 +78,7 @@ EXTENSIONS: Final = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 """Of the contract's list (http.md section 3), in its order: what this version serves."""
 
@@ -117,12 +119,14 @@ async def open_server(
     environ: Mapping[str, str] = os.environ,
     machine: Machine | None = None,
     reload: Bell | None = None,
+    logs: RunningLogs | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the tree around the block: models load meanwhile.
 
     Leaving the block stops the tree, children in reverse order. `http` is false if another server, such as
     hypercorn, accepts HTTP connections; gRPC and metrics have their ports then too. `reload` is rung by the
-    caller when the operator wants files read again (`engine.server.reloading`). Raises AddressInUse if a port
+    caller when the operator wants files read again (`engine.server.reloading`). `logs` is what
+    changes logging while the server runs. Raises AddressInUse if a port
     is taken, and ServerFailed if the TLS files make no listener or the tree gives up.
     """
     check_repositories(settings)
@@ -133,7 +137,7 @@ async def open_server(
         raise ServerFailed(str(error)) from error
     with open_sockets(settings, http=http) as sockets:
         async with running_tree(
-            settings, sockets, tls=tls, reload=reload, environ=environ, machine=machine
+            settings, sockets, tls=tls, reload=reload, environ=environ, machine=machine, logs=logs
         ) as running:
             if running.trail is not None:
                 opened = openness(running.settled(), http=http)
@@ -160,6 +164,7 @@ def _compose(
     reload: Bell,
     environ: Mapping[str, str],
     machine: Machine,
+    logs: RunningLogs,
 ) -> _Composition:
     """Connect the parts of a server. What one part asks of a later one, it asks once the tree runs.
 
@@ -190,6 +195,7 @@ def _compose(
         on_the_way=lambda name, namespace: deploying.catalog.on_the_way(name, namespace),
         started=lambda: deploying.catalog.finished.is_set(),
         permit=permit,
+        logs=logs,
     )
     deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
     room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
@@ -203,6 +209,7 @@ def _compose(
         events=events,
         traffic=models.traffic,
         shared_memory=regions,
+        logs=logs,
     )
     frontends = compose_frontends(
         settings,
@@ -210,6 +217,7 @@ def _compose(
         server,
         log,
         registrations=deploying.registry,
+        logs=logs,
         tls=tls,
         gate=gate,
         uniform=machine.random().random,
@@ -327,6 +335,7 @@ async def running_tree(
     reload: Bell | None = None,
     environ: Mapping[str, str],
     machine: Machine | None = None,
+    logs: RunningLogs | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Do as `open_server` does, on the caller's listening `sockets`, and on `machine`, not this one.
 
@@ -334,18 +343,20 @@ async def running_tree(
     """
     machine = machine or ThisMachine()
     with giving(machine.seams()):
+        logs = logs or RunningLogs(settings.log)
         composition = _compose(
-            settings, sockets, tls or ServerTls(), followed, reload or Bell(), environ, machine
+            settings, sockets, tls or ServerTls(), followed, reload or Bell(), environ, machine, logs
         )
-        async with _running(composition, machine.random()) as running:
+        async with _running(composition, machine.random(), logs) as running:
             yield running
 
 
 @asynccontextmanager
-async def _running(composition: _Composition, random: Random) -> AsyncIterator[RunningServer]:
+async def _running(
+    composition: _Composition, random: Random, logs: RunningLogs
+) -> AsyncIterator[RunningServer]:
     running, root = composition.running, composition.running.root
-    verbose = running.settings.log.verbose
-    logs_supervision = supervision_observer(running.log, lambda: verbose)
+    logs_supervision = supervision_observer(running.log, lambda: logs.settings.verbose)
 
     def observe(event: SupervisionEvent) -> None:
         logs_supervision(event)

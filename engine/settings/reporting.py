@@ -22,7 +22,10 @@ from engine.settings.forms import (
 from engine.settings.option import Flag, Given, Group, combined
 
 LogFormat = Literal["default", "ISO8601", "json", "console"]
-_FORMATS: Final[Form[LogFormat]] = one_of("FORMAT", "default", "ISO8601", "json", "console")
+LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("default", "ISO8601", "json", "console")
+"""The first two are Triton's."""
+
+_FORMATS: Final[Form[LogFormat]] = one_of("FORMAT", *LOG_FORMATS)
 
 _QUANTILES: Final = MappingProxyType({0.5: 0.05, 0.9: 0.01, 0.95: 0.001, 0.99: 0.001, 0.999: 0.001})
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -25,14 +25,12 @@ from typing import Final, Generic, Literal, TypeVar
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
-from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.endings import Endings
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
-FinishedHook = Callable[[InferRequest, "InferResponse | TritiumError", str], None]
 
 MAX_MESSAGE = 2**31 - 1
 """The contract's limit for a message, in bytes, in either direction."""
@@ -47,9 +45,8 @@ class GrpcOptions:
     fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
     becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is
-    refused here, and is served there. `on_finished` is told every inference, its outcome and the client's
-    address, before its memory is given back. `proxies` are believed when they say whose call it is; if
-    `introduced`, their connections begin with a header of the PROXY protocol.
+    refused here, and is served there. `endings` are told every inference. `proxies` are believed when they
+    say whose call it is; if `introduced`, their connections begin with a header of the PROXY protocol.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
@@ -82,7 +79,7 @@ class GrpcOptions:
     auditor: Auditor | None = None
     header_forward_pattern: re.Pattern[str] | None = None
     elsewhere: Elsewhere | None = None
-    on_finished: FinishedHook | None = None
+    endings: Endings = field(default_factory=Endings)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a limit that no connection could keep."""

@@ -109,7 +109,7 @@ class Generator:
 
     def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:
         """Return the hook that is told the outcome of the request of `scope`."""
-        on_finished = self._options.on_finished
+        on_finished = self._options.endings.hook
         if on_finished is None:
             return None
         return lambda request, outcome: on_finished(request, outcome, peer_of(scope.get("client")))

@@ -106,10 +106,9 @@ class InferEndpoint:
                     model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
                 )
             outcome = await _outcome(model, request, port, scope, receive)
-            if self.options.on_finished is not None:
-                self.options.on_finished(
-                    request, outcome or Cancelled("the client left"), peer_of(scope.get("client"))
-                )
+            on_finished = self.options.endings.hook
+            if on_finished is not None:
+                on_finished(request, outcome or Cancelled("the client left"), peer_of(scope.get("client")))
             if outcome is None:
                 return None
             if isinstance(outcome, TritiumError):

@@ -29,8 +29,15 @@ from protocols.http.answers import (
 from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
-from protocols.kserve import metadata, shared_memory
-from protocols.kserve.auditing import TREE, load_change, tell_denied, traffic_change, unload_change
+from protocols.kserve import log_settings, metadata, shared_memory
+from protocols.kserve.auditing import (
+    TREE,
+    load_change,
+    log_change,
+    tell_denied,
+    traffic_change,
+    unload_change,
+)
 from protocols.kserve.documents import dump, misfit
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
@@ -50,7 +57,6 @@ _LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
 _NOT_OFFERED: Final = {
-    Endpoint.LOGGING: "the logging extension",
     Endpoint.TRACE: "the trace extension",
 }
 
@@ -81,6 +87,7 @@ class ManagementEndpoints:
             Endpoint.SYSTEM_MEMORY_CHANGE: self._change_system_memory,
             Endpoint.CUDA_MEMORY_STATUS: self._cuda_memory,
             Endpoint.CUDA_MEMORY_CHANGE: self._change_cuda_memory,
+            Endpoint.LOGGING: self._logging,
             **dict.fromkeys(_NOT_OFFERED, self._not_offered),
         }
 
@@ -255,6 +262,25 @@ class ManagementEndpoints:
             name, place.raw_handle, device_id=place.device_id, byte_size=place.byte_size
         )
         return Answer(200, ONLY_JSON)
+
+    async def _logging(self, _route: Route, scope: Scope, receive: Receive) -> Answer | None:
+        """Tell what is logged, or change it."""
+        logs = self._server.logs
+        if logs is None:
+            raise Unsupported("the logging extension is not supported by this version of Tritium")
+        if scope["method"] == "POST":
+            body = await read_body(receive)
+            if body is None:
+                return None
+            document = await parsed(body, self._max_input_size)
+            given = document if type(document) is dict else {}
+
+            async def change() -> None:
+                for state in log_settings.json_steps(logs.describe(), given, logs.formats):
+                    logs.change(state)
+
+            await self._recorded(log_change(log_settings.known(given)), scope, change)
+        return json_answer(dump(log_settings.described(logs.describe())))
 
     async def _recorded(
         self, change: ManagedChange, scope: Scope, carry_out: Callable[[], Awaitable[T]]

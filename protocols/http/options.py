@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
+from actors.values.endings import Endings
 from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import InferResponse
 from protocols.http.origins import OriginPolicy
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
@@ -29,9 +30,8 @@ class V2Options:
     by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
-    answers for the server while it drains. `auditor` is told of changes and denials. `on_finished` is told
-    every inference, its outcome and the client's address, before its memory is given back. What compressed
-    bodies unfold to has its place in `room`.
+    answers for the server while it drains. `auditor` is told of changes and denials. `endings` are told
+    every inference. What compressed bodies unfold to has its place in `room`.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -44,5 +44,5 @@ class V2Options:
     elsewhere: Elsewhere | None = None
     outlives_draining: bool = False
     auditor: Auditor | None = None
-    on_finished: Callable[[InferRequest, Outcome, str], None] | None = None
+    endings: Endings = field(default_factory=Endings)
     room: ReceivingRoom = field(default_factory=ReceivingRoom)

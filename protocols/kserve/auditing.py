@@ -15,6 +15,7 @@ UNLOAD = "model_unload"
 TRAFFIC = "traffic"
 TREE = "tree"
 STREAM = "events"
+LOGGING = "logging"
 """Actions, as the values of `protocols.http.routes.Endpoint` that ask for them."""
 
 _BY_RPC = {call.rpc: call.endpoint for call in MANAGEMENT if call.rpc}
@@ -34,6 +35,11 @@ def unload_change(model: str, *, dependents: bool) -> ManagedChange:
 def traffic_change(model: str, plan: Mapping[str, object]) -> ManagedChange:
     """Return the change of how requests for `model` are shared out."""
     return ManagedChange(action=TRAFFIC, model=model, facts={"plan": plan})
+
+
+def log_change(settings: Mapping[str, object]) -> ManagedChange:
+    """Return the change of what is logged."""
+    return ManagedChange(action=LOGGING, facts={"settings": settings})
 
 
 def attempt(name: str, action: Action) -> str:

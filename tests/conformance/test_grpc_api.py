@@ -833,7 +833,6 @@ def test_load_and_unload_parameters_have_types(stubs, rpc, parameters, text):
     ("rpc", "what"),
     [
         ("TraceSetting", "the trace extension"),
-        ("LogSettings", "the logging extension"),
     ],
 )
 def test_what_is_not_offered_yet_says_so(stubs, rpc, what):

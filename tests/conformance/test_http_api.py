@@ -328,7 +328,7 @@ def test_the_supervision_tree_can_be_read(ask):
     assert "children" in json.loads(body)
 
 
-@pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting"])
+@pytest.mark.parametrize("path", ["/v2/trace/setting"])
 def test_what_is_not_offered_yet_says_so(ask, path):
     status, _, body = ask("GET", path)
     assert status == 501

@@ -18,6 +18,7 @@ from actors.values.events import Portion, WantedEvents
 from actors.values.interfaces import (
     DeepReport,
     IndexEntry,
+    LogState,
     Models,
     PermitIn,
     Server,
@@ -301,6 +302,21 @@ class FakeTraffic:
         return self.describe(name)
 
 
+class FakeLogs:
+    """What is logged; every state that it had is in `states`."""
+
+    formats = ("default", "ISO8601", "json")
+
+    def __init__(self) -> None:
+        self.states = [LogState(file="server.log")]
+
+    def describe(self) -> LogState:
+        return self.states[-1]
+
+    def change(self, state: LogState) -> None:
+        self.states.append(state)
+
+
 class FakeServer:
     """The parts, for tests to set and read, and `server`, which frontends get."""
 
@@ -324,6 +340,7 @@ class FakeServer:
             devices=devices,
         )
         self.events = FakeEvents()
+        self.logs = FakeLogs()
         self.server = Server(
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
@@ -335,6 +352,7 @@ class FakeServer:
             events=self.events,
             traffic=self.traffic,
             shared_memory=self.regions,
+            logs=self.logs,
         )
 
     def model(self, name: str = "add") -> FakeModel:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import trio
 
 from actors.serving.validation import Validator
+from actors.values.endings import Endings
 from actors.values.errors import ErrorCode, NotFound, TritiumError
 from actors.values.interfaces import Health, Server, ServerIdentity
 from actors.values.marks import ClientMarks
@@ -199,11 +200,11 @@ async def serve(server: Server, http_port: int, grpc_port: int, *more: Callable[
     """Serve both protocols on ports that other processes, or threads, serve too; run `more` beside."""
     settings = Settings.from_argv(["--model-repository=none"], {})
     room = ReceivingRoom()
-    app = v2_app(settings, server, on_finished=None, room=room)
+    app = v2_app(settings, server, endings=Endings(), room=room)
     http = HttpListener(
         app, limits=http_limits(settings.connections), admit=app.admit, is_welcome=is_health, room=room
     )
-    grpc = grpc_listener(settings.grpc, server, tls=None, on_finished=None, log=EventLog(), room=room)
+    grpc = grpc_listener(settings.grpc, server, tls=None, endings=Endings(), log=EventLog(), room=room)
     async with trio.open_nursery() as nursery:
 
         def spawn(name: str, connection: Callable[[], Awaitable[None]]) -> None:

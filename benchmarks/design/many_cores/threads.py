@@ -92,6 +92,7 @@ def serve_for(
     """Serve clients in this thread's own loop; return how many answers they had."""
     import trio
 
+    from actors.values.endings import Endings
     from benchmarks.design.many_cores.protocol import RemoteModels, server_of
     from benchmarks.design.many_cores.threaded import Inline, request_bytes
     from engine.server.frontends import v2_app
@@ -118,7 +119,7 @@ def serve_for(
         settings = Settings.from_argv(["--model-repository=none"], {})
         room = ReceivingRoom()
         app = v2_app(
-            settings, server_of(RemoteModels({spec.name: Inline(spec, line)})), on_finished=None, room=room
+            settings, server_of(RemoteModels({spec.name: Inline(spec, line)})), endings=Endings(), room=room
         )
         listener = HttpListener(app, room=room)
         with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:

@@ -9,9 +9,9 @@ from typing import Final
 from actors.serving.standing import Status
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
+from actors.values.endings import Endings
 from actors.values.errors import InvalidArgument
 from actors.values.interfaces import Registrations, Repository, Server
-from engine.observability.requests import RequestHook
 from engine.repository.sagemaker import ModelFinder
 from engine.server.frontends import v2_app
 from engine.settings.cloud.platforms import SageMakerSettings, VertexSettings
@@ -42,7 +42,7 @@ class Shared:
     settings: Settings
     server: Server
     gate: HeadGate | None
-    hook: Callable[[str], RequestHook | None]
+    endings: Callable[[str], Endings]
     room: ReceivingRoom
     auditor: Callable[[str], Auditor | None]
 
@@ -52,7 +52,7 @@ class Shared:
             replace(self.settings, http_header_forward_pattern=_NO_PATTERN),
             self.server,
             gate=self.gate,
-            on_finished=self.hook(name),
+            endings=self.endings(name),
             room=self.room,
             auditor=self.auditor(name),
         )

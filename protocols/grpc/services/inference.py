@@ -18,7 +18,7 @@ from actors.seams.threads import in_thread
 from actors.values.auditing import Requester, recorded
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError, Unavailable, Unsupported
-from actors.values.interfaces import IndexEntry, Server, ServerIdentity
+from actors.values.interfaces import IndexEntry, LogState, Server, ServerIdentity
 from actors.values.specs import ModelSpec
 from actors.values.versions import parse_version
 from protocols.grpc.methods import INFERENCE_SERVICE
@@ -27,8 +27,9 @@ from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.grpc.services.shared_memory import SharedMemoryService
 from protocols.grpc.services.unary import only_request as _request
+from protocols.kserve import log_settings
 from protocols.kserve.apart import Elsewhere
-from protocols.kserve.auditing import load_change, unload_change
+from protocols.kserve.auditing import load_change, log_change, unload_change
 from protocols.kserve.caps import check_name
 from protocols.kserve.permitted import (
     check_steps,
@@ -66,14 +67,13 @@ class UnofferedExtensions(SharedMemoryService):
         await self._refuse_change(stream)
         _refuse_extension("the trace extension")
 
-    async def LogSettings(self, stream: ServerStream[Any, Any]) -> None:
-        """Refuse to read or change log settings."""
-        await self._refuse_change(stream)
-        _refuse_extension("the logging extension")
-
     async def _refuse_change(self, stream: ServerStream[Any, Any]) -> None:
         """Say where management is served, to a message with settings. Raises PermissionDenied."""
-        if self._elsewhere is not None and (await _request(stream)).settings:
+        if self._elsewhere is not None:
+            self._refuse_settings(stream, changes=bool((await _request(stream)).settings))
+
+    def _refuse_settings(self, stream: ServerStream[Any, Any], *, changes: bool) -> None:
+        if self._elsewhere is not None and changes:
             refusal = PermissionDenied(self._elsewhere.refusal)
             stream.call.wire.tell_denied(stream.call, refusal)
             raise refusal
@@ -99,9 +99,9 @@ class InferenceService(UnofferedExtensions):
             gate=options.gate,
             auditor=options.auditor,
         )
-        self._on_finished = options.on_finished
+        self._endings = options.endings
         self.unary_methods: Mapping[str, UnaryMethod] = {
-            INFERENCE_SERVICE + "ModelInfer": ModelInferMethod(self._intake, options.on_finished)
+            INFERENCE_SERVICE + "ModelInfer": ModelInferMethod(self._intake, options.endings)
         }
 
     # Health and metadata
@@ -233,6 +233,29 @@ class InferenceService(UnofferedExtensions):
         await recorded(self._auditor, change, Requester.of(caller, peer), unload)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
 
+    # Logs
+
+    async def LogSettings(self, stream: ServerStream[pb.LogSettingsRequest, pb.LogSettingsResponse]) -> None:
+        """Tell what is logged, and change it where the message has settings."""
+        request = await _request(stream)
+        self._refuse_settings(stream, changes=bool(request.settings))
+        logs = self._server.logs
+        if logs is None:
+            _refuse_extension("the logging extension")
+        if request.settings:
+            given = request.settings
+
+            async def change() -> None:
+                for state in log_settings.message_steps(logs.describe(), given, _given, logs.formats):
+                    logs.change(state)
+
+            told = log_settings.known(
+                {key: _given(given[key])[1] for key in log_settings.KEYS if key in given}
+            )
+            origin = Requester.of(stream.call.caller, stream.call.client)
+            await recorded(self._auditor, log_change(told), origin, change)
+        await stream.send_message(log_settings_response(logs.describe()))
+
     # Inference
 
     async def ModelInfer(self, stream: ServerStream[pb.ModelInferRequest, pb.ModelInferResponse]) -> None:
@@ -246,7 +269,7 @@ class InferenceService(UnofferedExtensions):
 
         Contract, section 9.
         """
-        await StreamedInference(stream, self._intake, self._on_finished).run()
+        await StreamedInference(stream, self._intake, self._endings).run()
 
 
 def _model_name(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
@@ -284,6 +307,27 @@ def load_parameters(given: Mapping[str, pb.ModelRepositoryParameter]) -> dict[st
             raise InvalidArgument(f"invalid value type for load parameter '{key}', expected {expected}.")
         loaded[key] = getattr(parameter, expected)
     return loaded
+
+
+def _given(value: pb.LogSettingsRequest.SettingValue) -> tuple[str | None, object]:
+    """Return which member of a setting is set, and its value."""
+    member = value.WhichOneof("parameter_choice")
+    return member, None if member is None else getattr(value, member)
+
+
+def log_settings_response(state: LogState) -> pb.LogSettingsResponse:
+    """Return the answer to LogSettings."""
+    value = pb.LogSettingsResponse.SettingValue
+    return pb.LogSettingsResponse(
+        settings={
+            "log_file": value(string_param=state.file),
+            "log_info": value(bool_param=state.info),
+            "log_warning": value(bool_param=state.warning),
+            "log_error": value(bool_param=state.error),
+            "log_verbose_level": value(uint32_param=state.verbose_level),
+            "log_format": value(string_param=state.format),
+        }
+    )
 
 
 def unload_dependents(given: Mapping[str, pb.ModelRepositoryParameter]) -> bool:

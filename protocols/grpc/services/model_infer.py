@@ -31,12 +31,12 @@ from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
+    from actors.values.endings import Endings
     from actors.values.marks import ClientMarks
     from actors.values.requests import ReplyPort
     from actors.values.tensors import Buffer
     from protocols.grpc.call import Call
     from protocols.grpc.codec.heads import CallHead
-    from protocols.grpc.policy import FinishedHook
 
 # A name that is bound: to look up a member of an Enum takes as long as a call.
 _INFERENCE: Final = Action.INFERENCE
@@ -187,9 +187,9 @@ _Accepted = tuple[ServedModel, InferRequest, AnswerPlan]  # what a call remember
 class ModelInferMethod(UnaryMethod):
     """ModelInfer as the connection calls it; see `protocols.grpc.call.UnaryMethod`."""
 
-    def __init__(self, intake: MessageIntake, on_finished: FinishedHook | None = None) -> None:
+    def __init__(self, intake: MessageIntake, endings: Endings) -> None:
         self._intake = intake
-        self._on_finished = on_finished
+        self._endings = endings
 
     def begin(self, call: Call, message: Buffer) -> None:
         """Have a model answer `call`. Raises TritiumError where no model will."""
@@ -263,5 +263,6 @@ class ModelInferMethod(UnaryMethod):
             caller = accepted[1].caller
             if caller is not None and caller.counted:
                 caller.end()
-        if self._on_finished is not None and accepted is not None:
-            self._on_finished(accepted[1], outcome, call.client.text)
+        on_finished = self._endings.hook
+        if on_finished is not None and accepted is not None:
+            on_finished(accepted[1], outcome, call.client.text)

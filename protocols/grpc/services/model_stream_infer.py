@@ -29,10 +29,10 @@ from protocols.grpc.codec.infer_request import READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
+    from actors.values.endings import Endings
     from actors.values.requests import InferRequest, ServedModel
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
-    from protocols.grpc.policy import FinishedHook
     from protocols.grpc.services.model_infer import MessageIntake
     from protocols.kserve.proto import grpc_service_pb2 as pb
 
@@ -130,11 +130,11 @@ class StreamedInference:
         self,
         stream: ServerStream[pb.ModelInferRequest, pb.ModelStreamInferResponse],
         intake: MessageIntake,
-        on_finished: FinishedHook | None,
+        endings: Endings,
     ) -> None:
         self._stream = stream
         self._intake = intake
-        self._on_finished = on_finished
+        self._endings = endings
         self._strict = stream.metadata.get(STRICT_KEY) == "true"
         self._forwarded = intake.forwarded(stream.call.head)
         self._open: dict[StreamedRequest, None] = {}  # not answered to the end, in the order of the requests
@@ -343,8 +343,9 @@ class StreamedInference:
         caller = None if request is None else request.caller
         if caller is not None and caller.counted:
             caller.end()
-        if self._on_finished is not None and request is not None:
-            self._on_finished(request, outcome, self._stream.peer)
+        on_finished = self._endings.hook
+        if on_finished is not None and request is not None:
+            on_finished(request, outcome, self._stream.peer)
 
     def _close(self) -> None:
         """Release everything that is in flight, waits to be sent, or still comes."""

@@ -135,7 +135,7 @@ class Exchange(SingleReply):
     def _tell(self, request: InferRequest, outcome: InferResponse | TritiumError | None) -> None:
         """Tell those who count and log that `request` is over."""
         _end(request)
-        on_finished = self._endpoint.options.on_finished
+        on_finished = self._endpoint.options.endings.hook
         if on_finished is not None:
             client = self._desk.client(self._head)
             on_finished(request, outcome or Cancelled("the client left"), peer_of(client))

@@ -9,6 +9,7 @@ import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from actors.supervision.supervisor import Supervisor
+from actors.values.endings import Endings
 from actors.values.errors import TritiumError
 from actors.values.events import Event
 from engine.server.frontends import Frontend, grpc_listener
@@ -24,7 +25,7 @@ from tests.support.trees import serving
 async def served(server, settings=None, *, on_finished=None):
     log = Logged()
     listener = grpc_listener(
-        settings or GrpcSettings(), server.server, tls=None, on_finished=on_finished, log=log
+        settings or GrpcSettings(), server.server, tls=None, endings=Endings(on_finished), log=log
     )
     with bind("127.0.0.1", 0) as sock:
         frontend = Frontend("grpc", "GRPCInferenceService", sock, listener, log=log)

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from actors.values.callers import RESTRICTABLE, Action
+from actors.values.endings import Endings
 from actors.values.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import IndexEntry
 from actors.values.marks import ClientMarks
@@ -69,7 +70,6 @@ NO_VERSION = {
 }
 NOT_OFFERED = {
     "TraceSetting": "the trace extension",
-    "LogSettings": "the logging extension",
 }
 
 
@@ -631,7 +631,7 @@ async def test_the_affinity_header_is_taken_from_the_metadata(server, method):
 
 async def test_the_hook_learns_what_came_of_each_request_that_could_be_read(server):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, outcome)))
+    options = GrpcOptions(endings=Endings(lambda request, outcome, _: told.append((request.id, outcome))))
     method = InferenceService(server.server, options).unary_methods[INFER]
     await infer(method, SUM)
     (id_, outcome) = told.pop()

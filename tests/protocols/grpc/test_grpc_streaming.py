@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.values.datatypes import DataType
+from actors.values.endings import Endings
 from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, TritiumError, Unavailable
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferResponse
@@ -676,7 +677,9 @@ async def test_the_deadline_of_the_call_is_that_of_each_request(server, autojump
 
 async def test_the_hook_is_told_of_each_request_once(server, autojump_clock, held, streams):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, type(outcome))))
+    options = GrpcOptions(
+        endings=Endings(lambda request, outcome, _: told.append((request.id, type(outcome))))
+    )
     async with warm(server, options=options) as call:
         call.send(infer_request("streams", X, id="parts"), infer_request("held", X, id="failed"))
         call.send(infer_request("add", X, id="refused"), infer_request("nobody", id="unread"))
@@ -696,7 +699,9 @@ async def test_the_hook_is_told_of_each_request_once(server, autojump_clock, hel
 
 async def test_the_hook_is_told_why_a_request_was_given_up(server, autojump_clock):
     told = []
-    options = GrpcOptions(on_finished=lambda request, outcome, _: told.append((request.id, type(outcome))))
+    options = GrpcOptions(
+        endings=Endings(lambda request, outcome, _: told.append((request.id, type(outcome))))
+    )
     async with warm(server, options=options, deadline=trio.current_time() + 9) as call:
         call.send(infer_request("held", X, id="late"))
         await trio.sleep(9)

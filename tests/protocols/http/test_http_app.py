@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from actors.values.callers import Action
+from actors.values.endings import Endings
 from actors.values.errors import Cancelled, Unavailable
 from actors.values.requests import InferResponse
 from protocols.http.app import V2App
@@ -142,7 +143,6 @@ def loading(parameters):
         *(
             (method, path, b"", 501, f"{what} is not supported by this version of Tritium")
             for method, path, what in (
-                ("GET", "/v2/logging", "the logging extension"),
                 ("POST", "/v2/trace/setting", "the trace extension"),
                 ("GET", "/v2/models/add/trace/setting", "the trace extension"),
             )
@@ -521,7 +521,7 @@ async def test_server_timing_is_given_on_request_of_the_operator(with_options):
 async def test_the_hook_is_told_every_inference_and_its_outcome(with_options, backend):
     seen = []
     client = with_options(
-        on_finished=lambda request, outcome, _: seen.append((request, outcome, backend.model().released))
+        endings=Endings(lambda request, outcome, _: seen.append((request, outcome, backend.model().released)))
     )
     await client.ask("POST", INFER, add_body())
     await client.ask("POST", "/v2/models/full/infer", json.dumps({"inputs": [X]}).encode())
@@ -583,7 +583,7 @@ async def test_a_client_that_left_before_is_not_served(backend):
 
 async def test_the_hook_learns_of_clients_that_left(with_options, nursery):
     seen = []
-    client = with_options(on_finished=lambda _, outcome, __: seen.append(outcome))
+    client = with_options(endings=Endings(lambda _, outcome, __: seen.append(outcome)))
     nursery.start_soon(client.ask, "POST", "/v2/models/held/infer", json.dumps({"inputs": [X]}).encode())
     await trio.testing.wait_all_tasks_blocked()
     leave(client)

@@ -13,6 +13,7 @@ import trio
 
 from actors.values.callers import Action
 from actors.values.datatypes import DataType
+from actors.values.endings import Endings
 from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from actors.values.requests import InferResponse
 from protocols.http.app import V2App
@@ -413,7 +414,7 @@ async def test_it_is_told_what_came_of_each_request():
         text_model("bad", with_the_end("a", InvalidArgument("no"))),
         text_model("full", with_the_end(Unavailable("no"))),
     ]
-    async with serving(*models, on_finished=finished) as served:
+    async with serving(*models, endings=Endings(finished)) as served:
         for path, expected in (
             ("llm/generate_stream", InferResponse),
             ("llm/generate", Internal),
@@ -432,7 +433,7 @@ async def test_it_is_told_what_came_of_each_request():
 async def test_a_client_that_leaves_cancels_its_request(endpoint):
     told = []
     model = text_model("llm", hold)
-    async with serving(model, on_finished=lambda _, outcome, __: told.append(outcome)) as served:
+    async with serving(model, endings=Endings(lambda _, outcome, __: told.append(outcome))) as served:
         async with served.connect() as client:
             await client.post(f"llm/{endpoint}", {"text_input": "x"})
             while not model.submitted:

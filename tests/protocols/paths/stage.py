@@ -24,6 +24,7 @@ import trio.testing
 
 from actors.seams import threads
 from actors.values.callers import Action
+from actors.values.endings import Endings
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest, InferResponse
 from engine.server.tls import HTTP_1
@@ -237,7 +238,7 @@ class Stage:
             header_forward_pattern=re.compile("^x-forward", re.IGNORECASE) if house.forwards else None,
             server_timing=house.server_timing,
             gate=ListedGate({KEY.encode(): good, b"": anonymous}) if house.gate else None,
-            on_finished=self._note_finished,
+            endings=Endings(self._note_finished),
             room=self.room,
         )
 

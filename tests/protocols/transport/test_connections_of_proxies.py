@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from actors.values.callers import Action
+from actors.values.endings import Endings
 from engine.server.tls import HTTP_1
 from protocols.grpc.policy import GrpcOptions
 from protocols.http.app import V2App
@@ -72,7 +73,7 @@ def authority(tmp_path_factory):
 @pytest.fixture
 def serve(request, backend, gate, finished, refused):
     patience = math.inf if "autojump_clock" in request.fixturenames else 20
-    options = V2Options(gate=gate, on_finished=lambda request, outcome, peer: finished.append(peer))
+    options = V2Options(gate=gate, endings=Endings(lambda request, outcome, peer: finished.append(peer)))
 
     @asynccontextmanager
     async def serve(proxies=LOOPBACK, *, introduced=False, tls=None, **bounds):
