@@ -5,9 +5,10 @@ Names and texts that begin with `nv_` are Triton's: contract, observability.md s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from actors.serving.durations import Durations
 from actors.serving.quantiles import SlidingQuantiles
 from actors.serving.routing.roster import LoadCounts
 from actors.serving.statistics import FailureReason, Histogram, LatencySummaries, ModelStatistics
@@ -93,14 +94,44 @@ PENDING: Final[Family[ModelStatistics]] = Family(
 
 
 def _bucketed(histogram: Histogram) -> Iterator[Slice]:
+    return _cumulated(histogram.bounds, histogram.counts, histogram.total, {})
+
+
+def _cumulated(
+    upper: Sequence[float], counts: Sequence[int], total: float, labels: Mapping[str, str]
+) -> Iterator[Slice]:
     below = 0
     # All digits, or two bounds could read alike; without the `.0` that Triton's have not.
-    bounds = [repr(float(bound)).removesuffix(".0") for bound in histogram.bounds] + ["+Inf"]
-    for bound, count in zip(bounds, histogram.counts, strict=True):
+    bounds = [repr(float(bound)).removesuffix(".0") for bound in upper] + ["+Inf"]
+    for bound, count in zip(bounds, counts, strict=True):
         below += count
-        yield Slice(below, {"le": bound}, "_bucket")
-    yield Slice(histogram.total, suffix="_sum")
-    yield Slice(below, suffix="_count")
+        yield Slice(below, {**labels, "le": bound}, "_bucket")
+    yield Slice(total, labels, "_sum")
+    yield Slice(below, labels, "_count")
+
+
+REQUEST_DURATION: Final[SplitFamily[ModelStatistics]] = SplitFamily(
+    "tritium_request_duration_seconds",
+    "histogram",
+    "How long successful requests took, by phase; a phase that no request has had is absent",
+    lambda s: _by_phase(s, s.durations) if s.durations is not None else (),
+)
+
+
+def _by_phase(statistics: ModelStatistics, durations: Durations) -> Iterator[Slice]:
+    # An answer that was kept after it was given is counted in the sum of successes, as Triton does.
+    whole_ns = statistics.success_ns - statistics.cache_miss_ns
+    first_ns = whole_ns - durations.streamed_ns + durations.first_parts_ns
+    for phase, counts, total_ns in (
+        ("queue", durations.queue, statistics.queue_ns),
+        ("compute_input", durations.compute_input, statistics.compute_input_ns),
+        ("infer", durations.infer, statistics.compute_infer_ns),
+        ("output", durations.output, statistics.compute_output_ns),
+        ("first_response", durations.first_response, first_ns),
+        ("request", durations.request, whole_ns),
+    ):
+        if any(counts):
+            yield from _cumulated(durations.bounds, counts, total_ns / 1e9, {"phase": phase})
 
 
 FIRST_RESPONSE: Final[SplitFamily[Histogram]] = SplitFamily(

@@ -86,7 +86,7 @@ class Outcome:
         if input_ns > limit or infer_ns > limit or output_ns > limit:
             input_ns, infer_ns, output_ns = (min(each, limit) for each in (input_ns, infer_ns, output_ns))
         compute_ns = input_ns + infer_ns + output_ns
-        rows = clients = 0
+        rows = clients = succeeded = 0
         for request, outputs, answer in answers:
             if not request.synthetic:
                 clients += 1
@@ -105,6 +105,7 @@ class Outcome:
                     continue
             queue_ns = max(0, total_ns - compute_ns)
             if not request.synthetic:
+                succeeded += 1
                 statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
             response = InferResponse(
                 model_name=self._name,
@@ -119,6 +120,8 @@ class Outcome:
             if borrowed:
                 self._lend(response, batch, outputs)
             self.respond(request, response, now=now)
+        if succeeded:
+            statistics.computed(succeeded, input_ns, infer_ns, output_ns)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 
@@ -178,6 +181,7 @@ class Outcome:
         if arrived.final and not request.synthetic:
             infer_ns = total_ns - queue_ns
             self._statistics.succeeded(request.rows, queue_ns, 0, infer_ns, 0, total_ns, streamed=True)
+            self._statistics.computed(1, 0, infer_ns, 0)
         self.respond(request, response, final=arrived.final)
 
     def _lend(self, response: InferResponse, batch: InFlight, outputs: Sequence[Tensor]) -> None:
@@ -213,6 +217,7 @@ class Outcome:
             return
         total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
         self._statistics.succeeded(request.rows, *timing, total_ns, streamed=self._decoupled)
+        self._statistics.computed(1, *timing[1:])
         self._statistics.batch_executed(max(1, request.rows), *timing[1:], self._wall_clock())
 
     def count_hit(self, request: InferRequest, queue_ns: int, lookup_ns: int) -> None:

@@ -2,8 +2,8 @@
 
 A `ModelStatistics` belongs to a model's state. The hot path calls `succeeded` once a request and
 `batch_executed` once a batch, and both are a few integer adds. The readers (the statistics endpoint, a
-metrics scrape) do the arithmetic. Latency summaries and the first-response histogram cost more. They are off
-by default, and absent where they are off.
+metrics scrape) do the arithmetic. `Durations` cost some 0.1 µs more. Latency summaries and the first-response
+histogram cost more than that. They are off by default, and absent where they are off.
 
 Durations are integer nanoseconds; points in time are milliseconds since the epoch, given by the caller.
 
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from actors.serving.durations import Durations
 from actors.serving.quantiles import SlidingQuantiles
 
 DEFAULT_HISTOGRAM_BOUNDS: Final[Sequence[float]] = (100.0, 500.0, 2000.0, 5000.0)  # milliseconds, Triton's
@@ -81,7 +82,11 @@ class ModelStatistics:
     """
 
     def __init__(
-        self, *, summaries: LatencySummaries | None = None, first_response: Histogram | None = None
+        self,
+        *,
+        summaries: LatencySummaries | None = None,
+        first_response: Histogram | None = None,
+        durations: Durations | None = None,
     ) -> None:
         self.success_count = 0
         self.success_ns = 0
@@ -113,6 +118,7 @@ class ModelStatistics:
 
         self.summaries = summaries
         self.first_response = first_response  # milliseconds
+        self.durations = durations
 
     def succeeded(
         self,
@@ -136,6 +142,12 @@ class ModelStatistics:
         self.compute_input_ns += compute_input_ns
         self.compute_infer_ns += infer_ns
         self.compute_output_ns += output_ns
+        durations = self.durations
+        if durations is not None:
+            if streamed:
+                durations.streamed(queue_ns, total_ns)
+            else:
+                durations.answered(queue_ns, total_ns)
         if self.first_response is not None and not streamed:
             self.first_response.observe(total_ns / 1e6)
         if self.summaries is not None:
@@ -152,8 +164,15 @@ class ModelStatistics:
         seconds = sum(sum(entry[1:]) for entry in self.per_batch_size.values()) / 1e9
         return self.success_count / seconds if seconds > 0 else 0.0
 
+    def computed(self, requests: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Count by duration what the executions behind `succeeded` took; once for the requests of a batch."""
+        if self.durations is not None:
+            self.durations.computed(requests, input_ns, infer_ns, output_ns)
+
     def first_part(self, ns: int) -> None:
         """Count the first response to a request of a decoupled model, `ns` after the request."""
+        if self.durations is not None:
+            self.durations.first_part(ns)
         if self.first_response is not None:
             self.first_response.observe(ns / 1e6)
 
@@ -190,6 +209,8 @@ class ModelStatistics:
         self.queue_ns += queue_ns
         self.cache_hit_count += 1
         self.cache_hit_ns += lookup_ns
+        if self.durations is not None:
+            self.durations.answered(queue_ns, total_ns)
         if self.first_response is not None:
             self.first_response.observe(total_ns / 1e6)
         if self.summaries is not None:

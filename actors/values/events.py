@@ -74,6 +74,7 @@ class Event(str, Enum):
     LISTENER_EXHAUSTED = "listener_exhausted"
     CONNECTION_REFUSED = "connection_refused"
     ACCESS_REFUSED = "access_refused"
+    GPUS_UNAVAILABLE = "gpus_unavailable"
     FILES_RELOADED = "files_reloaded"
     RELOAD_FAILED = "reload_failed"
     AUDIT_AVAILABLE = "audit_available"

@@ -39,6 +39,7 @@ from chaos.simulation.world.models import MODELS
 from chaos.simulation.world.process import live
 from chaos.simulation.world.workers import BACKEND, Workers
 from chaos.wires.http import Broken
+from engine.observability.gpus import Gpus, NoGpus
 from engine.processes.backends import BackendTraits
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
@@ -126,6 +127,10 @@ class SimulatedMachine:
     def memory(self) -> Memory:
         """See `Machine`."""
         return RealMemory()
+
+    def gpus(self, environ: Mapping[str, str]) -> Gpus:
+        """See `Machine`."""
+        raise NoGpus("a simulated machine has none")
 
     @property
     def chance(self) -> Random:

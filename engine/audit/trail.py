@@ -348,7 +348,7 @@ def _why(error: OSError) -> str:
 
 # -- metrics
 
-_FAMILIES: Final[Families[Trail]] = (
+FAMILIES: Final[Families[Trail]] = (
     Family(
         "tritium_audit_records_total", "counter", "Records written to the audit log", lambda it: it.records
     ),
@@ -375,4 +375,4 @@ _FAMILIES: Final[Families[Trail]] = (
 
 def audit_blocks(trail: Trail) -> Iterator[Block]:
     """Yield what is told of the audit log."""
-    return once(_FAMILIES, trail)
+    return once(FAMILIES, trail)

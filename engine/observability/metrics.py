@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -20,11 +20,13 @@ from actors.seams import faults
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, HeadGate, presented
 from actors.values.errors import TritiumError
-from actors.values.families import Block, Number
+from actors.values.families import Block, Labels, Number, SplitFamily
 from protocols.http.answers import Answer, failure
 from protocols.http.fields import connecting
 from protocols.http.origins import OriginPolicy, Use, page_fields
 from protocols.kserve.auditing import tell_denied
+
+T = TypeVar("T")
 
 Telling = Callable[[], Iterable[Block | str]]
 """What a feature tells of itself at a scrape: blocks, or the text of some."""
@@ -60,9 +62,23 @@ def head(name: str, kind: str, explanation: str) -> str:
 
 def in_text(block: Block) -> str:
     """Return a family as it stands in the text."""
+    return head(block.name, block.kind, block.help) + _lines(block)
+
+
+def in_pieces(family: SplitFamily[T], samples: Iterable[tuple[Labels, T]]) -> Iterator[str]:
+    """Yield the text of a family that has many series, a sample at a time; nothing where there are none."""
+    begun = False
+    for sample in samples:
+        block = family.block([sample])
+        if block.series:
+            yield _lines(block) if begun else in_text(block)
+            begun = True
+
+
+def _lines(block: Block) -> str:
     name = block.name
     lines = [f"{name}{suffix}{labels.text} {number(value)}\n" for labels, value, suffix in block.series]
-    return head(name, block.kind, block.help) + "".join(lines)
+    return "".join(lines)
 
 
 def number(value: Number) -> str:

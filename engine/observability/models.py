@@ -11,6 +11,7 @@ from actors.caching import families as caching
 from actors.padding import observing as padding
 from actors.padding.policy import PaddingCounts
 from actors.serving import families as serving
+from actors.serving.durations import Durations
 from actors.serving.policy import fairness, slo
 from actors.serving.policy.fairness import TenantShare
 from actors.serving.policy.slo import SloSample
@@ -21,6 +22,7 @@ from actors.serving.statistics import (
     ModelStatistics,
 )
 from actors.values.families import Block, Families, Family, Labels, SplitFamily, blocks, by, model_labels
+from engine.observability.metrics import in_pieces
 from engine.settings.reporting import MetricsSettings
 
 
@@ -44,6 +46,7 @@ class ModelSample:
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # if they share its queue
     slo: SloSample | None = None
     padding: PaddingCounts | None = None  # if it has padded inputs
+    gpu_uuid: str = ""  # of the one GPU that all its instances use
 
 
 LOAD: Final[Families[ModelSample]] = (
@@ -88,13 +91,14 @@ def new_statistics(
         first_response=Histogram(first_response_buckets or DEFAULT_HISTOGRAM_BOUNDS)
         if settings.histogram_latencies
         else None,
+        durations=Durations(settings.duration_buckets) if settings.duration_buckets else None,
     )
 
 
 def model_blocks(
     models: Iterable[ModelSample], settings: MetricsSettings, wall_ms: Callable[[], int]
-) -> Iterator[Block]:
-    """Yield the families of loaded models.
+) -> Iterator[Block | str]:
+    """Yield the families of loaded models, and the text of large ones in pieces.
 
     `wall_ms` tells the time for the summaries' sliding window, in milliseconds since the epoch.
     """
@@ -112,6 +116,7 @@ def model_blocks(
     yield serving.PENDING.block(counted)
     yield from blocks(LOAD, samples)
     yield from _latency_blocks(samples, wall_ms)
+    yield from in_pieces(serving.REQUEST_DURATION, counted)
     yield from blocks(serving.CONTAINMENT, counted)
     yield from blocks(QUEUE, samples)
     yield from blocks(serving.DEATHS, counted)
@@ -160,4 +165,5 @@ def _labels(model: ModelSample) -> Labels:
     # A tag's key is the configuration's. A key that is no label name would spoil the whole scrape; so would
     # two underscores in front, which Prometheus keeps for itself.
     tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", key).lstrip("_"): value for key, value in model.tags.items()}
-    return Labels({**tags, **model_labels(model.name, model.namespace, model.version)})
+    gpu = {"gpu_uuid": model.gpu_uuid} if model.gpu_uuid else {}
+    return Labels({**tags, **gpu, **model_labels(model.name, model.namespace, model.version)})

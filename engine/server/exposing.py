@@ -20,6 +20,7 @@ from actors.traffic.families import traffic_blocks
 from actors.values.families import once
 from engine.audit.trail import Trail, audit_blocks
 from engine.observability import system
+from engine.observability.gpus import GpuMetrics, gpu_blocks
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
 from engine.observability.system import LoopLag
@@ -38,6 +39,7 @@ def exposition(
     models: ModelParts,
     readiness: Readiness,
     lag: LoopLag,
+    gpus: GpuMetrics,
     wall_ms: Callable[[], int],
     gate: Counting | None,
     tls: Sequence[ListenerTls],
@@ -80,6 +82,7 @@ def exposition(
         features.append(lambda: once(system.MACHINE, machine.sample()))
     return Exposition(
         *features,
+        lambda: gpu_blocks(gpus.samples),
         lambda: once(system.POOLS, None),
         lambda: once(system.LAG, lag),
         lambda: once(system.PROCESS, system.sample_process()),

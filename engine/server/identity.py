@@ -186,7 +186,7 @@ def _refusals(gate: Counting) -> Iterator[Slice]:
         yield Slice(count, {"identity": name, "code": code})
 
 
-_FAMILIES: Final[Families[Counting]] = (
+FAMILIES: Final[Families[Counting]] = (
     SplitFamily(
         "tritium_identity_requests_total",
         "counter",
@@ -210,4 +210,4 @@ _FAMILIES: Final[Families[Counting]] = (
 
 def identity_blocks(gate: Counting) -> Iterator[Block]:
     """Yield what is told of identities."""
-    return once(_FAMILIES, gate)
+    return once(FAMILIES, gate)

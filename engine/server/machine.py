@@ -18,6 +18,7 @@ from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.launching import Launcher
 from actors.values.events import Log
+from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
@@ -68,6 +69,9 @@ class Machine(Protocol):
     def wall_clock(self) -> int:
         """Return milliseconds since the epoch."""
 
+    def gpus(self, environ: Mapping[str, str]) -> Gpus:
+        """Return what reads the GPUs. Blocks. Raises NoGpus."""
+
     def monotonic(self) -> float:
         """Return seconds on a clock that may stand anywhere, and may be read from threads."""
 
@@ -112,6 +116,10 @@ class ThisMachine:
     def wall_clock(self) -> int:
         """See `Machine`."""
         return milliseconds_since_epoch()
+
+    def gpus(self, environ: Mapping[str, str]) -> Gpus:
+        """See `Machine`."""
+        return open_nvml(environ)
 
     def monotonic(self) -> float:
         """See `Machine`."""

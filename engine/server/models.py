@@ -85,12 +85,13 @@ def compose_models(
     started: Callable[[], bool],
     permit: Permit | None = None,
     logs: RunningLogs,
+    gpu_uuid: Callable[[int], str],
 ) -> ModelParts:
     """Connect what serves models.
 
     `on_the_way` tells the load of a model, by name and namespace; `started` whether all that is loaded at
-    start has been. Both are asked once the server runs. `permit` says what models may call. Raises
-    ServerFailed if the cache can't be set up.
+    start has been. Both are asked once the server runs. `gpu_uuid` tells the UUID of a GPU by its id.
+    `permit` says what models may call. Raises ServerFailed if the cache can't be set up.
     """
     router = Router(namespacing=settings.namespacing, on_the_way=on_the_way)
     backends = machine.backends(settings.backend_directory)
@@ -120,6 +121,7 @@ def compose_models(
         permit=permit,
         wall_clock=machine.wall_clock,
         recorder=_recorder(logs, log),
+        gpu_uuid=gpu_uuid,
         cores=machine.cores(),
         serving=started,
     )

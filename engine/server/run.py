@@ -39,6 +39,9 @@ from engine.server.sockets import AddressInUse
 from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
 
+_GPUS_WITHIN = 1.0
+"""Seconds that the table at the start waits for a driver to tell its GPUs."""
+
 Beside = Callable[[RunningServer, Log], Awaitable[None]]
 """What a composition root runs beside the server, from when its tree is up until it is told to end."""
 
@@ -136,7 +139,9 @@ async def _report_start(
 ) -> None:
     await running.wait_loaded()
     models = await running.server.repository.index()
-    options = [("core", str(CORE)), *running.settings.options()]
+    with trio.move_on_after(_GPUS_WITHIN):
+        await running.gpus.known.wait()
+    options = [("core", str(CORE)), *running.settings.options(), ("gpu_metrics", running.gpus.standing)]
     await in_thread(announcer.tables, models, options)
     settle_garbage_collection()
     life.start_soon(collect_garbage)

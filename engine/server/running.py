@@ -16,6 +16,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.events import Log
 from actors.values.interfaces import Server
 from engine.audit.trail import Trail
+from engine.observability.gpus import GpuMetrics
 from engine.server.cloud.frontends import choose_default
 from engine.server.frontends import Frontend
 from engine.server.version_tree import ModelSubtrees
@@ -43,6 +44,7 @@ class RunningServer:
     catalog: Catalog
     readiness: Readiness
     residents: Residents
+    gpus: GpuMetrics
     root: Supervisor
     stopped: trio.Event
     failures: list[str] = field(default_factory=list)  # why the exit status will not be 0

@@ -1,7 +1,7 @@
 """The composition root: builds the supervision tree, runs it, drains it, ends it. It decides nothing.
 
 root            one_for_one, 3 restarts in 60 s
-├─ telemetry    loop-lag monitor, readiness, free memory
+├─ telemetry    loop-lag monitor, readiness, free memory, GPUs
 ├─ services     audit log, events, traffic, residency, spare workers, shared memory, followed files
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
@@ -40,6 +40,7 @@ from engine.audit.trail import Trail, open_trail
 from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
+from engine.observability.gpus import GpuMetrics
 from engine.observability.openness import openness
 from engine.observability.running_logs import RunningLogs
 from engine.observability.streaming import StreamedLog
@@ -187,6 +188,12 @@ def _compose(
     permit = None
     if rules is not None:
         gate, permit = rules.gate, permit_of(rules.gate, of_models)
+    gpus = GpuMetrics(
+        settings.metrics,
+        shown=settings.allow_metrics,
+        opening=partial(machine.gpus, environ),
+        log=log,
+    )
     models = compose_models(
         settings,
         machine,
@@ -196,6 +203,7 @@ def _compose(
         started=lambda: deploying.catalog.finished.is_set(),
         permit=permit,
         logs=logs,
+        gpu_uuid=gpus.uuid_of,
     )
     deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
     room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
@@ -228,6 +236,7 @@ def _compose(
             models,
             deploying.readiness,
             lag,
+            gpus,
             machine.wall_clock,
             gate,
             tls.every,
@@ -247,7 +256,7 @@ def _compose(
     services += [Follower(each, reload, log, noting).spec() for each in files]
     if models.cache is not None:
         services.append(models.cache.spec())
-    root = _tree(lag, Supervisor(services), models, deploying, frontends)
+    root = _tree(lag, gpus, Supervisor(services), models, deploying, frontends)
     running = RunningServer(
         settings=settings,
         server=server,
@@ -257,6 +266,7 @@ def _compose(
         catalog=deploying.catalog,
         readiness=deploying.readiness,
         residents=models.residents,
+        gpus=gpus,
         root=root,
         stopped=trio.Event(),
         http=frontends.http,
@@ -301,13 +311,19 @@ def _note_reload(trail: Trail, facts: Mapping[str, object], failure: str) -> Non
 
 
 def _tree(
-    lag: LoopLag, services: Supervisor, models: ModelParts, deploying: DeployingParts, frontends: Frontends
+    lag: LoopLag,
+    gpus: GpuMetrics,
+    services: Supervisor,
+    models: ModelParts,
+    deploying: DeployingParts,
+    frontends: Frontends,
 ) -> Supervisor:
     telemetry = Supervisor(
         [
             ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, lag)),
             ChildSpec("readiness", deploying.readiness.run),
             ChildSpec("memory", trim_memory),
+            *gpus.specs(),
         ]
     )
     return Supervisor(

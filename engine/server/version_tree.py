@@ -89,6 +89,7 @@ class ModelSubtrees:
         recorder: Recorder | None = None,
         cores: int = 0,
         serving: Callable[[], bool] = lambda: True,
+        gpu_uuid: Callable[[int], str] = lambda _: "",
     ) -> None:
         """Set up the subtree.
 
@@ -101,7 +102,8 @@ class ModelSubtrees:
         epoch; the default is the machine's own. With a `recorder` a record is kept of each request.
 
         At once, `cores` workers may load without delaying one another, and half as many without delaying
-        those that serve. `serving` says whether there are any workers that serve.
+        those that serve. `serving` says whether there are any workers that serve. `gpu_uuid` tells the UUID
+        of a GPU by its id, and nothing where that is not known.
         """
         self._supervisor = supervisor
         self._router = router
@@ -114,6 +116,7 @@ class ModelSubtrees:
         self._measure = measure
         self._wall_clock = wall_clock or milliseconds_since_epoch
         self._recorder = recorder
+        self._gpu_uuid = gpu_uuid
         self._cores = cores
         self._comeback = Comeback()
         self._turns = LoadTurns(cores, needed=serving)
@@ -359,7 +362,16 @@ class ModelSubtrees:
                 tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,
                 padding=counts_of(state.dispatcher.observers),
+                gpu_uuid=self._gpu_of(state.spec),
             )
+
+    def _gpu_of(self, spec: ModelSpec) -> str:
+        """Return the UUID of a version's only GPU. Counts are by version, so of two GPUs neither has them."""
+        devices = {(each.kind, each.device_id) for each in spec.instances}
+        if len(devices) != 1:
+            return ""
+        kind, device = devices.pop()
+        return self._gpu_uuid(device) if kind == "GPU" else ""
 
 
 async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: HoldBack) -> None:

@@ -55,7 +55,6 @@ COMPATIBLE: Final = (
     _idle(
         "min-supported-compute-capability", "the framework decides which devices it can use", number("VALUE")
     ),
-    _refused("allow-gpu-metrics", "read GPU figures from a device exporter", BOOL),
     _refused("trace-config", _PHASES, shaped("VALUE", "[^=]*[^=,]=.*", "<trace mode>,<setting>=<value>")),
     _refused("trace-file", _PHASES, _TEXT, ""),
     _refused("trace-level", _PHASES, _TEXT, "OFF"),

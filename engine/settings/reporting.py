@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from actors.serving.durations import DEFAULT_BOUNDS
 from engine.settings.forms import (
     BOOL,
     SIZE,
@@ -14,6 +15,7 @@ from engine.settings.forms import (
     SettingsError,
     integer,
     misshapen,
+    number,
     one_of,
     out_of_bound,
     text,
@@ -117,16 +119,48 @@ def _quantiles(given: Given) -> Mapping[float, float]:
     return MappingProxyType(quantiles)
 
 
+MOST_BUCKETS: Final = 64
+"""Of durations. Each model has as many series for each phase."""
+
+_SECONDS: Final = number()
+
+
+def _buckets(word: str, name: str) -> Sequence[float]:
+    """Read upper bounds in seconds, such as `0.001,0.01,0.1`; `off` is none. Raises SettingsError."""
+    if word.lower() == "off":
+        return ()
+    bounds = [_SECONDS.read(each, name) for each in word.split(",")]
+    if bounds != sorted(set(bounds)) or bounds[0] <= 0 or len(bounds) > MOST_BUCKETS:
+        raise SettingsError(
+            f"invalid argument for --{name}",
+            hint=f"--{name} was given '{word}'; it takes at most {MOST_BUCKETS} upper bounds in seconds that"
+            " ascend, such as 0.001,0.01,0.1, or off",
+        )
+    return tuple(bounds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
     """What metrics show (contract, observability.md section 1.4). `interval` is seconds."""
+
+    gpu: bool = Group.METRICS.option("--allow-gpu-metrics=true", BOOL).means(
+        "Report the GPUs' use, memory, power and energy. Needs the extra `gpu` and NVIDIA's driver; without"
+        " one, the table at the start says why there are none. Off where TRITON_SERVER_CPU_ONLY is set."
+    )
+    cpu_only: bool = combined(lambda given: "TRITON_SERVER_CPU_ONLY" in given.environ)
 
     cpu: bool = Group.METRICS.option("--allow-cpu-metrics=true", BOOL).means(
         "Report the machine's CPU and memory use."
     )
     interval: float = Group.METRICS.option(
         "--metrics-interval-ms=2000", integer("MS", least=1).into(lambda ms: ms / 1000)
-    ).means("How old CPU figures may become; what requests count is always current.")
+    ).means("How old figures of the CPU and GPUs may become; what requests count is always current.")
+    duration_buckets: Sequence[float] = Group.METRICS.option(
+        "--request-duration-buckets=" + ",".join(f"{bound:g}" for bound in DEFAULT_BOUNDS),
+        Form("SECONDS,...", _buckets, _buckets),
+    ).means(
+        "Tritium's own: upper bounds of the histogram tritium_request_duration_seconds; off: do not keep it."
+    )
     counter_latencies: bool = _literal(
         "counter_latencies",
         "true",

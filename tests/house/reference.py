@@ -1,6 +1,7 @@
 """Write what the tables of settings say into the pages: `python -m tests.house.reference`.
 
-That is docs/options.md, and the table of `tritium.*` parameters in docs/model_configuration.md. A test compares them.
+That is docs/options.md, docs/metrics.md, and the table of `tritium.*` parameters in docs/model_configuration.md. A
+test compares them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import Final
 from engine.settings.option import Flag, Group
 from engine.settings.parameters import PARAMETERS
 from engine.settings.settings import FLAGS
+from tests.house import metrics
 from tests.house.graph import ROOT
 
 OPTIONS: Final = ROOT / "docs" / "options.md"
+METRICS_PAGE: Final = ROOT / "docs" / "metrics.md"
 PARAMETERS_PAGE: Final = ROOT / "docs" / "model_configuration.md"
 
 _INTRODUCTION: Final = """\
@@ -66,7 +69,8 @@ def parameters() -> str:
 
 
 def main() -> None:
-    """Write both."""
+    """Write them."""
+    METRICS_PAGE.write_text(metrics.page(), encoding="utf-8")
     OPTIONS.write_text(options(), encoding="utf-8")
     PARAMETERS_PAGE.write_text(parameters(), encoding="utf-8")
 

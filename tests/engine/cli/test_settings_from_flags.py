@@ -130,6 +130,10 @@ def test_without_flags_the_defaults_are_tritons():
         (["--log-requests=true"], "log.requests", True),
         (["--allow-cpu-metrics=false"], "metrics.cpu", False),
         (["--metrics-interval-ms=500"], "metrics.interval", 0.5),
+        (["--allow-gpu-metrics=True"], "metrics.gpu", True),  # as GKE's chart writes it
+        (["--allow-gpu-metrics=false"], "metrics.gpu", False),
+        (["--request-duration-buckets=0.001,0.5,2"], "metrics.duration_buckets", (0.001, 0.5, 2.0)),
+        (["--request-duration-buckets=off"], "metrics.duration_buckets", ()),
         (["--metrics-config=counter_latencies=false"], "metrics.counter_latencies", False),
         (["--metrics-config", "histogram_latencies=true"], "metrics.histogram_latencies", True),
         (["--metrics-config=summary_latencies=true"], "metrics.summary_latencies", True),
@@ -375,6 +379,10 @@ def test_each_restricted_api_knows_its_header():
         (["--metrics-config=x,counter_latencies=true"], None),
         (["--metrics-config=counter_latencies=False"], None),
         (["--metrics-config=colour=red"], None),
+        (["--request-duration-buckets="], None),
+        (["--request-duration-buckets=0,1"], None),
+        (["--request-duration-buckets=2,1"], None),
+        (["--request-duration-buckets=" + ",".join(map(str, range(1, 67)))], None),
         (["--http-restricted-api=health"], None),
         (["--http-header-forward-pattern=("], None),
         (["--model-repository="], None),
@@ -477,7 +485,6 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
     "flag",
     [
         "--trace-config=level=TIMESTAMPS",
-        "--allow-gpu-metrics=true",
     ],
 )
 def test_what_this_version_cannot_do_is_refused_and_not_ignored(flag):

@@ -1,0 +1,125 @@
+"""How long requests took, by phase, in buckets: plain counts that a scrape reads.
+
+`answered` is called once a request, and `computed` once a batch. What lies in the first bucket in every
+phase, as most requests of an idle server do, is one comparison and one addition. Sums are not kept here:
+`ModelStatistics` has them.
+
+Durations are integer nanoseconds, bounds are seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+DEFAULT_BOUNDS: Final[Sequence[float]] = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+
+
+class Durations:
+    """Counts requests by upper bound, for each phase; the last count is of all above the highest bound."""
+
+    def __init__(self, bounds: Sequence[float] = DEFAULT_BOUNDS) -> None:
+        if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] <= 0:
+            raise ValueError(f"bounds of durations must be positive and ascend, got {list(bounds)}")
+        self.bounds = tuple(bounds)
+        self._ns = [round(bound * 1e9) for bound in bounds]
+        self._first_ns = self._ns[0]
+        self._quick = 0  # whole requests within the first bound, which are in no list
+        self._quick_computed = 0  # requests that computed within the first bound
+        self._queue = self._none()
+        self._whole = self._none()  # answered by one response
+        self._streamed = self._none()  # answered by several
+        self._first_parts = self._none()
+        self._compute_input = self._none()
+        self._infer = self._none()
+        self._output = self._none()
+        self.streamed_ns = 0
+        self.first_parts_ns = 0
+
+    def _none(self) -> list[int]:
+        return [0] * (len(self._ns) + 1)
+
+    # -- counting
+
+    def answered(self, queue_ns: int, total_ns: int) -> None:
+        """Count a request that was answered by one response, `total_ns` after it came."""
+        if total_ns <= self._first_ns and queue_ns <= self._first_ns:
+            self._quick += 1
+            return
+        self._queue[bisect_left(self._ns, queue_ns)] += 1
+        self._whole[bisect_left(self._ns, total_ns)] += 1
+
+    def streamed(self, queue_ns: int, total_ns: int) -> None:
+        """Count a request whose answer came in parts. The first of them was counted by `first_part`."""
+        self.streamed_ns += total_ns
+        self._queue[bisect_left(self._ns, queue_ns)] += 1
+        self._streamed[bisect_left(self._ns, total_ns)] += 1
+
+    def first_part(self, ns: int) -> None:
+        """Count the first part of an answer, `ns` after the request."""
+        self.first_parts_ns += ns
+        self._first_parts[bisect_left(self._ns, ns)] += 1
+
+    def computed(self, requests: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Count the execution of a batch that answered this many requests."""
+        if input_ns + infer_ns + output_ns <= self._first_ns:
+            self._quick_computed += requests
+            return
+        self._compute_input[bisect_left(self._ns, input_ns)] += requests
+        self._infer[bisect_left(self._ns, infer_ns)] += requests
+        self._output[bisect_left(self._ns, output_ns)] += requests
+
+    # -- reading: requests by bucket
+
+    @property
+    def queue(self) -> list[int]:
+        """By the time in the queue."""
+        return _with_first(self._queue, self._quick)
+
+    @property
+    def compute_input(self) -> list[int]:
+        """By the time of making inputs ready."""
+        return _with_first(self._compute_input, self._quick_computed)
+
+    @property
+    def infer(self) -> list[int]:
+        """By the time of executing."""
+        return _with_first(self._infer, self._quick_computed)
+
+    @property
+    def output(self) -> list[int]:
+        """By the time of taking outputs."""
+        return _with_first(self._output, self._quick_computed)
+
+    @property
+    def first_response(self) -> list[int]:
+        """By the time until the first response: that of the only one, where there is no other."""
+        both = zip(self._whole, self._first_parts, strict=True)
+        return _with_first([whole + parts for whole, parts in both], self._quick)
+
+    @property
+    def request(self) -> list[int]:
+        """By the time of the whole request."""
+        both = zip(self._whole, self._streamed, strict=True)
+        return _with_first([whole + streamed for whole, streamed in both], self._quick)
+
+
+def _with_first(counts: list[int], quick: int) -> list[int]:
+    return [counts[0] + quick, *counts[1:]]
