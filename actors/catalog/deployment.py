@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from actors.catalog.changes import plan_change
+from actors.catalog.earlier import earlier_than
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.loading import OUTDATED, LoadFailed, Loading, Surroundings, not_polled, too_slow
 from actors.seams import faults
@@ -318,6 +319,9 @@ class Deployment:
                 replaced=sorted(state.spec.version for state in replaced),
             )
         for state in replaced:
+            successor = states.get(state.spec.version)
+            if successor is not None and successor.spec.metric_tags == state.spec.metric_tags:
+                successor.statistics.earlier = earlier_than(state.statistics)
             self._retire(state, state.spec.drain_timeout)
         if started or replaced:
             self._on_changed()
@@ -424,6 +428,7 @@ class Deployment:
             )
         with trio.CancelScope(shield=True):
             await self._around.tree.end(state)
+        state.statistics.ended = True
         state.standing.become(Status.UNAVAILABLE, UNLOADED)
         self._around.roster.retired(self.key, state)
         self._loading.let_go(state)

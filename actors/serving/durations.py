@@ -86,6 +86,22 @@ class Durations:
         self._infer[bisect_left(self._ns, infer_ns)] += requests
         self._output[bisect_left(self._ns, output_ns)] += requests
 
+    def plus(self, other: Durations) -> Durations:
+        """Return the counts of both, which have the same bounds."""
+        both = Durations(self.bounds)
+        both._quick = self._quick + other._quick
+        both._quick_computed = self._quick_computed + other._quick_computed
+        both._queue = _sums(self._queue, other._queue)
+        both._whole = _sums(self._whole, other._whole)
+        both._streamed = _sums(self._streamed, other._streamed)
+        both._first_parts = _sums(self._first_parts, other._first_parts)
+        both._compute_input = _sums(self._compute_input, other._compute_input)
+        both._infer = _sums(self._infer, other._infer)
+        both._output = _sums(self._output, other._output)
+        both.streamed_ns = self.streamed_ns + other.streamed_ns
+        both.first_parts_ns = self.first_parts_ns + other.first_parts_ns
+        return both
+
     # -- reading: requests by bucket
 
     @property
@@ -111,14 +127,16 @@ class Durations:
     @property
     def first_response(self) -> list[int]:
         """By the time until the first response: that of the only one, where there is no other."""
-        both = zip(self._whole, self._first_parts, strict=True)
-        return _with_first([whole + parts for whole, parts in both], self._quick)
+        return _with_first(_sums(self._whole, self._first_parts), self._quick)
 
     @property
     def request(self) -> list[int]:
         """By the time of the whole request."""
-        both = zip(self._whole, self._streamed, strict=True)
-        return _with_first([whole + streamed for whole, streamed in both], self._quick)
+        return _with_first(_sums(self._whole, self._streamed), self._quick)
+
+
+def _sums(some: list[int], others: list[int]) -> list[int]:
+    return [one + other for one, other in zip(some, others, strict=True)]
 
 
 def _with_first(counts: list[int], quick: int) -> list[int]:

@@ -78,7 +78,8 @@ class LatencySummaries:
 class ModelStatistics:
     """One model version's counters. Attributes are plain and public: the owner adds, readers read.
 
-    Counters restart from zero with the object, which lives as long as the loaded model version does.
+    Counters restart from zero with the object, which lives as long as the loaded model version does, or, for
+    metrics, the version after it.
     """
 
     def __init__(
@@ -119,6 +120,9 @@ class ModelStatistics:
         self.summaries = summaries
         self.first_response = first_response  # milliseconds
         self.durations = durations
+        # Of versions that this one has replaced: see `actors.catalog.earlier`.
+        self.earlier: tuple[ModelStatistics, ...] = ()
+        self.ended = False  # nothing more will be counted
 
     def succeeded(
         self,

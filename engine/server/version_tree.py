@@ -16,6 +16,7 @@ from actors.calls.call_waits import CallWaits
 from actors.calls.callees import Callees
 from actors.calls.calls import CallHost
 from actors.calls.subjects import Subjects
+from actors.catalog.earlier import in_all
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
 from actors.padding.observing import PaddingObserver, counts_of, pads
@@ -352,7 +353,7 @@ class ModelSubtrees:
                 name=state.spec.name,
                 version=state.spec.version,
                 namespace=state.spec.namespace,
-                statistics=state.statistics,
+                statistics=in_all(state.statistics),
                 tags=state.spec.metric_tags,
                 cached=self._is_cached(state.spec),
                 queue_depth=depth,

@@ -183,7 +183,9 @@ are ours. Models may have [metrics of their own](custom_metrics.md) besides.
 | `_<key>` | each `metric_tags` of the version's configuration |
 | `le`, `quantile` | of a histogram, of a summary |
 
-A series begins when its version is loaded, and ends when that is unloaded. What a client sends makes no
+A series begins when its version is loaded, and ends when that is unloaded. A version that replaces another in
+a reload goes on with its counts, also with those of requests that the old one still answers, but not with its
+quantiles. What a client sends makes no
 series: unknown models, versions, identities, paths and parameters are in no label, and of what clients name
 themselves, tenants, at most 20 have series of their own. So the number of series depends on the models, the
 listeners and the files of the operator. Loads are the exception in explicit mode: a client that may load can
