@@ -14,6 +14,7 @@ from actors.values.native import mypyc_attr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
 
     from actors.values.callers import Caller
     from actors.values.errors import TritiumError
@@ -278,3 +279,19 @@ class ServedModel(ABC):
 
         Never raises.
         """
+
+
+FinishedHook: TypeAlias = "Callable[[InferRequest, InferResponse | TritiumError, str], None]"
+"""Is told a request, its outcome and the client's address, before the answer's memory is given back."""
+
+
+class Endings:
+    """What is told how each request of a listener ended. It may change while the server runs.
+
+    `hook` is a log's, or None while no log wants to know. Then a request pays one truth test.
+    """
+
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: FinishedHook | None = None) -> None:
+        self.hook: FinishedHook | None = hook

@@ -20,9 +20,9 @@ from actors.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
-from actors.values.endings import Endings
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
+from actors.values.requests import Endings
 from engine.settings.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
 from engine.settings.pages import PageSettings
 from engine.settings.re2 import compiled

@@ -13,9 +13,9 @@ from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
-from actors.values.endings import Endings
 from actors.values.events import Log
 from actors.values.interfaces import Registrations, Server
+from actors.values.requests import Endings
 from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook

@@ -25,7 +25,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
-from actors.values.endings import Endings
+from actors.values.requests import Endings
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import LAST_CALL, AddressLimit

@@ -29,7 +29,7 @@ from protocols.http.answers import (
 from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
-from protocols.kserve import log_settings, metadata, shared_memory
+from protocols.kserve import metadata
 from protocols.kserve.auditing import (
     TREE,
     load_change,
@@ -39,6 +39,7 @@ from protocols.kserve.auditing import (
     unload_change,
 )
 from protocols.kserve.documents import dump, misfit
+from protocols.kserve.extensions import log_settings, shared_memory
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
     check_sees_all,

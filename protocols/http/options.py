@@ -9,9 +9,8 @@ from typing import Final
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
-from actors.values.endings import Endings
 from actors.values.errors import TritiumError
-from actors.values.requests import InferResponse
+from actors.values.requests import Endings, InferResponse
 from protocols.http.origins import OriginPolicy
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE

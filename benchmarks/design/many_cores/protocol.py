@@ -15,11 +15,10 @@ from typing import Any, cast
 import trio
 
 from actors.serving.validation import Validator
-from actors.values.endings import Endings
 from actors.values.errors import ErrorCode, NotFound, TritiumError
 from actors.values.interfaces import Health, Server, ServerIdentity
 from actors.values.marks import ClientMarks
-from actors.values.requests import InferRequest, InferResponse, ServedModel
+from actors.values.requests import Endings, InferRequest, InferResponse, ServedModel
 from actors.values.specs import ModelSpec
 from benchmarks.design.many_cores import forms, line
 from benchmarks.design.many_cores.forms import Book, Form

@@ -92,7 +92,7 @@ def serve_for(
     """Serve clients in this thread's own loop; return how many answers they had."""
     import trio
 
-    from actors.values.endings import Endings
+    from actors.values.requests import Endings
     from benchmarks.design.many_cores.protocol import RemoteModels, server_of
     from benchmarks.design.many_cores.threaded import Inline, request_bytes
     from engine.server.frontends import v2_app

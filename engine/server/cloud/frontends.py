@@ -9,9 +9,9 @@ from typing import Final
 from actors.serving.standing import Status
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
-from actors.values.endings import Endings
 from actors.values.errors import InvalidArgument
 from actors.values.interfaces import Registrations, Repository, Server
+from actors.values.requests import Endings
 from engine.repository.sagemaker import ModelFinder
 from engine.server.frontends import v2_app
 from engine.settings.cloud.platforms import SageMakerSettings, VertexSettings

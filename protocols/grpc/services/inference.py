@@ -27,10 +27,10 @@ from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.grpc.services.shared_memory import SharedMemoryService
 from protocols.grpc.services.unary import only_request as _request
-from protocols.kserve import log_settings
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.auditing import load_change, log_change, unload_change
 from protocols.kserve.caps import check_name
+from protocols.kserve.extensions import log_settings
 from protocols.kserve.permitted import (
     check_steps,
     check_upload,

@@ -31,9 +31,8 @@ from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
 
 if TYPE_CHECKING:
-    from actors.values.endings import Endings
     from actors.values.marks import ClientMarks
-    from actors.values.requests import ReplyPort
+    from actors.values.requests import Endings, ReplyPort
     from actors.values.tensors import Buffer
     from protocols.grpc.call import Call
     from protocols.grpc.codec.heads import CallHead

@@ -29,8 +29,7 @@ from protocols.grpc.codec.infer_request import READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
 
 if TYPE_CHECKING:
-    from actors.values.endings import Endings
-    from actors.values.requests import InferRequest, ServedModel
+    from actors.values.requests import Endings, InferRequest, ServedModel
     from actors.values.tensors import Buffer
     from protocols.grpc.call import ServerStream
     from protocols.grpc.services.model_infer import MessageIntake

@@ -9,9 +9,9 @@ import trio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from actors.supervision.supervisor import Supervisor
-from actors.values.endings import Endings
 from actors.values.errors import TritiumError
 from actors.values.events import Event
+from actors.values.requests import Endings
 from engine.server.frontends import Frontend, grpc_listener
 from engine.server.sockets import bind
 from engine.settings.listening import GrpcSettings, RestrictedHeader

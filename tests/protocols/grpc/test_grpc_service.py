@@ -13,11 +13,10 @@ import trio
 import trio.testing
 
 from actors.values.callers import RESTRICTABLE, Action
-from actors.values.endings import Endings
 from actors.values.errors import Cancelled, ErrorCode, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import IndexEntry
 from actors.values.marks import ClientMarks
-from actors.values.requests import InferResponse
+from actors.values.requests import Endings, InferResponse
 from protocols.grpc.call import ServerStream
 from protocols.grpc.codec.messages import Message
 from protocols.grpc.codec.protobuf import delimited

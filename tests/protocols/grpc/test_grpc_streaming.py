@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.values.datatypes import DataType
-from actors.values.endings import Endings
 from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Internal, TritiumError, Unavailable
 from actors.values.marks import ClientMarks
-from actors.values.requests import InferResponse
+from actors.values.requests import Endings, InferResponse
 from actors.values.tensors import Tensor
 from protocols.grpc.call import FIRST_ANSWER, STREAM_LIMIT
 from protocols.grpc.codec.messages import Message

@@ -12,9 +12,8 @@ import trio
 import trio.testing
 
 from actors.values.callers import Action
-from actors.values.endings import Endings
 from actors.values.errors import Cancelled, Unavailable
-from actors.values.requests import InferResponse
+from actors.values.requests import Endings, InferResponse
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeServer

@@ -13,9 +13,8 @@ import trio
 
 from actors.values.callers import Action
 from actors.values.datatypes import DataType
-from actors.values.endings import Endings
 from actors.values.errors import Cancelled, Internal, InvalidArgument, Unavailable
-from actors.values.requests import InferResponse
+from actors.values.requests import Endings, InferResponse
 from protocols.http.app import V2App
 from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeModel, FakeServer, fail, hold, identity, make_spec, tensor

@@ -4,7 +4,7 @@ import pytest
 
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.interfaces import LogState
-from protocols.kserve.log_settings import KEYS, described, json_steps, known, message_steps
+from protocols.kserve.extensions.log_settings import KEYS, described, json_steps, known, message_steps
 
 FORMATS = ("default", "ISO8601")
 START = LogState(file="server.log")

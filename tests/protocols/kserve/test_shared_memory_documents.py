@@ -5,7 +5,7 @@ import pytest
 
 from actors.values.errors import Internal, InvalidArgument
 from actors.values.interfaces import CudaRegion, SystemRegion
-from protocols.kserve.shared_memory import (
+from protocols.kserve.extensions.shared_memory import (
     CudaPlace,
     SystemPlace,
     check_named,

@@ -24,9 +24,8 @@ import trio.testing
 
 from actors.seams import threads
 from actors.values.callers import Action
-from actors.values.endings import Endings
 from actors.values.errors import TritiumError
-from actors.values.requests import InferRequest, InferResponse
+from actors.values.requests import Endings, InferRequest, InferResponse
 from engine.server.tls import HTTP_1
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener, ListenerLimits

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors.values.callers import Action
-from actors.values.endings import Endings
+from actors.values.requests import Endings
 from engine.server.tls import HTTP_1
 from protocols.grpc.policy import GrpcOptions
 from protocols.http.app import V2App
