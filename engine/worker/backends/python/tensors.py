@@ -8,7 +8,8 @@ import numpy as np
 
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
 from actors.values.tensors import pack_bytes, unpack_bytes
-from engine.worker.backends.python import cuda, dlpack
+from engine.worker.backends.python import dlpack
+from engine.worker.devices import cuda
 
 if TYPE_CHECKING:
     from actors.values.tensors import Array

@@ -12,9 +12,9 @@ import pytest
 from actors.values.datatypes import DataType
 from engine.worker.backends.python import dlpack
 from engine.worker.backends.python import triton_python_backend_utils as pb_utils
-from engine.worker.backends.python.cuda import CudaError, driver
 from engine.worker.backends.python.host import Host, attach
 from engine.worker.backends.testing import LocalRequest, run
+from engine.worker.devices.cuda import CudaError, driver
 
 
 class Exporter:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LIBRARY = "libcuda.so.1"
+_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+
+HANDLE_BYTES = 64
+"""Length of the handle by which processes share device memory, `cudaIpcMemHandle_t`."""
+
+
+class _IpcHandle(ctypes.Structure):
+    """It is passed by value, so ctypes must know its size."""
+
+    _fields_: ClassVar = [  # type: ignore[mutable-override]  # ctypes reads it once
+        ("reserved", ctypes.c_ubyte * HANDLE_BYTES)
+    ]
 
 
 class CudaError(RuntimeError):
@@ -62,6 +75,59 @@ class Driver:
         """Give memory back."""
         with self._context(device):
             self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def copy_within(self, device: int, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` from one device address to another, and wait until that is done."""
+        with self._context(device):
+            self._call(
+                "cuMemcpyDtoD_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes)
+            )
+            self._call("cuCtxSynchronize")
+
+    def device_count(self) -> int:
+        """Return how many devices this process may use."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def uuid(self, device: int) -> str:
+        """Return a device's UUID as `nvidia-smi` writes it, `GPU-…`: it is the same in every process."""
+        handle, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(found), handle)
+        return f"GPU-{uuid.UUID(bytes=bytes(found))}"
+
+    # -- memory of other processes (CUDA driver API, section "Memory management", cuIpc…)
+
+    def export(self, device: int, address: int) -> bytes:
+        """Return the handle, of `HANDLE_BYTES`, by which other processes open an allocation of this one."""
+        handle = _IpcHandle()
+        with self._context(device):
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        return bytes(handle.reserved)
+
+    def open_exported(self, device: int, handle: bytes) -> tuple[int, int]:
+        """Open another process's allocation on this device; return its address here, and its bytes.
+
+        `close_exported` ends that.
+        """
+        wanted = _IpcHandle()
+        ctypes.memmove(wanted.reserved, handle, HANDLE_BYTES)
+        address, base, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t()
+        with self._context(device):
+            lazily = ctypes.c_uint(_ENABLE_PEER_ACCESS)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), wanted, lazily)
+            try:
+                self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+            except CudaError:
+                self._call("cuIpcCloseMemHandle", address)
+                raise
+        return address.value, size.value - (address.value - base.value)
+
+    def close_exported(self, device: int, address: int) -> None:
+        """Let go of another process's allocation."""
+        with self._context(device):
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     @contextlib.contextmanager
     def _context(self, device: int) -> Iterator[None]:

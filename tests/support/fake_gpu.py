@@ -1,0 +1,111 @@
+"""GPUs without a GPU: a stand-in for the driver, whose device memory lies in files (`cuda/driver.c`).
+
+What is proved with it is the code around the driver: who opens what, when it is closed, what is said of
+errors. It proves nothing of a real driver.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "cuda" / "driver.c"
+
+
+def built(folder):
+    """Compile the stand-in; return the environment in which processes find it."""
+    libraries, memory = folder / "lib", folder / "memory"
+    libraries.mkdir()
+    memory.mkdir()
+    gcc = shutil.which("gcc")
+    assert gcc is not None
+    target = libraries / "libcuda.so.1"
+    subprocess.run([gcc, "-O1", "-shared", "-fPIC", "-o", target, SOURCE], check=True)
+    return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA": str(memory), "FAKE_CUDA_DEVICES": "2"}
+
+
+class Client:
+    """A program of a client's with device memory of its own: it runs where the stand-in is found."""
+
+    PROGRAM = """
+import ctypes, json, sys
+from engine.worker.devices.cuda import Driver
+driver, memory = Driver(), {}
+for line in sys.stdin:
+    order = json.loads(line)
+    match order.pop("do"):
+        case "allocate":
+            address = driver.allocate(order["device"], order["nbytes"])
+            handle = driver.export(order["device"], address)
+            memory[handle.hex()] = order["device"], address
+            answer = handle.hex()
+        case "read":
+            device, address = memory[order["handle"]]
+            host = ctypes.create_string_buffer(order["nbytes"])
+            driver.copy_to_host(device, address + order["at"], ctypes.addressof(host), order["nbytes"])
+            answer = host.raw.hex()
+        case "write":
+            device, address = memory[order["handle"]]
+            data = bytes.fromhex(order["data"])
+            host = ctypes.create_string_buffer(data, len(data))
+            driver.copy_to_device(device, ctypes.addressof(host), address + order["at"], len(data))
+            answer = None
+        case "free":
+            driver.free(*memory.pop(order["handle"]))
+            answer = None
+    print(json.dumps(answer), flush=True)
+"""
+
+    def __init__(self, process):
+        self._process = process
+
+    def _ask(self, **order):
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def allocate(self, nbytes, device=0):
+        """Return the handle of fresh device memory."""
+        return bytes.fromhex(self._ask(do="allocate", device=device, nbytes=nbytes))
+
+    def read(self, handle, nbytes, at=0):
+        """Return what lies there."""
+        return bytes.fromhex(self._ask(do="read", handle=handle.hex(), at=at, nbytes=nbytes))
+
+    def write(self, handle, data, at=0):
+        """Put `data` there."""
+        self._ask(do="write", handle=handle.hex(), at=at, data=bytes(data).hex())
+
+    def free(self, handle):
+        """Give the memory back."""
+        self._ask(do="free", handle=handle.hex())
+
+
+@contextmanager
+def client(environ):
+    """Run a client's program."""
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", Client.PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ, "PYTHONPATH": root},
+    )
+    try:
+        yield Client(process)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def lose(environ, device=0):
+    """Have every call of a device fail from now on, in all processes; return how that is ended."""
+    mark = Path(environ["FAKE_CUDA"]) / f"lost.{device}"
+    mark.touch()
+    return mark.unlink
