@@ -124,6 +124,9 @@ class SimulatedMachine:
         """See `Machine`."""
         return [self.disk]
 
+    def devices(self, environ: Mapping[str, str]) -> None:
+        """See `Machine`: there is no GPU."""
+
     def memory(self) -> Memory:
         """See `Machine`."""
         return RealMemory()

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from actors.regions.devices import Devices
 from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.launching import Launcher
 from actors.values.events import Log
 from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
+from engine.processes.devices.memory import GpuDevices
 from engine.processes.launch import WorkerLauncher
+from engine.processes.placement import gpu_count
 from engine.processes.spares import Spares
 from engine.repository.fingerprint import Digests
 from engine.repository.opening import open_sources
@@ -56,6 +59,9 @@ class Machine(Protocol):
 
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """Return the repositories. Raises TritiumError for one that can't be opened."""
+
+    def devices(self, environ: Mapping[str, str]) -> Devices | None:
+        """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
 
     def memory(self) -> MeasuredMemory:
         """Return what measures how much models take."""
@@ -100,6 +106,10 @@ class ThisMachine:
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """See `Machine`."""
         return open_sources(settings, environ, digests)
+
+    def devices(self, environ: Mapping[str, str]) -> Devices | None:
+        """See `Machine`."""
+        return GpuDevices(environ=environ) if gpu_count(environ) else None
 
     def memory(self) -> Memory:
         """See `Machine`."""

@@ -24,6 +24,7 @@ import trio
 
 from actors.events.feed import EventFeed, FeedLimits
 from actors.events.policy import RingLimits
+from actors.regions.devices import Devices
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.seams.bell import Bell
@@ -45,6 +46,7 @@ from engine.observability.openness import openness
 from engine.observability.running_logs import RunningLogs
 from engine.observability.streaming import StreamedLog
 from engine.observability.system import LoopLag, measure_loop_lag
+from engine.processes.inheritance import for_workers
 from engine.processes.process import trim_memory
 from engine.repository.advice import single_model
 from engine.repository.copies import Janitor
@@ -207,7 +209,7 @@ def _compose(
     )
     deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
     room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
-    regions = _regions(settings.shared_memory, room)
+    regions = _regions(settings.shared_memory, room, machine.devices(for_workers(settings, environ)))
     server = Server(
         identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
         models=models.router,
@@ -285,11 +287,13 @@ def _compose(
     return _Composition(running=running, frontends=frontends, janitor=deploying.janitor, regions=regions)
 
 
-def _regions(settings: SharedMemorySettings, room: ReceivingRoom) -> RegionRegistry:
+def _regions(settings: SharedMemorySettings, room: ReceivingRoom, devices: Devices | None) -> RegionRegistry:
     """Return the registry of clients' shared memory; what it reads into memory has its place in `room`."""
     nbytes = to_memory(settings.nbytes, memory_total(), "client-shm-bytes")
     limits = RegionLimits(regions=settings.regions, nbytes=nbytes)
-    return RegionRegistry(allowed=settings.allowed, limits=limits, claims=lambda: Claim(room))
+    return RegionRegistry(
+        allowed=settings.allowed, limits=limits, claims=lambda: Claim(room), devices=devices
+    )
 
 
 def _event_feed(settings: Settings, machine: Machine) -> EventFeed:

@@ -1,0 +1,21 @@
+"""`tritium serve` on a machine whose driver is the stand-in of `fake_gpu`: `python -m tests.support.serving_with_gpus FLAG…`."""
+
+import os
+import sys
+
+import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
+from engine.processes.devices.memory import GpuDevices
+from engine.server.machine import ThisMachine
+from engine.server.run import run
+from engine.settings.settings import Settings
+
+
+class MachineWithGpus(ThisMachine):
+    """The stand-in has no device nodes, by which GPUs are counted."""
+
+    def devices(self, environ):
+        return GpuDevices(environ=environ)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Settings.from_argv(sys.argv[1:], os.environ), machine=MachineWithGpus()))
