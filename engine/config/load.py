@@ -102,7 +102,7 @@ def load_model_config(
     available, problems = version_directories(model_directory, links)
     numbers = [directory.number for directory in available]
     parsed, source = _parsed(path, model_directory, override, links, auto_complete=auto_complete)
-    _rename(parsed, name if renamed else "")
+    parsed.rename(name if renamed else "")
     file = path if os.path.lexists(path) else model_directory
     # Where problems without a place of their own are.
     named = Path("override") if override is not None else file
@@ -332,13 +332,6 @@ def check(
         problems += _missing_tensors(config, path)
     problems += ignored_hints(config)
     return problems
-
-
-def _rename(parsed: parse.Parsed, name: str) -> None:
-    """Have the model be called `name`, unless that is empty, whatever is written."""
-    for config in (parsed.config, parsed.partial):
-        if config is not None and name:
-            config.name = name
 
 
 def _parsed(

@@ -58,6 +58,12 @@ class Parsed:
     blanked: str = ""
     spoilt: frozenset[str] = frozenset()
 
+    def rename(self, name: str) -> None:
+        """Have the model be called `name`, unless that is empty, whatever is written."""
+        for config in (self.config, self.partial):
+            if config is not None and name:
+                config.name = name
+
 
 def config_path(model_directory: Path, config_name: str = "") -> Path:
     """Return the file to read: `configs/<config_name>.pbtxt` if there is one, else `config.pbtxt`."""

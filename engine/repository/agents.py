@@ -96,7 +96,7 @@ def run(chain: Chain, fetched: Fetched) -> Fetched:
     # The files are compared as the repository has them. What the agents have made of them is its own: the
     # next load's answers may be others, and must not come from this one's cache.
     contents = None if fetched.contents is None else _made_now(fetched.contents)
-    return Fetched(path=location, contents=contents, verified=True)
+    return replace(fetched, path=location, contents=contents, verified=True)
 
 
 def _made_now(contents: Contents) -> Contents:

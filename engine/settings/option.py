@@ -45,6 +45,11 @@ class Flag:
     secret: Callable[[str], bool] | None = None
 
     @property
+    def own(self) -> bool:
+        """Whether it is Tritium's own, and none of Triton's."""
+        return self.help.startswith("Tritium's own")
+
+    @property
     def variable(self) -> str:
         """The environment variable that sets it."""
         return "TRITIUM_" + self.name.upper().replace("-", "_")

@@ -37,11 +37,15 @@ _ADDRESS: Final = re.compile(r"(?:tcp|udp|sctp)://.*", re.IGNORECASE)
 _URI_END: Final = re.compile(r":(?=/(?!/)|(?:s3|gs|as)://)")
 
 
-def scan_argv(argv: Sequence[str], table: Mapping[str, Flag]) -> dict[str, list[str]]:
+def scan_argv(
+    argv: Sequence[str], table: Mapping[str, Flag], warnings: list[str] | None = None
+) -> dict[str, list[str]]:
     """Return the words given for each flag, by its own name, in order. Raises SettingsError.
 
-    `table` holds flags by name and alias. A word without dashes is a model repository.
+    `table` holds flags by name and alias. A word without dashes is a model repository. Names that are cut
+    short get one of the `warnings` each.
     """
+    warnings = [] if warnings is None else warnings
     given: dict[str, list[str]] = {}
     words = iter(argv)
     for word in words:
@@ -51,7 +55,7 @@ def scan_argv(argv: Sequence[str], table: Mapping[str, Flag]) -> dict[str, list[
         if not word.startswith("--") or word == "--":
             raise SettingsError(f"Unexpected argument: {_shown(word, table)}")
         name, equals, value = word[2:].partition("=")
-        flag = table.get(name)
+        flag = table.get(name) or _cut_short(name, table, warnings)
         if flag is None:
             raise SettingsError(f"unrecognized option '--{name}'", hint=_nearest(name, table, "--"))
         if flag.form is SWITCH:
@@ -65,6 +69,16 @@ def scan_argv(argv: Sequence[str], table: Mapping[str, Flag]) -> dict[str, list[
             value = following
         given.setdefault(flag.name, []).append(value)
     return given
+
+
+def _cut_short(name: str, table: Mapping[str, Flag], warnings: list[str]) -> Flag | None:
+    """Return the only flag of Triton's whose name begins so: `getopt_long` takes such names."""
+    found = {flag.name: flag for key, flag in table.items() if key.startswith(name) and not flag.own}
+    if len(found) != 1:
+        return None
+    (flag,) = found.values()
+    warnings.append(f"--{name} is taken for --{flag.name}: write its name in full")
+    return flag
 
 
 def _repository(word: str, table: Mapping[str, Flag]) -> str:

@@ -358,9 +358,10 @@ class Settings:
     def from_argv(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
         """Read tritonserver's flags; `environ` supplies what they leave out. Raises SettingsError."""
         environ = {} if environ is None else environ
-        words = scan_argv(argv, BY_NAME)
+        cut_short: list[str] = []
+        words = scan_argv(argv, BY_NAME, cut_short)
         settings = cls._read(_under(scan_environ(environ, BY_VARIABLE), words), environ)
-        return replace(settings, warnings=(*settings.warnings, *warnings(words, BY_NAME)))
+        return replace(settings, warnings=(*settings.warnings, *cut_short, *warnings(words, BY_NAME)))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:

@@ -198,14 +198,17 @@ class SageMaker(Platform):
         taken = self._loaded.get(key)
         if taken is not None and taken.repository != place.repository:
             raise AlreadyExists(f"failed to register '{key}', there is a conflicting mapping for '{key}'")
+        change = load_change(name, {})
+        await self._recorded(change, scope, partial(self._register_and_load, place, name, scope))
+        self._loaded[key] = _Loaded(name, place.repository)
+
+    async def _register_and_load(self, place: Place, name: str, scope: Scope) -> None:
         await self._registrations.register(place.repository, {name: place.folder} if place.folder else {})
-        load = partial(self._server.repository.load, name, {}, permit=permit_in(_caller(scope)))
         try:
-            await self._recorded(load_change(name, {}), scope, load)
+            await self._server.repository.load(name, {}, permit=permit_in(_caller(scope)))
         except BaseException:
             self._registrations.unregister(place.repository)
             raise
-        self._loaded[key] = _Loaded(name, place.repository)
 
     async def _unload(self, key: str, _route: Route, scope: Scope, _receive: Receive) -> Answer:
         loaded = self._standing(key)

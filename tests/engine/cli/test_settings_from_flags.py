@@ -444,13 +444,34 @@ def test_a_server_without_a_repository_is_refused():
     [
         ("--htp-port=1", "--http-port"),
         ("--model_repository=x", "--model-repository"),
-        ("--log-verbos", "--log-verbose"),
+        ("--lgo-verbose", "--log-verbose"),
     ],
 )
 def test_an_unknown_flag_names_the_nearest_one(flag, nearest):
     error = refusal(flag)
     assert error.message == f"unrecognized option '{flag.partition('=')[0]}'"
     assert error.hint == f"did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "flag"),
+    [
+        (("--model-repo", "/models"), "--model-repo", "--model-repository"),
+        (("--model-repo=/models",), "--model-repo", "--model-repository"),
+        (("--model-s=/models",), "--model-s", "--model-repository"),  # --model-store
+        (("/models", "--log-verb=1"), "--log-verb", "--log-verbose"),
+        (("/models", "--disable"), "--disable", "--disable-auto-complete-config"),
+    ],
+)
+def test_a_name_that_is_cut_short_is_taken_for_the_only_one_of_triton_s_that_begins_so(words, name, flag):
+    settings = Settings.from_argv(words)
+    assert settings.model_repositories == ("/models",)
+    assert settings.warnings == (f"{name} is taken for {flag}: write its name in full",)
+
+
+@pytest.mark.parametrize("flag", ["--http-=1", "--log-=1", "--uplo=off", "--=1", "--xyz=1"])
+def test_a_name_that_could_be_several_s_or_is_none_of_triton_s_is_none(flag):
+    assert refusal(flag).message == f"unrecognized option '{flag.partition('=')[0]}'"
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b"])

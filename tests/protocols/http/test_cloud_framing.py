@@ -1,6 +1,10 @@
 """How platforms mark binary bodies, and which errors tell of a lack of memory."""
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.values.errors import InvalidArgument
 from protocols.http.cloud.framing import Framing
@@ -58,6 +62,13 @@ def test_a_media_type_without_a_length_is_refused(media_type, message):
     with pytest.raises(InvalidArgument) as caught:
         requested(media_type)
     assert caught.value.message == message
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=40).map(PREFIX.encode().__add__)))
+def test_any_media_type_says_a_length_that_the_v2_api_reads_or_is_refused(media_type):
+    with suppress(InvalidArgument):
+        length = dict(FRAMING.request([(b"content-type", media_type)])).get(LENGTH)
+        assert length is None or -(2**31) <= int(length) < 2**31
 
 
 def test_what_the_platform_does_not_know_is_left_out():

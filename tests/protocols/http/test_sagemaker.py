@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.values.callers import Action, Peer
 from actors.values.errors import AlreadyExists, Internal, InvalidArgument, NotFound, Unavailable
@@ -16,6 +18,7 @@ from protocols.http.app import V2App
 from protocols.http.cloud.app import CloudApp
 from protocols.http.cloud.sagemaker import UNLOADS_WITHIN, SageMaker
 from protocols.http.options import V2Options
+from protocols.http.routes import match
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
 from tests.protocols.fakes import FakeModel, FakeServer, make_spec
 from tests.protocols.http.test_http_app import Client, add_body
@@ -143,6 +146,24 @@ async def test_any_other_path_or_method_is_a_bad_request_without_a_word(sagemake
 def test_only_the_ping_is_asked_for_by_health_checks(sagemaker):
     assert sagemaker.platform.is_health(b"/ping")
     assert not sagemaker.platform.is_health(b"/models")
+
+
+METHODS = ("GET", "POST", "DELETE", "PUT", "HEAD")
+
+
+@given(
+    method=st.sampled_from(METHODS),
+    path=st.one_of(
+        st.binary(max_size=60), st.binary(max_size=40).map(lambda end: b"/models" + end), st.just(b"/ping")
+    ),
+    target=st.binary(max_size=40),
+)
+def test_any_head_is_a_path_of_the_v2_api_or_a_bad_request(method, path, target):
+    asked = served().platform.read(method, path, [(TARGET.encode(), target)])
+    if isinstance(asked, Answer):
+        assert asked.status == 400
+    else:
+        assert match(asked.path.decode("latin-1")) is not None
 
 
 # -- invocations

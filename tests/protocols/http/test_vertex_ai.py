@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.values.callers import Action, Peer
 from actors.values.errors import InvalidArgument
@@ -16,6 +18,7 @@ from protocols.http.app import V2App
 from protocols.http.cloud.app import CloudApp
 from protocols.http.cloud.vertex import DefaultModel, VertexAi, chosen_model
 from protocols.http.options import V2Options
+from protocols.http.routes import match
 from tests.protocols.fakes import FakeServer
 from tests.protocols.http.test_http_app import Client, add_body
 
@@ -97,6 +100,17 @@ async def test_routes_are_patterns_of_whole_paths():
     assert (await vertex.ask("POST", "/v1/endpoints/42:predicts", add_body()))[0] == 400
     assert (await vertex.ask("GET", "/h"))[0] == 200
     assert (await vertex.ask("GET", "/he"))[0] == 400
+
+
+@given(path=st.binary(max_size=60), redirect=st.one_of(st.none(), st.binary(max_size=60)))
+def test_any_head_is_a_path_of_the_v2_api_or_an_empty_answer(path, redirect):
+    headers = [] if redirect is None else [(REDIRECT.encode(), redirect)]
+    for each in (path, b"/predict"):
+        asked = served().platform.read("POST", each, headers)
+        if isinstance(asked, Answer):
+            assert asked.status in (400, 403)
+        else:
+            assert asked.path == b"/metrics" or match(asked.path.decode("latin-1")) is not None
 
 
 # -- predictions
