@@ -132,9 +132,13 @@ class HostedTree:
             raise StartupFailed(self.failure)
 
     async def _serve_on(self, running: RunningServer) -> None:
-        """Have gRPC serve for the drain delay. HTTP's sockets are the foreign server's, and closed by now."""
+        """Have our own listeners serve for the drain delay.
+
+        HTTP's sockets are the foreign server's, and closed by now.
+        """
         delay = running.settings.drain_delay
-        if delay and running.grpc is not None and not self.failure and running.catalog.finished.is_set():
+        others = (running.grpc, running.sagemaker, running.vertex)
+        if delay and any(others) and not self.failure and running.catalog.finished.is_set():
             running.withdraw()
             with trio.move_on_after(delay):
                 await running.wait_stopped()

@@ -414,10 +414,7 @@ class Settings:
                 "metrics",
                 _place(self.allow_metrics, self.metrics_address, self.metrics_port, self.metrics_tls),
             ),
-            *(
-                (what, host_port(address, port))
-                for what, address, port in self.cloud.listeners(self.http_address)
-            ),
+            *self.cloud.options(self.http_address),
             *(
                 [("management", f"{_place(True, apart.address, apart.http_port, self.http_tls)} (HTTP)")]
                 if (apart := self.management).address

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from engine.settings.forms import BOOL, PORT, Form, SettingsError, some_text, text, to_int
+from engine.settings.listening import host_port
 from engine.settings.option import Given, Group, combined, section
 from engine.settings.re2 import compiled
 
@@ -181,6 +182,13 @@ class CloudSettings:
             yield "SageMaker requests", address, self.sagemaker.port
         if self.vertex.allow:
             yield "Vertex AI requests", address, self.vertex.port
+
+    def options(self, address: str) -> Iterator[tuple[str, str]]:
+        """Yield (name, value) of what an operator wants to see at start-up."""
+        if self.sagemaker.allow:
+            yield "sagemaker", host_port(address, self.sagemaker.port)
+        if self.vertex.allow:
+            yield "vertex_ai", host_port(address, self.vertex.port)
 
     def refuse_unsafe(self, listeners: Sequence[tuple[str, str, int]]) -> None:
         """Raise SettingsError where a listener other than SageMaker's has a port that it may not have."""

@@ -469,6 +469,42 @@ def test_a_name_that_is_cut_short_is_taken_for_the_only_one_of_triton_s_that_beg
     assert settings.warnings == (f"{name} is taken for {flag}: write its name in full",)
 
 
+# From Triton's charts, KServe, ModelMesh, TensorRT-LLM's launcher, and machines with GPUs.
+REAL = {
+    "--model-store=/m --model-control-mode=poll --repository-poll-secs=5": [],
+    "--model-repository /m --repository-poll-secs 30 --http-port 8000": ["repository-poll-secs"],
+    "--model-store=/m --grpc-port=9000 --http-port=8080 --allow-grpc=true --allow-http=True": [],
+    "--model-repository=/m --model-control-mode=EXPLICIT --strict-readiness=false --allow-sagemaker=false": [],
+    "--model-store=/m --strict-model-config=False --log-verbose=true --exit-on-error=0 --id x": [],
+    "--model-repository=/m --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=p_": [],
+    "--model-repository=/m --pinned-memory-pool-byte-size=268435456 --cuda-memory-pool-byte-size=0:67108864": [
+        "pinned-memory-pool-byte-size",
+        "cuda-memory-pool-byte-size",
+    ],
+    "--model-repository=/m --reuse-http-port=true --reuse-grpc-port=1 --vertex-ai-default-model=x": [],
+    "--model-repository=/m --min-supported-compute-capability=6.0 --model-load-gpu-limit=0:0.9"
+    " --model-load-gpu-limit 1:0.9": ["model-load-gpu-limit", "min-supported-compute-capability"],
+    "--model-repository=/m --http-thread-count=4 --sagemaker-port=8080 --sagemaker-thread-count=2": [
+        "http-thread-count",
+        "sagemaker-thread-count",
+    ],
+}
+
+
+@pytest.mark.parametrize(("line", "idle"), REAL.items())
+def test_command_lines_of_real_deployments_are_taken_with_one_warning_for_each_idle_flag(line, idle):
+    settings = Settings.from_argv(line.split())
+    assert settings.model_repositories == ("/m",)
+    assert sorted(warning.split()[0] for warning in settings.warnings) == sorted(f"--{name}" for name in idle)
+
+
+@pytest.mark.parametrize("word", ["0", "0:2", "x:0.5", "0:x", ""])
+def test_a_limit_of_a_gpu_s_memory_is_a_share(word):
+    assert refusal(f"--model-load-gpu-limit={word}").message == (
+        f"--model-load-gpu-limit option format is '<device id>:<fraction>'. Got {word}"
+    )
+
+
 @pytest.mark.parametrize("flag", ["--http-=1", "--log-=1", "--uplo=off", "--=1", "--xyz=1"])
 def test_a_name_that_could_be_several_s_or_is_none_of_triton_s_is_none(flag):
     assert refusal(flag).message == f"unrecognized option '{flag.partition('=')[0]}'"
