@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from actors.supervision.spec import ChildSpec, Intensity
@@ -20,7 +19,7 @@ from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
 from engine.observability.running_logs import RunningLogs
-from engine.server.cloud.frontends import Served, Shared, serve_sagemaker, serve_vertex
+from engine.server.cloud.frontends import Served, serve_sagemaker, serve_vertex
 from engine.server.frontends import (
     Frontend,
     address_of,
@@ -197,35 +196,39 @@ def compose_frontends(
             room=room,
         )
 
-    shared = Shared(
-        settings=settings,
-        server=server,
-        gate=gate,
-        endings=partial(endings, logs),
-        room=room,
-        auditor=audited,
-    )
     default_model = DefaultModel()
 
-    def platform(served: Served, protocol: str) -> HttpListener:
-        # The platforms speak in the clear, and no proxy introduces them.
-        limits = http_limits(settings.connections, protocol)
+    def platform_v2(name: str) -> V2App:
+        # A platform's headers become no parameters, as in Triton.
+        return v2_app(
+            replace(settings, http_header_forward_pattern=""),
+            server,
+            gate=gate,
+            endings=endings(logs, name),
+            room=room,
+            auditor=audited(name),
+        )
+
+    def platform(served: Served, name: str) -> HttpListener:
+        # Platforms speak in the clear, and no proxy introduces them.
         listener = HttpListener(
             served.app,
-            limits=limits,
+            limits=http_limits(settings.connections, name),
             admit=served.app.admit,
             is_welcome=served.platform.is_health,
             on_refused=refused,
             room=room,
         )
-        listeners.setdefault(protocol, []).append(listener)
+        listeners.setdefault(name, []).append(listener)
         return listener
 
-    def sagemaker() -> HttpListener:
-        return platform(serve_sagemaker(settings.cloud.sagemaker, shared, registrations), "sagemaker")
+    def sagemaker(name: str = "sagemaker") -> HttpListener:
+        v2 = platform_v2(name)
+        return platform(serve_sagemaker(settings, server, registrations, v2, audited(name)), name)
 
-    def vertex() -> HttpListener:
-        return platform(serve_vertex(settings.cloud.vertex, shared, default_model, metrics_app), "vertex_ai")
+    def vertex(name: str = "vertex-ai") -> HttpListener:
+        v2 = platform_v2(name)
+        return platform(serve_vertex(settings.cloud.vertex, default_model, metrics_app, v2), name)
 
     def opened(
         name: str, title: str, sock: socket.socket | None, listener: Callable[[], Listener[Any]]
