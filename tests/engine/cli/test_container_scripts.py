@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -87,6 +88,18 @@ def test_the_image_has_each_script_at_its_place():
     assert "PATH=/opt/tritonserver/bin:$PATH" in DOCKERFILE
     assert "\nUSER 1000:1000\n" in DOCKERFILE
     assert "com.amazonaws.sagemaker.capabilities.multi-models=true" in DOCKERFILE
+
+
+def test_the_image_is_built_from_all_that_a_wheel_is_made_of():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = build["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", "LICENSE", build["project"]["readme"], *wheel["only-include"]}
+    if "custom" in wheel["hooks"]:
+        needed.add("hatch_build.py")
+    stage, _, _ = DOCKERFILE.partition("RUN pip wheel")
+    copied = {word for words in re.findall(r"^COPY (.*) \S+$", stage, re.MULTILINE) for word in words.split()}
+    assert needed <= copied
+    assert all((ROOT / path).exists() for path in copied)
 
 
 def test_what_is_installed_shadows_no_other_server():
