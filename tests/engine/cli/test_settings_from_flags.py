@@ -474,10 +474,10 @@ REAL = {
     "--model-store=/m --model-control-mode=poll --repository-poll-secs=5": [],
     "--model-repository /m --repository-poll-secs 30 --http-port 8000": ["repository-poll-secs"],
     "--model-store=/m --grpc-port=9000 --http-port=8080 --allow-grpc=true --allow-http=True": [],
-    "--model-repository=/m --model-control-mode=EXPLICIT --strict-readiness=false --allow-sagemaker=false": [],
+    "--model-store=/m --model-control-mode=EXPLICIT --strict-readiness=false --allow-sagemaker=false": [],
     "--model-store=/m --strict-model-config=False --log-verbose=true --exit-on-error=0 --id x": [],
-    "--model-repository=/m --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=p_": [],
-    "--model-repository=/m --pinned-memory-pool-byte-size=268435456 --cuda-memory-pool-byte-size=0:67108864": [
+    "--model-store=/m --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=p_": [],
+    "--model-store=/m --pinned-memory-pool-byte-size=268435456 --cuda-memory-pool-byte-size=0:67108864": [
         "pinned-memory-pool-byte-size",
         "cuda-memory-pool-byte-size",
     ],
