@@ -157,13 +157,14 @@ class RegionRegistry(SharedMemory):
         """See `Regions`."""
         use = Use(request, self._claims, self._readers)
         try:
+            sources = [None if place is None else self._slice(use, place) for place in places.inputs]
+            targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
             inputs = list(request.inputs)
             room = AT_ONCE
-            for index, place in enumerate(places.inputs):
-                if place is not None:
-                    inputs[index] = read_or_refer(inputs[index], self._slice(use, place), room)
+            for index, source in enumerate(sources):
+                if source is not None:
+                    inputs[index] = read_or_refer(inputs[index], source, room)
                     room -= len(inputs[index].data)
-            targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
         except BaseException:
             use.end()
             raise

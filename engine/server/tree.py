@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -290,7 +291,9 @@ def _compose(
 def _regions(settings: SharedMemorySettings, room: ReceivingRoom, devices: Devices | None) -> RegionRegistry:
     """Return the registry of clients' shared memory; what it reads into memory has its place in `room`."""
     nbytes = to_memory(settings.nbytes, memory_total(), "client-shm-bytes")
-    limits = RegionLimits(regions=settings.regions, nbytes=nbytes)
+    # Connections and workers need open files as well.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    limits = RegionLimits(regions=min(settings.regions, most), nbytes=nbytes)
     return RegionRegistry(
         allowed=settings.allowed, limits=limits, claims=lambda: Claim(room), devices=devices
     )

@@ -12,6 +12,7 @@ from tests.fuzz.hpack_blocks import HpackBlocks
 from tests.fuzz.infer_requests import InferRequests
 from tests.fuzz.message_streams import MessageStreams
 from tests.fuzz.page_requests import PageRequests
+from tests.fuzz.regions import Regions
 from tests.fuzz.request_heads import RequestHeads
 from tests.fuzz.rule_tables import RuleTables
 from tests.fuzz.signed_files import SignedFiles
@@ -24,6 +25,6 @@ TARGETS: Final[Mapping[str, Target]] = {
         *(Connections(), HeaderBlocks(), HpackBlocks(), MessageStreams(), InferRequests()),
         *(WorkerFrames(), WorkerCallsTarget()),
         *(RequestHeads(), PageRequests(), Credentials()),
-        *(AuthFiles(), RuleTables(), SignedFiles()),
+        *(AuthFiles(), RuleTables(), SignedFiles(), Regions()),
     )
 }

@@ -106,9 +106,8 @@ class Face:
             if place is not None:
                 wanted.set_shared_memory(place.region, place.nbytes, place.offset)
             asked.append(wanted)
-        return self._told(
-            self.client.infer, model, [self.given(each) for each in inputs], outputs=asked or None
-        )
+        given = [self.given(each) for each in inputs]
+        return self._told(self.client.infer, model, given, outputs=asked or None)
 
     def given(self, each: Given) -> Any:
         """Return an input as the library has it."""
