@@ -41,6 +41,8 @@ _STYLES: Final = {
     "stopped": "dim",
 }
 
+_LISTED: Final = 8
+
 Node = Mapping[str, Any]
 
 
@@ -91,11 +93,23 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
     if node.get("restarts"):
         yield "restarts", f"{node['restarts']} restart{'s' if node['restarts'] != 1 else ''}"
     for key, value in (node.get("info") or {}).items():
-        yield "info", f"{printable(str(key))}={printable(str(value))}"
+        yield "info", f"{printable(str(key))}={printable(_words_of(value))}"
     if node.get(FOLDED):
         yield "folded", f"+{node[FOLDED]} running"
     if node.get("last_exit"):
         yield "reason", f"last ended: {printable(str(node['last_exit']))}"
+
+
+def _words_of(value: object) -> str:
+    """Return what a node tells of itself as words: of a list, such as that of regions, the first few."""
+    if not isinstance(value, list):
+        return str(value)
+    shown = [
+        " ".join(f"{key} {each}" for key, each in item.items()) if isinstance(item, dict) else str(item)
+        for item in value[:_LISTED]
+    ]
+    more = [f"{len(value) - _LISTED} more"] if len(value) > _LISTED else []
+    return f"[{'; '.join(shown + more)}]"
 
 
 def _now(document: Node) -> float | None:

@@ -107,8 +107,11 @@ class Regions:
 
 
 def _drawn(chance: Random) -> str:
-    lines = [f"make {key} {chance.choice((2**20, 2**20, _PAGE))}" for key in range(chance.randint(1, 3))]
-    named: list[str] = []
+    lines = [f"make {key} {chance.choice((2**20, 2**20, _PAGE))}" for key in range(chance.randint(2, 3))]
+    named = list(_NAMES[: chance.randint(0, 2)])
+    lines += [
+        f"register {name} {place} 0 {chance.choice((_PAGE, 2**19))}" for place, name in enumerate(named)
+    ]
     for _ in range(chance.randint(4, 24)):
         name, key = (
             chance.choice(named or _NAMES) if chance.random() < 0.8 else _NAMES[0],
@@ -123,7 +126,7 @@ def _drawn(chance: Random) -> str:
                 offset = chance.choice((0, _PAGE)) if usual else chance.choice(_NUMBERS)
                 size = chance.choice((_PAGE, AT_ONCE + _PAGE, 2**19)) if usual else chance.choice(_NUMBERS)
                 name = chance.choice(_NAMES)
-                named.append(name)
+                named += [name] * usual
                 lines.append(f"register {name} {key} {offset} {size}")
             case "infer":
                 at = chance.choice((0, 1, 64)) if usual else chance.choice(_NUMBERS)
@@ -132,7 +135,7 @@ def _drawn(chance: Random) -> str:
                     if usual
                     else chance.choice(_NUMBERS)
                 )
-                out = chance.choice((name, chance.choice(_NAMES), "-"))
+                out = chance.choice((name, name, "-", chance.choice(_NAMES)))
                 room = size if usual else chance.choice(_NUMBERS)
                 protocol = chance.choice(("http", "grpc"))
                 lines.append(f"infer {protocol} {name} {at} {size} {out} {chance.choice((0, 64))} {room}")
@@ -241,7 +244,7 @@ class _Play:
         self._outcomes.append(f"register: {outcome}")
 
     def _unregister(self, name: str) -> None:
-        names = list(self._known) if name == "*" else [name]
+        names = list(self._known) if name in {"*", ""} else [name]
         self._registry.unregister_system("" if name == "*" else name)
         for each in names:
             if (region := self._known.get(each)) is not None:
@@ -259,7 +262,7 @@ class _Play:
         except NotFound:
             assert name not in self._known
             return
-        names = sorted(self._known) if name == "*" else [name]
+        names = sorted(self._known) if name in {"*", ""} else [name]
         assert [(each.name, each.offset, each.byte_size) for each in told] == [
             (each, self._known[each].offset, self._known[each].byte_size) for each in names
         ]

@@ -304,6 +304,16 @@ def test_tree_draws_the_supervision_tree_plainly_into_a_pipe(server, capsys):
     )
 
 
+def test_tree_tells_the_first_few_of_a_list(server, capsys):
+    regions = [{"name": f"r{number}", "age": 1.5, "users": 0} for number in range(10)]
+    node = {"name": "shared-memory", "state": "running", "info": {"registered": 10, "regions": regions}}
+    server[1]["/v2/tritium/tree"] = (200, json.dumps({**NODE, "children": [node]}).encode())
+    assert main(["tree", "--url", server[0]]) == 0
+    listed = "; ".join(f"name r{number} age 1.5 users 0" for number in range(8))
+    said = f"└─ shared-memory  running, registered=10, regions=[{listed}; 2 more]\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
 def test_tree_tells_no_ages_where_the_server_does_not_tell_the_time(server, capsys):
     server[1]["/v2/tritium/tree"] = (200, json.dumps({**NODE, "now": None}).encode())
     assert main(["tree", "--url", server[0]]) == 0
