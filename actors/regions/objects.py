@@ -14,10 +14,13 @@ import numpy as np
 
 from actors.regions.policy import can_be_opened, not_memory, not_opened
 from actors.values.errors import Internal, InvalidArgument
-from actors.values.regions import RegionSlice, too_short
-from actors.values.tensors import Buffer
+from actors.values.regions import Region, RegionSlice, too_short
+from actors.values.tensors import Buffer, Tensor
 
 _FOLDER: Final = "/dev/shm/"
+Writes = list[tuple[Tensor, RegionSlice]]
+"""Outputs, and where each is written."""
+
 PIECE: Final = 4 * 1024 * 1024
 """Bytes that are read or written by one call of the system."""
 
@@ -79,20 +82,44 @@ def reading(source: RegionSlice, name: str, fileno: int) -> Buffer:
 def write(target: RegionSlice, name: str, data: Buffer, fileno: int) -> None:
     """Write the output `name` by `fileno`, in pieces. Raises InvalidArgument, or Internal."""
     view = memoryview(data)
-    end = target.at + len(view)
     at = 0
     try:
-        size = os.fstat(fileno).st_size
-        if size < end:
-            text = too_short(target.region.name, f"output '{name}'", ends=size, needed=end)
-            raise InvalidArgument(text)
+        _check_size(target, name, len(view), os.fstat(fileno).st_size)
         while at < len(view):
             at += os.pwrite(fileno, view[at : at + PIECE], target.at + at)
     except OSError as error:
-        raise Internal(
-            f"output '{name}' can't be written to shared memory region '{target.region.name}':"
-            f" {error.strerror}"
-        ) from error
+        raise _unwritable(target, name, error) from error
+
+
+def write_at_once(writes: Writes) -> None:
+    """Write outputs, for short ones. Raises as `write`; nothing was written then, but for a full disk."""
+    sizes: dict[Region, int] = {}
+    for tensor, target in writes:
+        region = target.region
+        size = sizes.get(region)
+        if size is None:
+            size = sizes[region] = os.fstat(region.fileno).st_size
+        if size < target.at + len(tensor.data):
+            _check_size(target, tensor.name, len(tensor.data), size)
+    for tensor, target in writes:
+        try:
+            written = os.pwrite(target.region.fileno, tensor.data, target.at)
+        except OSError as error:
+            raise _unwritable(target, tensor.name, error) from error
+        if written < len(tensor.data):
+            write(target, tensor.name, tensor.data, target.region.fileno)
+
+
+def _check_size(target: RegionSlice, name: str, nbytes: int, size: int) -> None:
+    end = target.at + nbytes
+    if size < end:
+        raise InvalidArgument(too_short(target.region.name, f"output '{name}'", ends=size, needed=end))
+
+
+def _unwritable(target: RegionSlice, name: str, error: OSError) -> Internal:
+    return Internal(
+        f"output '{name}' can't be written to shared memory region '{target.region.name}': {error.strerror}"
+    )
 
 
 def _short_read(source: RegionSlice, name: str, fileno: int, found: int) -> InvalidArgument:

@@ -16,7 +16,7 @@ from actors.regions.devices import DeviceError, DeviceRegion, Devices
 from actors.regions.objects import open_object
 from actors.regions.policy import RegionLimits, check_extent, check_place, object_name
 from actors.regions.table import Entry, RegionTable
-from actors.regions.use import AT_ONCE, MemoryClaim, PlacingReply, Use, read_or_refer
+from actors.regions.use import MemoryClaim, PlacingReply, Use
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 from actors.supervision.offload import Offload
@@ -159,29 +159,25 @@ class RegionRegistry(SharedMemory):
         try:
             sources = [None if place is None else self._slice(use, place) for place in places.inputs]
             targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
-            inputs = list(request.inputs)
-            room = AT_ONCE
-            for index, source in enumerate(sources):
-                if source is not None:
-                    inputs[index] = read_or_refer(inputs[index], source, room)
-                    room -= len(inputs[index].data)
+            request.inputs = use.taken(request.inputs, sources)
         except BaseException:
             use.end()
             raise
-        request.inputs = inputs
         request.regions = use
         if targets:
             request.reply = PlacingReply(
                 request.reply, use, targets, offload=self._offload, counts=self.table.counts
             )
-            if not any(isinstance(target.region, DeviceRegion) for target in targets.values()):
+            if not use.of_device:
                 request.output_regions = targets
 
     def _slice(self, use: Use, place: RegionPlace) -> RegionSlice:
-        region = self.table.find(place.region)
-        check_place(place.region, region.byte_size, offset=place.offset, nbytes=place.nbytes)
+        name, offset, nbytes = place
+        region = self.table.find(name)
+        if offset >= region.byte_size or offset + nbytes > region.byte_size:
+            check_place(name, region.byte_size, offset=offset, nbytes=nbytes)
         use.hold(region)
-        return RegionSlice(region, region.offset + place.offset, place.nbytes)
+        return RegionSlice(region, region.offset + offset, nbytes)
 
     # -- the actor
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import trio
 
 from actors.regions.devices import DeviceError, DeviceRegion
-from actors.regions.objects import read_at_once, reading, write
+from actors.regions.objects import Writes, read_at_once, reading, write, write_at_once
 from actors.seams.threads import in_thread
 from actors.supervision.offload import NotDone, Offload
 from actors.values.datatypes import DataType
@@ -42,25 +42,55 @@ class MemoryClaim(Protocol):
 
 
 class Use(RegionUse):
-    """The regions of one request, held until `end`."""
+    """The regions of one request, held until `end`. `of_device`: one of them is memory of a GPU."""
 
-    __slots__ = ("_claim", "_claims", "_held", "_limiter", "_request", "over")
+    __slots__ = ("_claim", "_claims", "_held", "_limiter", "_request", "_unread", "of_device", "over")
 
     def __init__(
         self, request: InferRequest, claims: Callable[[], MemoryClaim], limiter: trio.CapacityLimiter
     ) -> None:
         self.over = False
+        self.of_device = False
         self._request = request
         self._claims = claims
         self._limiter = limiter
         self._held: list[Region] = []
         self._claim: MemoryClaim | None = None
+        self._unread = False  # some inputs were not read yet
 
     def hold(self, region: Region) -> None:
         """Hold a region, once."""
         if region not in self._held:
             region.hold()
             self._held.append(region)
+            if isinstance(region, DeviceRegion):
+                self.of_device = True
+
+    def taken(self, inputs: Sequence[Tensor], sources: Sequence[RegionSlice | None]) -> list[Tensor]:
+        """Return `inputs` with the bytes of `sources`, as far as these are short.
+
+        Longer ones become tensors that refer to theirs. Raises InvalidArgument where a region has become too
+        short.
+        """
+        tensors = list(inputs)
+        room = AT_ONCE
+        for place, source in enumerate(sources):
+            if source is None:
+                continue
+            tensor = tensors[place]
+            if source.nbytes > room or isinstance(source.region, DeviceRegion):
+                tensors[place] = RegionTensor(tensor.name, tensor.datatype, tensor.shape, source)
+                self._unread = True
+                continue
+            counts = source.region.counts
+            try:
+                tensor.data = read_at_once(source, tensor.name)
+            except TritiumError:
+                counts.reads_failed += 1
+                raise
+            counts.read(source.nbytes)
+            room -= source.nbytes
+        return tensors
 
     def end(self) -> None:
         """See `RegionUse`."""
@@ -68,7 +98,8 @@ class Use(RegionUse):
         held, self._held = self._held, []
         for region in held:
             region.let_go()
-        self._release()
+        if self._claim is not None:
+            self._release()
 
     def _release(self) -> None:
         claim, self._claim = self._claim, None
@@ -77,7 +108,7 @@ class Use(RegionUse):
 
     def must_read(self, *, stay: bool) -> bool:
         """See `RegionUse`."""
-        return any(_is_read(tensor, stay=stay) for tensor in self._request.inputs)
+        return self._unread and any(_is_read(tensor, stay=stay) for tensor in self._request.inputs)
 
     async def read(self, *, stay: bool) -> None:
         """See `RegionUse`."""
@@ -134,26 +165,6 @@ def _is_read(tensor: Tensor, *, stay: bool) -> bool:
     return not stay or tensor.datatype is DataType.BYTES or isinstance(tensor.source.region, DeviceRegion)
 
 
-def read_or_refer(tensor: Tensor, source: RegionSlice, room: int) -> Tensor:
-    """Return `tensor` with the bytes of `source` if these are `room` at most, else one that refers to it.
-
-    Raises InvalidArgument where the region has become too short.
-    """
-    if source.nbytes > room or isinstance(source.region, DeviceRegion):
-        return RegionTensor(tensor.name, tensor.datatype, tensor.shape, source)
-    counts = source.region.counts
-    try:
-        tensor.data = read_at_once(source, tensor.name)
-    except TritiumError:
-        counts.reads_failed += 1
-        raise
-    counts.read(source.nbytes)
-    return tensor
-
-
-_Writes = list[tuple[Tensor, RegionSlice]]
-
-
 class PlacingReply(ReplyPort):
     """Writes outputs to their regions, and then passes each part on to `port` without their data.
 
@@ -193,31 +204,35 @@ class PlacingReply(ReplyPort):
             self._port.put(part, final=final)
             return
         try:
-            writes = self._writes(part)
+            writes, nbytes = self._writes(part)
             if not writes:
                 self._port.put(part, final=final)
                 return
-            if sum(len(tensor.data) for tensor, _ in writes) > AT_ONCE or _any_device(writes):
-                self._write_later(part, writes, final=final)
+            if nbytes > AT_ONCE or self._use.of_device:
+                self._write_later(part, writes, nbytes, final=final)
                 return
-            for tensor, target in writes:
-                write(target, tensor.name, tensor.data, target.region.fileno)
+            write_at_once(writes)
         except TritiumError as error:
             self._fail(part, error, final=final)
             return
         self._written(part, writes, final=final)
 
-    def _writes(self, part: InferResponse) -> _Writes:
-        writes: _Writes = []
+    def _writes(self, part: InferResponse) -> tuple[Writes, int]:
+        writes: Writes = []
+        total = 0
         for tensor in part.outputs:
             target = self._targets.get(tensor.name)
-            if target is not None and len(tensor.data):
-                if len(tensor.data) > target.nbytes:
-                    raise Internal(too_small(tensor.name, target.nbytes, len(tensor.data)))
+            if target is None:
+                continue
+            nbytes = len(tensor.data)
+            if nbytes > target.nbytes:
+                raise Internal(too_small(tensor.name, target.nbytes, nbytes))
+            if nbytes:
                 writes.append((tensor, target))
-        return writes
+                total += nbytes
+        return writes, total
 
-    def _write_later(self, part: InferResponse, writes: _Writes, *, final: bool) -> None:
+    def _write_later(self, part: InferResponse, writes: Writes, nbytes: int, *, final: bool) -> None:
         # The thread has descriptors of its own, so that nothing else can close them.
         own: dict[Region, int] = {}
         for _, target in writes:
@@ -225,7 +240,6 @@ class PlacingReply(ReplyPort):
             if region not in own and not isinstance(region, DeviceRegion):
                 own[region] = os.dup(region.fileno)
         self._waiting = deque()
-        nbytes = sum(len(tensor.data) for tensor, _ in writes)
         done = partial(self._wrote, part, writes, final)
         if not self._offload.submit(partial(_write_all, writes, own), done, nbytes=nbytes):
             _close(own)
@@ -233,7 +247,7 @@ class PlacingReply(ReplyPort):
             done(None, Unavailable(why, retry_after=1.0))
 
     def _wrote(
-        self, part: InferResponse, writes: _Writes, final: bool, _: object, error: Exception | None
+        self, part: InferResponse, writes: Writes, final: bool, _: object, error: Exception | None
     ) -> None:
         waiting, self._waiting = self._waiting, None
         if error is None:
@@ -248,11 +262,10 @@ class PlacingReply(ReplyPort):
         if error is not None and not isinstance(error, (TritiumError, NotDone)):
             raise error
 
-    def _written(self, part: InferResponse, writes: _Writes, *, final: bool) -> None:
-        placed = set()
+    def _written(self, part: InferResponse, writes: Writes, *, final: bool) -> None:
+        placed = {tensor.name for tensor, _ in writes}
         for tensor, _ in writes:
             self._counts.wrote(len(tensor.data))
-            placed.add(tensor.name)
         outputs = [
             Tensor(tensor.name, tensor.datatype, tensor.shape, b"") if tensor.name in placed else tensor
             for tensor in part.outputs
@@ -268,11 +281,7 @@ class PlacingReply(ReplyPort):
         self._port.put(error.with_traceback(None), final=final)
 
 
-def _any_device(writes: _Writes) -> bool:
-    return any(isinstance(target.region, DeviceRegion) for _, target in writes)
-
-
-def _write_all(writes: _Writes, own: dict[Region, int]) -> None:
+def _write_all(writes: Writes, own: dict[Region, int]) -> None:
     try:
         for tensor, target in writes:
             region = target.region
