@@ -1,4 +1,4 @@
-"""Requests whose tensors lie in regions, decoded over both protocols: what is asked of the registry, and when."""
+"""Requests whose tensors lie in regions, decoded over both protocols: what the registry is asked, and when."""
 
 import json
 

@@ -72,7 +72,8 @@ class TritonPythonModel:
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "X")
             asked = pb_utils.InferenceRequest(model_name="counted", requested_output_names=["Y"], inputs=[x])
-            answers.append(pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(asked.exec(), "Y")]))
+            output = pb_utils.get_output_tensor_by_name(asked.exec(), "Y")
+            answers.append(pb_utils.InferenceResponse([output]))
         return answers
 """
 GATED = """

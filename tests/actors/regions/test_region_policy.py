@@ -90,7 +90,8 @@ def test_regions_and_their_bytes_are_limited(count, held, flag):
         (
             1,
             MOST,
-            f"Integer overflow detected: byte_size ({MOST}) + offset (1) exceeds maximum value ({MOST}) for region 'R'",
+            f"Integer overflow detected: byte_size ({MOST}) + offset (1) exceeds maximum value ({MOST}) for "
+            "region 'R'",
         ),
     ],
 )

@@ -435,6 +435,11 @@ REFUSALS = [
         NotFound,
         "Unable to find shared memory region: 'r'",
     ),
+    (
+        one_input(parameters={"shared_memory_region": ["r"]}),
+        Internal,
+        "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string",
+    ),
 ]
 
 

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from actors.seams.steps import at_once
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, Unsupported
 from actors.values.requests import InferResponse
 from actors.values.tensors import Tensor, pack_bytes
+from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import BINARY_OUTPUTS, JSON_OUTPUTS, OutputChoice, OutputPlan
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import COPIED, encode
@@ -67,6 +69,23 @@ def test_outputs_come_each_in_the_form_that_was_asked_for():
     s, d = json.loads(joined(body)[: body.json_size])["outputs"]
     assert s["parameters"] == {"binary_data_size": 8}
     assert d["data"] == [1.0]
+
+
+def test_an_output_in_shared_memory_has_no_data_in_the_answer():
+    plan = named(S=OutputChoice(False, 0, True), D=OutputChoice(True, 0))
+    placed = Tensor("S", DataType.FP32, (1, 2), b"")
+    body = encode(response(placed, tensor("D", np.float32([1]))), plan, SPEC)
+    whole = joined(body)
+    outputs = json.loads(whole[: body.json_size])["outputs"]
+    assert outputs[0] == {"name": "S", "datatype": "FP32", "shape": [1, 2]}
+    assert whole[body.json_size :] == np.float32([1]).tobytes()
+    # So it is in an answer that is made in slices.
+    long = tensor("D", np.arange(10_000, dtype=np.float32))
+    plan = named(S=OutputChoice(False, 0, True), D=OutputChoice(False, 0), Z=OutputChoice(False, 0, True))
+    answer = response(placed, long, Tensor("Z", DataType.BYTES, (3,), b""))
+    assert is_long(answer, plan)
+    in_slices = at_once(encode_long(answer, plan, SPEC))
+    assert joined(in_slices) == joined(encode(answer, plan, SPEC))
 
 
 def test_a_binary_output_without_bytes_makes_no_binary_body():
