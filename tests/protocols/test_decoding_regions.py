@@ -1,4 +1,4 @@
-"""Requests whose tensors lie in regions, decoded over both protocols: what the registry is asked, and when."""
+"""Requests with tensors in regions, decoded over both protocols: what the registry is asked, and when."""
 
 import json
 
