@@ -18,7 +18,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import serialize_byte_tensor
 
 from actors.regions.use import AT_ONCE
-from tests.support.flavours import process
+from tests.support.flavours import process, write_common_models
 from tests.support.shared_memory import PAGE, Face, Given, Place, an_object, refusal
 from tests.support.shared_models import write_kinds
 
@@ -157,6 +157,28 @@ def test_the_example_with_strings(face):
     finally:
         shm.destroy_shared_memory_region(given)
         shm.destroy_shared_memory_region(taken)
+
+
+@pytest.mark.parametrize("nbytes", [64, 3 * MIB])
+def test_regions_are_used_under_another_http_server(tmp_path, nbytes):
+    write_common_models(tmp_path / "models")
+    command = ("hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "engine.asgi")
+    serve = process(*command, http=r"Running on http://(\S+)", TRITIUM_ALLOW_CLIENT_SHM="true")
+    values = np.arange(nbytes // 4, dtype=np.float32)
+    with serve(tmp_path / "models") as addresses, an_object(2 * nbytes) as memory:
+        memory.put(values.tobytes())
+        for protocol in ("http", "grpc"):
+            face = Face(protocol, getattr(addresses, protocol))
+            assert face.register("R", memory.key, 2 * nbytes) is None
+            memory.put(bytes(nbytes), nbytes)
+            place = Place(region="R", nbytes=nbytes)
+            taken = Place(region="R", nbytes=nbytes, offset=nbytes)
+            result = face.infer("scores", floats("scores", [1, nbytes // 4], place), {"Y": taken})
+            assert face.output(result, "Y")["shape"] == [1, nbytes // 4]
+            np.testing.assert_array_equal(memory.array(np.float32, nbytes // 4, nbytes), values)
+            assert face.unregister("R") is None
+            assert face.status() == []
+            face.close()
 
 
 # Sizes and datatypes

@@ -15,6 +15,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from actors.regions.policy import RegionLimits
 from actors.serving.validation import Validator
+from actors.values.callers import Action
+from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeModel, FakeServer, default_models
 from tests.support.flavours import Addresses, listeners_alone
 from tests.support.shared_memory import (
@@ -156,6 +158,19 @@ def test_the_flag_is_looked_at_before_the_name_and_the_body(memory):
         assert ask("POST", "/v2/systemsharedmemory/register", b"{") == (501, DISABLED)
         assert ask("POST", "/v2/cudasharedmemory/region/R/register", b"{") == (501, DISABLED)
         assert ask("GET", "/v2/systemsharedmemory/register")[0] == 405
+
+
+def test_a_restriction_is_looked_at_before_everything_else(memory):
+    options = V2Options(restricted={Action.SHARED_MEMORY: ("Key", "value")})
+    with listeners_alone(server_of(allow_shm=False), options) as addresses:
+        ask = asking(addresses)
+        for path in ("region/R/register", "register", "unregister", "status", "region/R/status"):
+            for kind in ("system", "cuda"):
+                method = "GET" if path.endswith("status") else "POST"
+                assert ask(method, f"/v2/{kind}sharedmemory/{path}") == (
+                    403,
+                    "This API is restricted, expecting header 'Key'",
+                )
 
 
 # 2 and 4. HTTP endpoints and bodies
