@@ -94,20 +94,22 @@ def write(target: RegionSlice, name: str, data: Buffer, fileno: int) -> None:
 def write_at_once(writes: Writes) -> None:
     """Write outputs, for short ones. Raises as `write`; nothing was written then, but for a full disk."""
     sizes: dict[Region, int] = {}
-    for tensor, target in writes:
-        region = target.region
-        size = sizes.get(region)
-        if size is None:
-            size = sizes[region] = os.fstat(region.fileno).st_size
-        if size < target.at + len(tensor.data):
-            _check_size(target, tensor.name, len(tensor.data), size)
-    for tensor, target in writes:
-        try:
-            written = os.pwrite(target.region.fileno, tensor.data, target.at)
-        except OSError as error:
-            raise _unwritable(target, tensor.name, error) from error
-        if written < len(tensor.data):
-            write(target, tensor.name, tensor.data, target.region.fileno)
+    tensor, target = writes[0]
+    try:
+        for tensor, target in writes:
+            region = target.region
+            size = sizes.get(region)
+            if size is None:
+                # By the cheapest of calls. Nothing uses the file's position.
+                size = sizes[region] = os.lseek(region.fileno, 0, os.SEEK_END)
+            if size < target.at + len(tensor.data):
+                _check_size(target, tensor.name, len(tensor.data), size)
+        for tensor, target in writes:
+            fileno = target.region.fileno
+            if os.pwrite(fileno, tensor.data, target.at) < len(tensor.data):
+                write(target, tensor.name, tensor.data, fileno)
+    except OSError as error:
+        raise _unwritable(target, tensor.name, error) from error
 
 
 def _check_size(target: RegionSlice, name: str, nbytes: int, size: int) -> None:

@@ -34,12 +34,13 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _THREADS: Final = 4  # that read, and as many that write
 _JOBS: Final = 4096  # answers that wait for a thread or are being written
 _SHOWN: Final = 64  # regions in the tree, the oldest
+_KNOWN: Final = 1024  # places that are remembered: clients name the same ones over and over
 
 
 class RegionRegistry(SharedMemory):
     """The regions of one server. Passive; `spec` is its actor."""
 
-    __slots__ = ("_allowed", "_claims", "_devices", "_lock", "_offload", "_readers", "table")
+    __slots__ = ("_allowed", "_claims", "_devices", "_known", "_lock", "_offload", "_readers", "table")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class RegionRegistry(SharedMemory):
         self._allowed = allowed
         self._claims = claims
         self._devices = devices
+        self._known: dict[RegionPlace, RegionSlice] = {}
         self._lock = trio.Lock()  # one registration at a time: each looks, opens, and takes its name
         self._readers = trio.CapacityLimiter(_THREADS)
         self._offload = Offload(limiter=trio.CapacityLimiter(_THREADS), jobs=_JOBS, nbytes=2**63)
@@ -157,8 +159,8 @@ class RegionRegistry(SharedMemory):
         """See `Regions`."""
         use = Use(request, self._claims, self._readers)
         try:
-            sources = [None if place is None else self._slice(use, place) for place in places.inputs]
-            targets = {name: self._slice(use, place) for name, place in places.outputs.items()}
+            sources = [None if place is None else self._hold(use, place) for place in places.inputs]
+            targets = {name: self._hold(use, place) for name, place in places.outputs.items()}
             request.inputs = use.taken(request.inputs, sources)
         except BaseException:
             use.end()
@@ -171,13 +173,20 @@ class RegionRegistry(SharedMemory):
             if not use.of_device:
                 request.output_regions = targets
 
-    def _slice(self, use: Use, place: RegionPlace) -> RegionSlice:
-        name, offset, nbytes = place
-        region = self.table.find(name)
-        if offset >= region.byte_size or offset + nbytes > region.byte_size:
+    def _hold(self, use: Use, place: RegionPlace) -> RegionSlice:
+        """Have a request hold the region of a place; return the place. Raises NotFound and InvalidArgument."""
+        found = self._known.get(place)
+        # One that is closed has left the table, and another may have its name.
+        if found is None or found.region.fileno < 0:
+            name, offset, nbytes = place
+            region = self.table.find(name)
             check_place(name, region.byte_size, offset=offset, nbytes=nbytes)
-        use.hold(region)
-        return RegionSlice(region, region.offset + offset, nbytes)
+            found = RegionSlice(region, region.offset + offset, nbytes)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[place] = found
+        use.hold(found.region)
+        return found
 
     # -- the actor
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 
-from actors.regions.objects import read_at_once, reading, write
+from actors.regions.objects import read_at_once, reading, write, write_at_once
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.regions.use import AT_ONCE
@@ -181,6 +181,29 @@ async def test_a_client_that_leaves_while_its_inputs_are_read_holds_nothing(
     assert region.fileno >= 0
     await trio.sleep(10)
     assert (claims.held, region.users, region.fileno) == (0, 0, -1)
+
+
+async def test_a_place_that_is_remembered_is_another_one_once_its_region_has_gone(registry, memory):
+    region = await registered(registry, memory)
+    memory.put(b"old!")
+    for turn in range(2):
+        request = request_of(an_input(4))
+        registry.attach(request, RegionPlaces([place(0, 4)], {}))
+        assert bytes(request.inputs[0].data) == b"old!"
+        if turn == 0:
+            request.regions.end()
+    registry.unregister_system("R")
+    assert region.users == 1
+    request.regions.end()
+    with pytest.raises(NotFound):
+        registry.attach(request_of(an_input(4)), RegionPlaces([place(0, 4)], {}))
+    with an_object(PAGE) as other:
+        other.put(b"new!")
+        await registry.register_system("R", other.key, offset=0, byte_size=PAGE)
+        request = request_of(an_input(4))
+        registry.attach(request, RegionPlaces([place(0, 4)], {}))
+        assert bytes(request.inputs[0].data) == b"new!"
+        request.regions.end()
 
 
 async def test_nothing_is_held_where_one_place_is_wrong(registry, memory):
@@ -382,6 +405,12 @@ def test_what_the_system_refuses_is_told():
         text = "output 'Y' can't be written to shared memory region 'R': Operation not permitted"
         with pytest.raises(Internal, match=text):
             write(part, "Y", b"x" * 8, sealed)
+        several = [
+            (Tensor(name, DataType.UINT8, (4,), b"abcd"), RegionSlice(Region("R", "/k", 0, 8, sealed), 0, 4))
+            for name in "YZ"
+        ]
+        with pytest.raises(Internal, match=text):
+            write_at_once(several)
         for read in (lambda: read_at_once(part, "X"), lambda: reading(part, "X", only_written)):
             with pytest.raises(
                 Internal, match="can't be read from shared memory region 'R': Bad file descriptor"
