@@ -174,7 +174,7 @@ class RegionRegistry(SharedMemory):
                 request.output_regions = targets
 
     def _hold(self, use: Use, place: RegionPlace) -> RegionSlice:
-        """Have a request hold the region of a place; return the place. Raises NotFound and InvalidArgument."""
+        """Have a request hold the region of a place; return it. Raises NotFound and InvalidArgument."""
         found = self._known.get(place)
         # One that is closed has left the table, and another may have its name.
         if found is None or found.region.fileno < 0:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from actors.caching import families as caching
 from actors.health import families as health
+from actors.regions import families as regions
 from actors.residency import residents
 from actors.serving import families as serving
 from actors.serving.policy import fairness, slo
@@ -108,6 +109,12 @@ SECTIONS: Final = (
     _section("Connections", "protocol", "", listening.FAMILIES),
     _section("gRPC", "", "Where there is a gRPC port.", grpc.FAMILIES),
     _section("Memory for requests", "", "", receiving.FAMILIES),
+    _section(
+        "Clients' shared memory",
+        "",
+        "See [shared_memory.md](shared_memory.md). `kind` is `system` or `cuda`.",
+        regions.FAMILIES,
+    ),
     _section("Certificates", "", "Of ports that speak TLS.", tls.FAMILIES),
     _section(
         "Identities",
@@ -159,6 +166,9 @@ SPLIT: Final = {
     "tritium_loop_lag_seconds": "stat",
     "tritium_connections_turned_away_total": "reason",
     "tritium_workers_started_total": "spare",
+    "tritium_shared_memory_regions": "kind",
+    "tritium_shared_memory_bytes": "kind",
+    "tritium_shared_memory_failures_total": "operation",
 }
 """The labels by which a family has several series for each thing that it is about."""
 
