@@ -11,6 +11,7 @@ from actors.traffic.mirror import OUTSTANDING, PATIENCE
 from actors.traffic.policy.comparison import KEPT_BYTES
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
+from actors.values.regions import RegionUse
 from actors.values.specs import (
     DynamicBatching,
     InputSpec,
@@ -178,6 +179,27 @@ async def test_requests_of_a_sequence_and_the_servers_own_are_not_mirrored(versi
     probe.synthetic = True
     await versions.router.resolve("model").submit(probe)
     assert counts(versions) == {}
+
+
+class InRegions(RegionUse):
+    """A request lies in its client's shared memory, all of which was read."""
+
+    def must_read(self, *, stay):
+        return False
+
+    async def read(self, *, stay):
+        raise AssertionError("there is nothing to read")
+
+    def end(self):
+        raise AssertionError("its frontend ends it")
+
+
+async def test_a_request_in_its_clients_shared_memory_is_not_mirrored(versions):
+    request = versions.request()
+    request.regions = InRegions()
+    await versions.router.resolve("model").submit(request)
+    assert counts(versions) == {"skipped": 1}
+    assert list(versions[1].in_flight) == [request]
 
 
 # -- the memory of an answer
