@@ -257,6 +257,26 @@ LOADS: Final[Families[LoadCounts]] = (
 )
 
 
+MOST_FAILED: Final = 200
+"""Models that serve nothing whose loads are told by name. Clients that may upload models choose their names."""
+
+OTHERS: Final = "other"
+
+
 def load_blocks(counts: Iterable[LoadCounts]) -> Iterator[Block]:
-    """Yield what is counted of each model's loads."""
-    return blocks(LOADS, [(Labels(model_labels(each.name, each.namespace)), each) for each in counts])
+    """Yield what is counted of each model's loads.
+
+    Models that serve are all told by name, and so many of those that do not; the rest together.
+    """
+    told, rest, failures = [], 0, 0
+    for each in counts:
+        if not each.reload_failed:
+            rest += 1
+            if rest > MOST_FAILED:
+                failures += each.failures
+                continue
+        told.append((Labels(model_labels(each.name, each.namespace)), each))
+    if rest > MOST_FAILED:
+        others = LoadCounts(OTHERS, "", failures=failures, reload_failed={})
+        told.append((Labels(model_labels(OTHERS)), others))
+    return blocks(LOADS, told)

@@ -198,8 +198,8 @@ a reload goes on with its counts, also with those of requests that the old one s
 quantiles. What a client sends makes no
 series: unknown models, versions, identities, paths and parameters are in no label, and of what clients name
 themselves, tenants, at most 20 have series of their own. So the number of series depends on the models, the
-listeners and the files of the operator. Loads are the exception in explicit mode: a client that may load can
-name models that fail to load, and each is told by name for as long as the index tells it.
+listeners and the files of the operator. A client that may upload models names them: of models that serve
+nothing, 200 are told by name, and the failed loads of the others as those of a model `other`.
 
 ## How long requests took, by phase
 

@@ -74,6 +74,18 @@ def test_a_server_without_plans_shows_nothing_of_traffic():
     assert series(TrafficSample(name="m", shares={}, requests={}, mirrored={}, rollbacks={})) == {}
 
 
+def test_of_models_that_serve_nothing_only_so_many_are_told_by_name():
+    serving = [LoadCounts(f"zebra{number}", "", 1, {1: False}) for number in range(300)]
+    failed = [LoadCounts(f"made-up{number:04}", "", 2, {}) for number in range(1000)]
+    found = series_of(load_blocks([*failed, *serving]))
+    named = {model for name, model, *_ in found if name == "tritium_model_load_failures_total"}
+    assert {each.name for each in serving} <= named
+    assert len(named) == 300 + 200 + 1
+    assert found["tritium_model_load_failures_total", "other"] == 800 * 2
+    few = series_of(load_blocks(failed[:200]))
+    assert ("tritium_model_load_failures_total", "other") not in few
+
+
 # -- what metrics tell of kept answers, and of models that keep none
 
 

@@ -14,6 +14,7 @@ import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from actors.serving.families import MOST_FAILED
 from actors.serving.policy.tallies import SHOWN
 from engine.observability.gpus import FAMILIES as OF_GPUS
 from tests.house.metrics import SECTIONS, SPLIT
@@ -221,8 +222,17 @@ def test_names_that_clients_make_up_are_in_no_label(warm):
     made_up = re.compile(r"(unknown|missing|none|odd|Odd|r|p|Bearer )\d+|nowhere")
     assert not {labels for _, labels in after for _, value in labels if made_up.fullmatch(value)}
     grown = {name for name, labels in after - before}
-    # An attempt to load is the operator's: what failed is told by name, and is bounded like the index.
-    assert not grown - {"tritium_model_load_failures_total", "tritium_model_reload_failed"}
+    assert not grown
+
+
+def test_uploads_that_fail_are_told_by_name_up_to_a_bound(warm):
+    before = series(scrape(warm))
+    body = json.dumps({"parameters": {"config": json.dumps({"backend": "nonesuch"}), "file:1/model.py": ""}})
+    for number in range(MOST_FAILED + 20):
+        assert ask(warm, f"/v2/repository/models/upload{number}/load", body.encode()) >= 400
+    grown = series(scrape(warm)) - before
+    assert {name for name, _ in grown} == {"tritium_model_load_failures_total"}
+    assert len(grown) == MOST_FAILED + 1
 
 
 def test_of_tenants_some_are_told_by_name_and_the_rest_together(warm):
