@@ -120,7 +120,7 @@ def compose_models(
         subjects=subjects,
         permit=permit,
         wall_clock=machine.wall_clock,
-        recorder=_recorder(logs, log),
+        recorder=recorder(logs, log),
         gpu_uuid=gpu_uuid,
         cores=machine.cores(),
         serving=started,
@@ -147,16 +147,17 @@ def compose_models(
     )
 
 
-def _recorder(logs: RunningLogs, log: Log) -> Recorder | None:
+def recorder(logs: RunningLogs, log: Log) -> Recorder | None:
+    """Return what keeps records of requests, if they are logged; it tells stages while the log is verbose."""
     if not logs.settings.requests:
         return None
-    recorder = Recorder(log, on_internal=request_hook(), stages=False)
+    kept = Recorder(log, on_internal=request_hook(), stages=False)
 
     def follow(settings: LogSettings) -> None:
-        recorder.stages = settings.verbose > 0
+        kept.stages = settings.verbose > 0
 
     logs.follow(follow)
-    return recorder
+    return kept
 
 
 def _open_cache(settings: Settings, log: Log) -> OpenCache | None:

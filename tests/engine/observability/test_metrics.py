@@ -23,7 +23,7 @@ from actors.supervision.spec import ChildSpec
 from actors.supervision.supervisor import Supervisor
 from actors.values.families import Labels, once
 from actors.values.requests import InferRequest
-from actors.values.specs import Direct, Ensemble, ModelSpec
+from actors.values.specs import Direct, Ensemble, InstanceSpec, ModelSpec
 from engine.observability import system
 from engine.observability.metrics import Exposition, MetricsApp, number
 from engine.observability.models import ModelSample, model_blocks, new_statistics
@@ -456,7 +456,7 @@ def test_a_custom_histogram_is_written_with_its_own_bounds():
     assert re.findall(r'histogram_ms_bucket\{le="(.*?)"', text) == ["0.5", "20", "1234567.5", "+Inf"]
 
 
-def made_subtrees(router, **metrics):
+def made_subtrees(router, gpu_uuid=lambda _: "", **metrics):
     return ModelSubtrees(
         Supervisor(),
         router,
@@ -464,7 +464,29 @@ def made_subtrees(router, **metrics):
         log=lambda event, **keys: None,
         metrics=MetricsSettings(**metrics),
         stop_within=1.0,
+        gpu_uuid=gpu_uuid,
     )
+
+
+@pytest.mark.parametrize(
+    ("devices", "uuid"),
+    [
+        ([("GPU", 1), ("GPU", 1)], "GPU-b"),
+        ([("GPU", 0), ("GPU", 1)], ""),
+        ([("GPU", 0), ("CPU", 0)], ""),
+        ([("GPU", 7)], ""),
+        ([("CPU", 0)], ""),
+        ([("MODEL", 0)], ""),
+        ([], ""),
+    ],
+)
+async def test_a_version_on_one_gpu_is_told_with_its_uuid(devices, uuid):
+    router = Router()
+    subtrees = made_subtrees(router, lambda device: ("GPU-a", "GPU-b")[device] if device < 2 else "")
+    instances = tuple(InstanceSpec(name="i", kind=kind, device_id=device) for kind, device in devices)
+    state = subtrees.make_state(replace(SPEC, instances=instances))
+    router.roster.serve(state.spec.key, {state.spec.version: state})
+    assert [model.gpu_uuid for model in subtrees.models()] == [uuid]
 
 
 @pytest.mark.parametrize(("wanted", "bounds"), [(True, (5.0, 50.0)), (False, None)])

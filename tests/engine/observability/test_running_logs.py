@@ -8,9 +8,11 @@ import structlog
 
 from actors.values.events import Event
 from actors.values.interfaces import LogState
+from engine.observability.announcing import Announcer
 from engine.observability.log_file import LogFile
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.running_logs import RunningLogs
+from engine.server.models import recorder
 from engine.server.ports import endings
 from engine.settings.reporting import LogSettings
 from tests.support.logged import Logged
@@ -158,6 +160,29 @@ def test_a_sink_says_it_in_the_form_of_its_lines(tmp_path, form, start):
     assert told.startswith(start)
     assert "No such file or directory" in told
     assert line == "line"
+
+
+def test_stages_of_requests_are_told_while_requests_are_logged_and_the_log_is_verbose():
+    logs = RunningLogs(LogSettings(requests=True))
+    kept = recorder(logs, Logged())
+    levels = []
+    for level in (0, 1, 2, 0):
+        logs.change(LogState(verbose_level=level))
+        levels.append(kept.stages)
+    assert levels == [False, True, True, False]
+    assert recorder(RunningLogs(LogSettings(verbose=2)), Logged()) is None
+
+
+@pytest.mark.parametrize(("form", "event"), [("default", 0), ("json", 1)])
+def test_a_failure_is_told_in_the_format_of_the_moment(form, event, capsys):
+    log, out = Logged(), io.StringIO()
+    logs = RunningLogs(LogSettings())
+    with LogSink(out, out) as sink:
+        announcer = Announcer(logs, sink, log)
+        logs.change(LogState(format=form))
+        announcer.failed("no such luck")
+    assert len(log.of(Event.SERVER_FAILED)) == event
+    assert ("error: no such luck" in capsys.readouterr().err) is not bool(event)
 
 
 def test_requests_need_no_hook_while_nothing_is_logged_of_them():
