@@ -209,7 +209,7 @@ def test_requests_are_answered_up_to_an_unload_and_after_a_load_and_refused_in_b
 
 
 @pytest.mark.slow
-def test_a_counter_begins_anew_with_a_model_that_is_reloaded(tmp_path):
+def test_a_counter_goes_on_with_a_model_that_is_reloaded(tmp_path):
     looks = [Look(at=n / 10, what="metrics", wire="http") for n in range(20)]
     touch = Fault(at=0.5, what="touch", model="echo", seed=7)
     verdict = simulate(under_control(ask("load", 0.51), looks=looks, faults=[touch]), tmp_path)
