@@ -17,13 +17,15 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy import ahead
-from actors.serving.policy.batching import Dispatch, affordable, policy_for
+from actors.serving.policy.batching import Dispatch, Wait, affordable, policy_for
+from actors.serving.policy.grouping import grouping_for
 from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.standing import InstanceState
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
+from actors.values.requests import InferRequest
 from actors.values.specs import DynamicBatching
 
 _Choice: TypeAlias = tuple[InstanceState, LiveWorker]  # an instance and its worker, which has room
@@ -74,6 +76,7 @@ class Scheduler(TurnTaker):
         heeded = isinstance(state.spec.scheduling, DynamicBatching)
         self._hold = hold if hold is not None and heeded else HoldBack()
         self._policy = policy_for(state.spec) if state.slo is None else state.slo.policy
+        self._grouping = grouping_for(state.spec)
 
     def turn(self, now: float) -> float:  # noqa: C901  a turn in the order of its steps
         """See `TurnTaker.turn`."""
@@ -100,23 +103,33 @@ class Scheduler(TurnTaker):
             chosen = self._next_instance(now)
             if chosen is None:
                 break
-            candidates = queue.head(self._policy.max_rows)
+            grouping = self._grouping
+            candidates = queue.head(self._policy.max_rows if grouping is None else grouping.max_rows)
             if held_back and not candidates[0].synthetic:  # a probe passes, since a load waits for it
                 break
-            decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
-            if not isinstance(decision, Dispatch):
-                wake_at = min(wake_at, decision.until)
-                break
+            alike: list[InferRequest] = []
+            count = 0
+            if grouping is not None:
+                choice = grouping.choose(candidates, oldest=queue.oldest_enqueued, now=now)
+                if isinstance(choice, Wait):
+                    wake_at = min(wake_at, choice.until)
+                    break
+                alike = choice
+            else:
+                decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
+                if not isinstance(decision, Dispatch):
+                    wake_at = min(wake_at, decision.until)
+                    break
+                count = decision.requests
             if state.dispatcher.limiter is not None:
                 chosen = self._permitted(state.dispatcher.limiter, now)
                 if chosen is None:
                     held_up = True
                     break
             instance = chosen[0]
-            count = decision.requests
             if count > 1:
                 count = affordable([each.nbytes for each in candidates[:count]])
-            requests = queue.take(count)
+            requests = queue.pick(alike) if alike else queue.take(count)
             if requests:
                 if state.dispatcher.dispatch(instance, requests) and state.dispatcher.limiter is not None:
                     state.dispatcher.limiter.began(instance)

@@ -199,6 +199,12 @@ class RequestQueue(WaitingLine):
             self._levels.served()
         return taken
 
+    def pick(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
+        """Remove and return these requests, which `head` has just returned, whatever waits before them."""
+        for request in requests:
+            self.abandon(request, math.inf)
+        return list(requests)
+
     def expire(self, now: float, *, at_most: int = ENDED_AT_ONCE) -> list[tuple[InferRequest, TritiumError]]:
         """Take out requests whose time is up at `now` and return them, each with the error for its client.
 
