@@ -17,8 +17,7 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy import ahead
-from actors.serving.policy.batching import Dispatch, Wait, affordable, policy_for
-from actors.serving.policy.grouping import grouping_for
+from actors.serving.policy.batching import Dispatch, Wait, affordable, grouping_for, policy_for
 from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter

@@ -3,12 +3,17 @@
 A policy looks at the waiting requests in their order of service. It either says how many of them go now, or
 until when to wait for more. It never reorders: the batch is always a prefix, and the first request that does
 not fit closes it.
+
+If shapes are few (`tritium.pad_to`), a batch is the first request and those behind it that are like it
+(`Grouping`). A prefix would be short: if requests of some buckets come mixed, hardly two that follow each
+other have the same one. While the first waits for more, another bucket that has a whole batch goes before it.
+The first request of all is never passed over for longer than `max_queue_delay`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -17,6 +22,9 @@ from actors.values.specs import DynamicBatching, ModelSpec
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
 """Inputs gathered in one turn of the loop: copying more would hold up all other tasks for over 20 ms."""
+
+AHEAD: Final = 8
+"""How many full batches of waiting requests are looked at for one."""
 
 
 def affordable(sizes: Iterable[int]) -> int:
@@ -126,8 +134,60 @@ def policy_for(spec: ModelSpec) -> Policy:
     """Return the policy by which `spec` forms its batches."""
     if not isinstance(spec.scheduling, DynamicBatching):
         return DirectPolicy()
+    return _dynamic(spec, spec.scheduling)
+
+
+class Grouping:
+    """Chooses batches of requests that are alike."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self.max_rows = AHEAD * policy.max_rows
+        """How many rows of candidates `choose` looks at."""
+
+    def choose(
+        self, candidates: Sequence[InferRequest], *, oldest: float, now: float
+    ) -> list[InferRequest] | Wait:
+        """Return the requests of the next batch, in their order, or until when to wait for more.
+
+        `candidates` are the first in their order of service. The first of them was enqueued at `oldest`.
+        """
+        groups: dict[object, list[InferRequest]] = {}
+        for request in candidates:
+            groups.setdefault(request.batch_key, []).append(request)
+        until = Wait(math.inf)
+        for place, group in enumerate(groups.values()):
+            # Others than the first are not due: they go if they are enough.
+            decision = self._policy.decide(group, oldest=oldest if not place else now, now=now)
+            if isinstance(decision, Dispatch):
+                count = decision.requests
+                return group[: affordable([each.nbytes for each in group[:count]])]
+            if not place:
+                until = decision
+        return until
+
+
+def grouping_for(spec: ModelSpec) -> Grouping | None:
+    """Return what chooses the batches of `spec`; None if they are prefixes of its queue.
+
+    They are where the order means something: for priorities, tenants, promised latency, `preserve_ordering`.
+    """
+    scheduling = spec.scheduling
+    if (
+        not isinstance(scheduling, DynamicBatching)
+        or all(each.padded is None for each in spec.inputs)
+        or scheduling.preserve_ordering
+        or scheduling.priority_levels
+        or spec.fairness is not None
+        or spec.slo is not None
+    ):
+        return None
+    return Grouping(_dynamic(spec, scheduling))
+
+
+def _dynamic(spec: ModelSpec, scheduling: DynamicBatching) -> BatchPolicy:
     return BatchPolicy(
         max_batch_size=max(1, spec.max_batch_size),
-        preferred_batch_sizes=frozenset(spec.scheduling.preferred_batch_sizes),
-        max_queue_delay=spec.scheduling.max_queue_delay,
+        preferred_batch_sizes=frozenset(scheduling.preferred_batch_sizes),
+        max_queue_delay=scheduling.max_queue_delay,
     )

@@ -1,4 +1,4 @@
-"""Batches of requests that are alike, taken from among others: `actors.serving.policy.grouping`."""
+"""Batches of requests that are alike, taken from among others: `actors.serving.policy.batching`."""
 
 import math
 
@@ -7,8 +7,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.policy.batching import BATCH_BYTES, BatchPolicy, Dispatch, Wait
-from actors.serving.policy.grouping import AHEAD, Grouping, grouping_for
+from actors.serving.policy.batching import (
+    AHEAD,
+    BATCH_BYTES,
+    BatchPolicy,
+    Dispatch,
+    Grouping,
+    Wait,
+    grouping_for,
+)
 from actors.serving.policy.queueing import RequestQueue
 from actors.values.datatypes import DataType
 from actors.values.padding import Buckets, Padded
