@@ -149,5 +149,5 @@ class PaddingTally:
                 padded = self._padded.get(tensor.name)
                 if padded is not None:
                     added = element_count(padded.shape(tensor.shape)) - element_count(tensor.shape)
-                    self.counts.own += len(tensor.data)
+                    self.counts.own += tensor.nbytes
                     self.counts.added += added * (tensor.datatype.size or 4)
