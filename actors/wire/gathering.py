@@ -115,13 +115,12 @@ def _placed(
     if len(tensors) == 1:
         return GatheredInput(index, _backend_shape(first, declared, batches=batches), offset, nbytes)
     tail = tuple(first[1:])
+    uneven = declared.ragged or declared.padded is not None
     rows = 0
     for tensor in tensors:
         rows += tensor.shape[0]
-        if (declared.ragged or declared.padded is not None) and tuple(tensor.shape[1:]) != tail:
-            parts = [
-                (_backend_shape(part.shape, declared, batches=batches), len(part.data)) for part in tensors
-            ]
+        if uneven and tuple(tensor.shape[1:]) != tail:
+            parts = [(_backend_shape(part.shape, declared, batches=batches), part.nbytes) for part in tensors]
             return GatheredInput(index, None, offset, nbytes, parts)
     return GatheredInput(index, _backend_shape((rows, *tail), declared, batches=batches), offset, nbytes)
 

@@ -29,10 +29,12 @@ def padding(config: ModelConfig, tritium: TritiumSettings) -> Iterator[Problem]:
         return
     inputs = {tensor.name: tensor for tensor in config.input}
     outputs = {tensor.name: tensor for tensor in config.output}
-    yield from _inputs(config, tritium, inputs)
-    yield from _values(tritium, inputs)
-    yield from _cuts(config, tritium, outputs)
-    yield from _uncut(tritium, outputs)
+    wrong = [
+        *_inputs(config, tritium, inputs),
+        *_values(tritium, inputs),
+        *_cuts(config, tritium, outputs),
+    ]
+    yield from wrong or _uncut(tritium, outputs)
 
 
 def _inputs(
