@@ -51,6 +51,8 @@ NAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt", "python": "model.py
 SEQUENCE = """
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
 output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+batch_output { target_name: "DOUBLE" source_input: "X" }
 batch_input {
   kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "ENDS" data_type: TYPE_INT32 source_input: "X"
 }
@@ -87,6 +89,7 @@ def sequence_onnx():
             ("Add", ["own", "HAD"], ["total"], {}),
             ("Mul", ["total", "READY"], ["HAS"], {}),
             ("Identity", ["HAS"], ["SUM"], {}),
+            ("Add", ["X", "X"], ["DOUBLE"], {}),
         ],
         [
             ("X", TensorProto.FLOAT, ["n"]),
@@ -94,7 +97,11 @@ def sequence_onnx():
             ("READY", TensorProto.FLOAT, ["r", 1]),
             ("HAD", TensorProto.FLOAT, ["r", 1]),
         ],
-        [("SUM", TensorProto.FLOAT, ["r", 1]), ("HAS", TensorProto.FLOAT, ["r", 1])],
+        [
+            ("SUM", TensorProto.FLOAT, ["r", 1]),
+            ("HAS", TensorProto.FLOAT, ["r", 1]),
+            ("DOUBLE", TensorProto.FLOAT, ["n"]),
+        ],
         summing_constants(),
     )
 
@@ -106,13 +113,18 @@ def padded_sequence_onnx():
             ("Add", ["own", "HAD"], ["total"], {}),
             ("Mul", ["total", "READY"], ["HAS"], {}),
             ("Identity", ["HAS"], ["SUM"], {}),
+            ("Add", ["X", "X"], ["DOUBLE"], {}),
         ],
         [
             ("X", TensorProto.FLOAT, ["r", "n"]),
             ("READY", TensorProto.FLOAT, ["r", 1]),
             ("HAD", TensorProto.FLOAT, ["r", 1]),
         ],
-        [("SUM", TensorProto.FLOAT, ["r", 1]), ("HAS", TensorProto.FLOAT, ["r", 1])],
+        [
+            ("SUM", TensorProto.FLOAT, ["r", 1]),
+            ("HAS", TensorProto.FLOAT, ["r", 1]),
+            ("DOUBLE", TensorProto.FLOAT, ["r", "n"]),
+        ],
         summing_constants(),
     )
 
@@ -171,8 +183,8 @@ def repository(tmp_path_factory):
     for strategy in ("direct", "oldest"):
         text = SEQUENCE % f"{strategy} {{ }}"
         write(f"sequence_{strategy}", "onnxruntime", text, sequence_onnx(), "")
-        text = re.sub("(?s)allow_ragged_batch: true|batch_input {.*?}", "", text)
-        text += 'parameters { key: "tritium.pad_to" value { string_value: "X:1=4,8" } }\n'
+        text = re.sub("(?s)allow_ragged_batch: true|batch_(input|output) {.*?}", "", text)
+        text += CUT % "DOUBLE"
         write(f"padded_sequence_{strategy}", "onnxruntime", text, padded_sequence_onnx(), "")
     for step in ("ragged_onnx", "padded_onnx"):
         (folder / f"ensemble_{step}" / "1").mkdir(parents=True)
@@ -309,3 +321,5 @@ def test_sequences_of_different_shapes_keep_their_sums(client, model):
             sums[each] += x.sum()
         results = together(client, model, arrays, options)
         assert [result.as_numpy("SUM").item() for result in results] == [sums[each] for each in running]
+        for x, result in zip(arrays, results, strict=True):
+            assert result.as_numpy("DOUBLE").tolist() == (2 * x).tolist()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from actors.serving.policy.batching import (
     AHEAD,
     BATCH_BYTES,
+    LOOKED_AT,
     BatchPolicy,
     Dispatch,
     Grouping,
@@ -104,7 +105,8 @@ def test_every_request_leaves_the_queue_once_and_those_of_a_kind_in_order(keys):
 
 
 def test_it_looks_at_several_batches_of_requests():
-    assert Grouping(BatchPolicy(max_batch_size=6)).max_rows == 6 * AHEAD
+    looked_at = [Grouping(BatchPolicy(max_batch_size=size)).max_rows for size in (6, 512, 4096)]
+    assert looked_at == [6 * AHEAD, LOOKED_AT, 4096]
 
 
 @pytest.mark.parametrize(
