@@ -9,6 +9,7 @@ from actors.caching.far_cache import FarCache
 from actors.caching.policy.cache import KeptAnswer, LruCache
 from actors.health.families import readiness_blocks
 from actors.health.probes import ProbeCounts
+from actors.padding.policy import PaddingCounts
 from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample, residency_blocks
 from actors.serving.families import load_blocks
 from actors.serving.routing.roster import LoadCounts
@@ -116,6 +117,19 @@ def test_models_whose_answers_are_kept_tell_of_hits_and_misses():
         f"nv_cache_num_misses_per_model{labels} 1",
         f"nv_cache_hit_duration_per_model{labels} 3",
         f"nv_cache_miss_duration_per_model{labels} 2",
+    ]
+
+
+def test_models_that_pad_tell_what_they_add():
+    models = [
+        ModelSample(name=name, version=1, statistics=new_statistics(MetricsSettings()), padding=padding)
+        for name, padding in (("padded", PaddingCounts(own=60, added=20)), ("plain", None))
+    ]
+    labels = '{model="padded",version="1"}'
+    lines = lines_of(model_blocks(models, MetricsSettings(), lambda: 0))
+    assert [line for line in lines if "padd" in line.partition("{")[0]] == [
+        f"tritium_padding_bytes_total{labels} 20",
+        f"tritium_padded_input_bytes_total{labels} 60",
     ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 
+from actors.padding.observing import counts_of
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.padding import Buckets, CutBack, Padded
@@ -73,6 +74,14 @@ async def test_every_request_gets_its_own_elements_back(serve, shapes, backend):
         await assert_doubled(model, await sent(model, arrays), arrays)
         statistics = model.state.statistics
         assert statistics.execution_count < statistics.inference_count
+        counts = counts_of(model.state.dispatcher.observers)
+        assert (counts is not None) == (shapes is PADDED)
+        if counts is not None:
+            own = sum(x.nbytes for x in arrays)
+            padded = sum(
+                4 * len(x) * next(each for each in (4, 16, 64) if each >= x.shape[1]) for x in arrays
+            )
+            assert (counts.own, counts.added) == (own, padded - own)
 
 
 @BOTH
