@@ -11,7 +11,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from actors.serving.instances.launching import model_fields
-from actors.values.datatypes import DataType
 from actors.values.specs import InstanceSpec, ModelSpec
 from engine.config import parse
 from engine.config.load import load_model_config
@@ -19,7 +18,7 @@ from engine.config.loaded import LoadedConfig
 from engine.processes.backends import BackendTraits, discover
 from engine.worker.authoring.folder import check_file, config_beside, write_repository
 from engine.worker.authoring.linking import model_directory
-from engine.worker.backends.base import TensorInfo
+from engine.worker.joining import tensor_of
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 
@@ -49,16 +48,7 @@ def fields(spec: ModelSpec, file: Path) -> dict[str, Any]:
     folder = file.resolve().parent
     found: dict[str, Any] = model_fields(spec, InstanceSpec(name=f"{spec.name}_0_0"))
     for side in ("inputs", "outputs"):
-        found[side] = [
-            TensorInfo(
-                each["name"],
-                DataType[each["datatype"]],
-                each["dims"],
-                reshape=each["reshape"],
-                optional=each["optional"],
-            )
-            for each in found[side]
-        ]
+        found[side] = [tensor_of(each) for each in found[side]]
     return {
         **found,
         "version": int(folder.name) if folder.name.isdigit() else 1,

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.values.datatypes import DataType
+from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
+from actors.values.padding import Buckets, CutBack, Padded
 from actors.values.tensors import element_count
 from engine.worker.backends.base import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from actors.values.padding import Padded
     from actors.values.tensors import Array
     from engine.worker.backends.base import ModelInfo
 
@@ -214,6 +214,24 @@ class Joining:
             own = {source: of_all[index] for source, of_all in shapes.items()}
             yield self.share(name, array if whole else array[start : start + size], own)
             start += size
+
+
+def tensor_of(fields: Mapping[str, Any]) -> TensorInfo:
+    """Return a tensor as the server describes it to its worker."""
+    padded = fields["padded"]
+    if padded is not None:
+        buckets = {axis: Buckets(sizes, longer) for axis, sizes, longer in padded["buckets"]}
+        padded = Padded(buckets, padded["value"])
+    return TensorInfo(
+        fields["name"],
+        BY_PROTOCOL_NAME[fields["datatype"]],
+        fields["dims"],
+        reshape=fields["reshape"],
+        optional=fields["optional"],
+        ragged=fields["ragged"],
+        padded=padded,
+        cuts=[CutBack(*cut) for cut in fields["cuts"]],
+    )
 
 
 def made_inputs(model: ModelInfo) -> list[Made]:

@@ -18,18 +18,16 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from actors.values.datatypes import BY_PROTOCOL_NAME
 from actors.values.errors import ErrorCode, TritiumError
-from actors.values.padding import Buckets, CutBack, Padded
 from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, ControlPage, Segment
 from actors.wire.batch_frames import Answer
-from engine.worker.backends.base import Backend, LoadError, ModelInfo, TensorInfo
+from engine.worker.backends.base import Backend, LoadError, ModelInfo
 from engine.worker.calls import Calls
 from engine.worker.execution import WorkerBatch
 from engine.worker.feeds import Feed, Incoming, make_feed, receive
 from engine.worker.forking import when_forked
-from engine.worker.joining import Joining
+from engine.worker.joining import Joining, tensor_of
 from engine.worker.parts import OpenRequests
 from engine.worker.pointers import pointers_in
 from engine.worker.slots import Slot
@@ -172,19 +170,7 @@ class Serving:
     def _model_info(self, fields: Mapping[str, Any]) -> ModelInfo:
         fields = dict(fields)
         for side in ("inputs", "outputs"):
-            fields[side] = [
-                TensorInfo(
-                    spec["name"],
-                    BY_PROTOCOL_NAME[spec["datatype"]],
-                    spec["dims"],
-                    reshape=spec["reshape"],
-                    optional=spec["optional"],
-                    ragged=spec["ragged"],
-                    padded=_padded(spec["padded"]),
-                    cuts=[CutBack(*cut) for cut in spec["cuts"]],
-                )
-                for spec in fields[side]
-            ]
+            fields[side] = [tensor_of(spec) for spec in fields[side]]
         return ModelInfo(**fields, log=self._log, calls=self._calls)
 
     def _run_lane(self, backend: Backend, model: ModelInfo, lane: int) -> None:
@@ -272,13 +258,6 @@ class Serving:
             self._sock.send(packet)
         except OSError:
             self._on_disconnect()
-
-
-def _padded(fields: Mapping[str, Any] | None) -> Padded | None:
-    if fields is None:
-        return None
-    buckets = {axis: Buckets(sizes, longer) for axis, sizes, longer in fields["buckets"]}
-    return Padded(buckets, fields["value"])
 
 
 def _end_of_child() -> None:

@@ -1,6 +1,6 @@
 """`tritium.testing`: models of either style, run without a server, with faults on the way."""
 
-from textwrap import indent
+from textwrap import dedent, indent
 
 import numpy as np
 import pytest
@@ -314,3 +314,29 @@ def execute(self, requests):
             "model.ready",
         ]
         assert model.asked[2][1]["files"] == {"file:1/a": b"x"}
+
+
+RAGGED = {"data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": True}
+
+
+def test_requests_of_different_shapes_share_a_batch_if_the_model_says_so(triton_model):
+    config = {"max_batch_size": 4, "input": [{"name": "X", **RAGGED}]}
+    with open_model(triton_model(DOUBLE), config=config) as model:
+        answers = model.batch([{"X": [[1, 2]]}, {"X": [[3]]}])
+        assert [answer["Y"].tolist() for [answer] in answers] == [[[2, 4]], [[6]]]
+
+
+def test_padded_inputs_are_padded_and_outputs_cut(triton_model):
+    sizes = """
+    def execute(self, requests):
+        assert all(value(r, "X").shape[1] == 4 for r in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value(r, "X") * 2)]) for r in requests]
+    """
+    parameters = {"tritium.pad_to": "X:1=4", "tritium.pad_outputs": "Y:1=X:1"}
+    with open_model(
+        triton_model(dedent(sizes)), config={"max_batch_size": 4}, parameters=parameters
+    ) as model:
+        answers = model.batch([{"X": [[1, 2]]}, {"X": [[3]]}])
+        assert [answer["Y"].tolist() for [answer] in answers] == [[[2, 4]], [[6]]]
+        with pytest.raises(InferenceFailed, match="more than the 4 that it is padded to"):
+            model.infer({"X": [[1] * 5]})
