@@ -70,7 +70,9 @@ def test_what_means_nothing_is_refused_with_what_would(query, complaint):
 
 def parsed(text):
     """Read server-sent events as the standard says: (id, event, data), and the id at the end."""
-    found, last, event, data = [], "", "message", []
+    found: list[tuple[str, str, object]] = []
+    data: list[str] = []
+    last, event = "", "message"
     for line in text.decode().split("\n"):
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
