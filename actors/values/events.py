@@ -114,9 +114,10 @@ LOGGED_ONLY: Final = frozenset(
         Event.ACCESS_REFUSED,
         Event.CACHE_ENTRY_SKIPPED,
         Event.WORKER_OUTPUT,
+        Event.AGENT_OUTPUT,
     }
 )
-"""Events that the log alone tells: there may be one for each request, connection or line of a model's output.
+"""Events that the log alone tells: there may be one for each request, connection or line of output.
 
 In the stream of events they would push out everything else.
 """

@@ -42,6 +42,10 @@ class RunningLogs:
         self._followers.append(follower)
         follower(self._settings)
 
+    def tell(self, log: Log) -> None:
+        """Have `log` told of each change from now on."""
+        self._log = log
+
     def describe(self) -> LogState:
         """See `Logs.describe`."""
         now = self._settings

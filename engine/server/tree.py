@@ -175,7 +175,8 @@ def _compose(
     Raises ServerFailed if the auth file makes no sense, or the audit log can't be one.
     """
     events, lag = _event_feed(settings, machine), LoopLag()
-    log = StreamedLog(EventLog(), events, wall_ms=machine.wall_clock, verbose=lambda: settings.log.verbose)
+    log = StreamedLog(EventLog(), events, wall_ms=machine.wall_clock, verbose=lambda: logs.settings.verbose)
+    logs.tell(log)
     trail = _opened_trail(settings, machine, log)
     of_models = None if trail is None else trail.at("model")
     addresses = address_limits(settings.connections)

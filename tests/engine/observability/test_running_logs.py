@@ -54,6 +54,16 @@ def test_a_change_is_told_before_it_can_silence_the_line():
     assert (told["info"], told["format"]) == ("True to False", "default to ISO8601")
 
 
+def test_another_log_may_be_told_of_changes_from_some_time_on():
+    first, second = Logged(), Logged()
+    logs = RunningLogs(LogSettings(), log=first)
+    logs.change(LogState(verbose_level=1))
+    logs.tell(second)
+    logs.change(LogState(verbose_level=2))
+    assert [each["verbose_level"] for each in first.of(Event.LOG_SETTINGS_CHANGED)] == ["0 to 1"]
+    assert [each["verbose_level"] for each in second.of(Event.LOG_SETTINGS_CHANGED)] == ["1 to 2"]
+
+
 def test_lines_follow_the_levels_and_the_format():
     out = io.StringIO()
     with LogSink(out, out) as sink:

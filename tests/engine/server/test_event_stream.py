@@ -229,3 +229,25 @@ def test_under_hypercorn_events_are_streamed_too(tmp_path, worker):
             assert stream.until("model_ready")[-1]["model"] == "double"
         with Stream(addresses.http, f"{PATH}?follow=false&event=model_ready") as stream:
             assert [event for event, record in stream.blocks() if record] == ["model_ready"]
+
+
+def test_a_change_of_the_logs_settings_is_told_and_makes_the_stream_more_verbose(server):
+    def change(**settings):
+        connection = http.client.HTTPConnection(server.address(), timeout=60)
+        try:
+            connection.request("POST", "/v2/logging", json.dumps(settings))
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    with Stream(server.address(), f"{PATH}?event=log_settings_changed&event=child_started") as stream:
+        assert next(stream.blocks()) == ("", None)
+        assert change(log_verbose_level=2) == 200
+        try:
+            (told,) = stream.until("log_settings_changed")
+            assert told["verbose_level"] == "0 to 2"
+            assert infer(server, 1, "double") == 200  # its connection is a child that starts
+            (started,) = stream.until("child_started")
+            assert (started["level"], "verbose" in started) == ("debug", False)
+        finally:
+            assert change(log_verbose_level=0) == 200
