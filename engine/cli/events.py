@@ -222,7 +222,7 @@ def _line(record: Record) -> Line | None:
     try:
         said = json.loads(record.text)
         level, event = said.pop("level"), said.pop("event")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return Line(time=_now(), level=str(level), event=str(event), keys=said)
 

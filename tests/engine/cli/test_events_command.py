@@ -72,6 +72,13 @@ def test_json_has_a_line_for_each_event_with_its_id(server, capsys):
     }
 
 
+def test_what_is_no_record_is_passed_over(server, capsys):
+    strange = "id: b-5\nevent: x\ndata: what\n\ndata: [1]\n\ndata: {\n\nretry: 5\nunknown\n\n"
+    server[1].append((200, strange + FIRST))
+    assert events(server) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_the_server_selects(server, monkeypatch):
     monkeypatch.setenv("TRITIUM_API_KEY", "k.secret")
     server[1].append((200, ""))
