@@ -1,7 +1,7 @@
 """Draw the board from a server under load: `python -m tests.house.board` writes docs/board.svg.
 
-A real server serves some models on loopback, clients ask them, and a worker dies now and then. A real
-Prometheus (Debian: `prometheus`) scrapes the server every second. The queries are those of
+A real server serves some models on loopback, clients ask them, and a request kills its worker now and then.
+A real Prometheus (Debian: `prometheus`) scrapes the server every second. The queries are those of
 `deploy/grafana/tritium.json`, with 5 s in place of Grafana's interval.
 """
 
@@ -39,8 +39,8 @@ def draw(seconds: float, picture: Path) -> dict[str, list[Line]]:
             lines = {panel.title: list(prometheus.lines(panel, began, ended)) for panel in every}
     asked = sum(load.answers.values())
     caption = (
-        f"{asked:,} requests of 7 clients in {ended - began:.0f} s, on loopback; a worker dies every 8 s."
-        f" Scraped every second; rates over {INTERVAL}."
+        f"{asked:,} requests of 7 clients in {ended - began:.0f} s, on loopback. Every 8 s one of them kills"
+        f" its worker, until it is quarantined. Scraped every second; rates over {INTERVAL}."
     )
     picture.write_text(drawn(every, lines, ended - began, caption))
     return lines

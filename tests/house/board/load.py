@@ -1,4 +1,4 @@
-"""A server with some models under a load that rises and falls, and a worker that dies now and then."""
+"""A server with some models under a load that rises and falls; now and then a request kills its worker."""
 
 from __future__ import annotations
 
