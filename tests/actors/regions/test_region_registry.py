@@ -1,6 +1,7 @@
 """Requests with regions in virtual time: what they hold, how long, and in which order answers are written."""
 
 import os
+import resource
 
 import pytest
 import trio
@@ -51,6 +52,13 @@ class _Claim:
     def release(self):
         self._claims.held -= self._size
         self._size = 0
+
+
+class NeverThreads:
+    """Threads that never begin."""
+
+    async def run_sync(self, function, *args, abandon_on_cancel=False, limiter=None):
+        await trio.sleep_forever()
 
 
 @pytest.fixture
@@ -349,6 +357,44 @@ async def test_answers_that_are_being_written_fail_where_the_actor_dies(
     for request in (first, second):
         request.regions.end()
     registry.close()
+
+
+async def test_answers_that_wait_for_a_thread_leave_no_descriptor_where_the_actor_dies(
+    autojump_clock, claims, memory, nursery
+):
+    threads.give(NeverThreads())
+    registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim)
+    # Registered as threads would do it.
+    fileno = os.open(memory.path, os.O_RDWR)
+    registry.table.add(Region("R", memory.key, 0, SIZE, fileno), 0.0)
+    supervisor = Supervisor([registry.spec()])
+    await nursery.start(supervisor.serve)
+    before = len(os.listdir("/proc/self/fd"))
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    supervisor.stop()
+    assert isinstance(await port.wait(), Internal)
+    assert len(os.listdir("/proc/self/fd")) == before
+    request.regions.end()
+    registry.close()
+
+
+async def test_where_no_file_can_be_opened_an_answer_is_refused_for_now(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert str(await port.wait()) == "outputs can't be written to shared memory now: Too many open files"
+    request.regions.end()
 
 
 # Memory of a GPU, which is played
