@@ -198,6 +198,29 @@ def _batch_outputs(config: ModelConfig) -> Iterator[Problem]:
                 )
             targets.add(target)
         yield from _known_sources(config, cut.source_input, key)
+        yield from _cut_by_more_dims(config, cut, key)
+
+
+def _cut_by_more_dims(config: ModelConfig, cut: BatchOutput, key: str) -> Iterator[Problem]:
+    """Tell of an output with a variable dimension at a place that its source does not have.
+
+    This rule is ours: Triton reads beyond the end of the source's shape.
+    """
+    ranks = {tensor.name: len(_own_dims(tensor)) for tensor in config.input}
+    dims = {tensor.name: _own_dims(tensor) for tensor in config.output}
+    for source in cut.source_input[:1]:
+        for target in cut.target_name:
+            if -1 in dims.get(target, ())[ranks.get(source, 64) :]:
+                yield Problem(
+                    message=f"batch output '{target}' can't be cut by input '{source}', which has fewer dims for"
+                    f" {config.name}",
+                    key=f"{key}.source_input",
+                    hint=f"write dims: [ -1 ] for '{target}', or another source",
+                )
+
+
+def _own_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
 def _kind(

@@ -155,6 +155,12 @@ BROKEN = [
        "batch input 'A' is specified more than once among the inputs for m", 'give it another name')]),
     ('a batch output without a source', plus('batch_output { target_name: "S" }'),
      [((6, 1), 'batch_output[0].source_input', "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m", 'one of A')]),
+    ('a batch output of more dims than its source',
+     plus('batch_output { target_name: "S" source_input: "A" }')
+     .replace('"S" data_type: TYPE_FP32 dims: [ 4 ]', '"S" data_type: TYPE_FP32 dims: [ 4, -1 ]'),
+     [((6, 33), 'batch_output[0].source_input',
+       "batch output 'S' can't be cut by input 'A', which has fewer dims for m",
+       "write dims: [ -1 ] for 'S', or another source")]),
     ('a batch output that is none', plus('batch_output { target_name: "T" source_input: "A" }'),
      [((6, 16), 'batch_output[0].target_name', "unknown target output name 'T' for m", 'one of S')]),
     ('a batch output twice', plus('batch_output { target_name: "S" source_input: "A" }\nbatch_output { target_name: "S" source_input: "A" }'),
