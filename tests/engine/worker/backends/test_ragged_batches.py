@@ -95,6 +95,42 @@ def test_a_python_model_takes_its_requests_one_by_one():
     assert list(batch.feeds()) == ["X"]
 
 
+def test_without_batches_a_request_is_one_item_of_its_whole_shape():
+    model = model_info(
+        inputs=[TensorInfo("X", FP32, [-1, 2], ragged=True)],
+        outputs=[],
+        config={"batch_input": [made("BATCH_ITEM_SHAPE"), made("BATCH_ELEMENT_COUNT", "count")]},
+    )
+    feeds = LocalBatch(model, requests((3, 2))).feeds()
+    assert feeds["X"].shape == (6,)
+    assert feeds["made"].tolist() == [[3, 2]]
+    assert feeds["count"].tolist() == [6]
+
+
+def test_without_batches_an_input_is_padded_whole_and_an_output_cut():
+    buckets = {0: Buckets((4,))}
+    model = model_info(
+        inputs=[TensorInfo("X", FP32, [-1, 2], padded=Padded(buckets, 7))],
+        outputs=[TensorInfo("Y", FP32, [-1, 2], cuts=(CutBack(0, "X", 0),))],
+    )
+    [answer] = run(Echo(), model, requests((1, 2)))
+    assert answer.outputs["Y"].tolist() == [[0, 1]]
+    padded = LocalBatch(model, requests((1, 2))).feeds()["X"]
+    assert padded.tolist() == [[0, 1], [7, 7], [7, 7], [7, 7]]
+
+
+def test_a_request_that_is_run_by_itself_must_fit_its_shape_too():
+    model = ragged(config={"batch_output": [{"target_name": ["Y"], "kind": "", "source_input": ["X"]}]})
+    [request] = LocalBatch(model, requests((1, 3))).requests
+    with pytest.raises(
+        ValueError, match=r"output 'Y' has 2 elements; for input 'X' of shape \[1, 3\] it must"
+    ):
+        request.respond([("Y", FP32, np.zeros(2, "f4"))])
+    request.respond([("Y", FP32, np.zeros(3, "f4"))])
+    assert request.answer is not None
+    assert request.answer.outputs["Y"].shape == (1, 3)
+
+
 # -- an ONNX model that sums the elements of each request, and doubles each element
 
 
