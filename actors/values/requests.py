@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from actors.values.errors import TritiumError
     from actors.values.marks import ClientMarks
     from actors.values.regions import RegionSlice, RegionUse
+    from actors.values.spans import Span
     from actors.values.specs import ModelSpec
     from actors.values.strings import Strings
     from actors.values.tensors import Tensor
@@ -137,7 +138,7 @@ class InferRequest:
         # Where the client wants outputs, by their names, if an instance may write them there itself. The
         # reply port writes those that it gets.
         self.output_regions: Mapping[str, RegionSlice] | None = None
-        self.span: object = None  # owned by tracing, if the request is traced
+        self.span: Span | None = None  # if the request is traced
         self.rows = 1
         self.nbytes = 0
         self.batch_key: object = None  # requests with equal keys batch together

@@ -1,0 +1,20 @@
+"""Where finished traces go: Triton's file, or an exporter that the engine gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from actors.values.traces import FinishedTrace
+
+
+class TraceSink(ABC):
+    """Takes finished traces. All of this is called on one thread at a time, which may wait."""
+
+    @abstractmethod
+    def write(self, traces: Sequence[FinishedTrace]) -> None:
+        """Take traces, in the order in which they ended; none where it should only look at what it holds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The server ends: write what is left. Nothing follows."""
