@@ -95,6 +95,8 @@ class WorkerCall(ReplyPort):
         """Pass on one part of the answer, or keep it until the caller has taken more. See `ReplyPort`."""
         if self.stopped and isinstance(part, Cancelled) and not part.message:
             part = Cancelled(CANCELLED_BY_CALLER)
+        if final and not self.ended and self.request.span is not None:
+            self.request.span.refused(part, trio.current_time())
         if self.ended:
             release(part)
         elif self._waiting or not self._may_send(part, final=final):
@@ -182,6 +184,8 @@ class WorkerCall(ReplyPort):
 
     def _end(self) -> None:
         self.ended = True
+        if self.request.span is not None:
+            self.request.span.refused(None, trio.current_time())
         # The request refers to this call. Its inputs must be freed with their last user, not by the garbage
         # collector.
         del self.request
@@ -258,4 +262,7 @@ def request_of(
     )
     if parents:
         request.inherit(parents)
+        traced = next((each.span for each in parents if each.span is not None), None)
+        if traced is not None:
+            traced.child(request, call.relation, request.accepted_at)
     return request

@@ -264,6 +264,8 @@ class ComposedRequest(StepOwner):
         )
         if whole.caller is not None or whole.synthetic or whole.tenant or whole.affinity:
             request.inherit((whole,))
+        if whole.span is not None:
+            whole.span.child(request, step.relation, now)
         self._steps[run] = step
         return step
 
@@ -282,6 +284,8 @@ class ComposedRequest(StepOwner):
             empty = final and step.run.step.decoupled and not part.outputs
             runs = self._flow.received(step.run, pieces, final=final, empty=empty)
         if final:
+            if step.request.span is not None:
+                step.request.span.refused(part, self._owner.clock())
             del self._steps[step.run]
             step.end()
             if self._gates is not None and step.passed:
@@ -389,6 +393,8 @@ class ComposedRequest(StepOwner):
         steps = list(self._steps.values())
         for step in steps:
             step.ended = True
+            if step.request.span is not None:
+                step.request.span.refused(None, self._owner.clock())
             self._owner.leave_gate(step)
             if not self._owner.lines.leave(step):
                 step.model.cancel(step.request)

@@ -14,7 +14,7 @@ from actors.serving.outcome import Outcome
 from actors.serving.policy.blame import Blame
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
-from actors.serving.ports import BatchObserver
+from actors.serving.ports import Observers
 from actors.serving.standing import InstanceState, Standing
 from actors.serving.statistics import FailureReason
 from actors.values.errors import Unavailable
@@ -38,7 +38,7 @@ class Dispatcher:
         outcome: Outcome,
         doorbell: Doorbell,
     ) -> None:
-        self.observers: tuple[BatchObserver, ...] = ()
+        self.observers = Observers()
         self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
         # Whether an instance has more to execute. Schedulers other than the batcher set their own function.
         self.wants: Callable[[InstanceState], bool] = self._queue_wants
@@ -76,7 +76,7 @@ class Dispatcher:
             for request in requests:
                 ordering.ticket(request)
         self._intake.line.call_next()
-        for observer in self.observers:
+        for observer in self.observers.told:
             observer.dispatched(batch, instance)
         return True
 
@@ -109,6 +109,8 @@ class Dispatcher:
         return True
 
     def _put_back(self, instance: InstanceState, batch: InFlight) -> None:
+        for observer in self.observers.told:
+            observer.taken_back(batch)
         now = trio.current_time()
         requests = [request for request in batch.requests if not (request.padding or request.answered)]
         if self._sequences is not None:
@@ -121,6 +123,8 @@ class Dispatcher:
 
     def unsent(self, instance: InstanceState, batch: InFlight, error: Exception) -> None:
         """Answer the requests of a batch that was handed to `instance` and could not be sent."""
+        for observer in self.observers.told:
+            observer.taken_back(batch)
         unanswered = [request for request in batch.requests if not (request.padding or request.answered)]
         self._fail_unsent(unanswered, error)
         self.ended(instance)
@@ -140,6 +144,9 @@ class Dispatcher:
         self.end_sequences(instance, CRASHED, unrun=unrun)
         for batch in reversed(batches):
             ran = batch.state is not HANDED
+            if ran:
+                for observer in self.observers.told:
+                    observer.died(batch, CRASHED)
             for request in batch.requests:
                 stays = not ran and (sequences is None or sequences.may_move(request, ran=False))
                 if not (stays or request.padding or request.answered):

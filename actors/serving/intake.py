@@ -175,6 +175,8 @@ class Intake:
             full.retry_after = full.retry_after or self._room_after()
             raise
         self._in_flight[request] = None
+        if request.span is not None:
+            self._outcome.trace(request.span, request, since)
         if self.stages:
             for stage in self.stages:
                 stage.queued(request)

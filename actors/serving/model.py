@@ -27,7 +27,7 @@ from actors.serving.policy.blame import Blame
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.slo import Admission
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
-from actors.serving.ports import BatchObserver, Composite, Stage
+from actors.serving.ports import BatchObserver, Composite, Observers, Stage
 from actors.serving.promise import PromiseObserver, PromiseStage
 from actors.serving.standing import InstanceState, Standing, Status
 from actors.serving.statistics import FailureReason, ModelStatistics
@@ -67,12 +67,14 @@ class ModelState(ServedModel):
         sequencing: Sequencing | None = None,
         stages: Sequence[Callable[[ModelState], Stage]] = (),
         observers: Sequence[Callable[[ModelState], BatchObserver]] = (),
+        spans: BatchObserver | None = None,
     ) -> None:
         """`wall_clock` gives milliseconds since the epoch, for `last_inference`.
 
         `sequencing`: the sequences of a model that has them, with the line of their requests.
 
         `stages` and `observers` make the features that take part; a request passes the stages in this order.
+        `spans` is told of batches, too, while a traced request is in flight.
         """
         self.spec = spec
         self.marks = marks_of(spec)
@@ -136,7 +138,7 @@ class ModelState(ServedModel):
             self.stages = (*self.stages, PromiseStage(self.slo, self.queue, line))
             watching = (*watching, PromiseObserver(self.slo, self.queue))
         self.intake.stages = self.outcome.stages = self.stages
-        self.outcome.observers = self.dispatcher.observers = watching
+        self.observers = self.outcome.observers = self.dispatcher.observers = Observers(watching, spans)
 
     # -- facts -----------------------------------------------------------------------------------------------
 

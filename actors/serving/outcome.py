@@ -14,13 +14,14 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.policy.blame import Blame
 from actors.serving.policy.ordering import ReorderBuffer
 from actors.serving.policy.waiting_line import Sequencing
-from actors.serving.ports import BatchObserver, Stage
+from actors.serving.ports import Observers, Stage
 from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.serving.waiting import WaitingCallers
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.requests import InferRequest, InferResponse, Parameter
 from actors.values.specs import DynamicBatching, Ensemble, ModelSpec
 from actors.values.tensors import Tensor
+from actors.values.tracing.spans import Span, told
 from actors.wire.batch_frames import Answer, Result
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
@@ -44,7 +45,7 @@ class Outcome:
         """`on_drained` is called when no request is left. `wall_clock` gives milliseconds since the epoch."""
         self.in_flight: dict[InferRequest, None] = {}  # in the order of their arrival
         self.stages: tuple[Stage, ...] = ()
-        self.observers: tuple[BatchObserver, ...] = ()
+        self.observers = Observers()
         preserve = isinstance(spec.scheduling, DynamicBatching) and spec.scheduling.preserve_ordering
         self.ordering: ReorderBuffer[InferResponse | TritiumError] | None = (
             ReorderBuffer() if preserve else None
@@ -70,7 +71,7 @@ class Outcome:
         """
         now = trio.current_time()
         statistics = self._statistics
-        for observer in self.observers:
+        for observer in self.observers.told:
             observer.finished(batch, result)
         if self._sequences is not None:
             answers = [cut for cut in answers if not cut[0].padding]
@@ -156,6 +157,8 @@ class Outcome:
         queue_ns = min(total_ns, max(0, int((batch.started_at - request.accepted_at) * 1e9)))
         if arrived.first and not request.synthetic:
             self._statistics.first_part(total_ns)
+        for observer in self.observers.told:
+            observer.part(batch, request, final=arrived.final)
         if arrived.final and request.accused is not None:
             self._blame.acquit(request)
         if answer is not None and answer.code is not None:
@@ -224,8 +227,25 @@ class Outcome:
         """Count a request that is answered from the cache, now."""
         for stage in self.stages:
             stage.cached(request)
+        if request.span is not None:
+            request.span.hit(self._name, self._version, trio.current_time())
         total_ns = int((trio.current_time() - request.accepted_at) * 1e9)
         self._statistics.cache_hit(queue_ns, lookup_ns, total_ns, self._wall_clock())
+
+    def trace(self, span: Span, request: InferRequest, since: float) -> None:
+        """A traced `request` was accepted, and waits since `since`."""
+        if span.accept(request, self._name, self._version, since):
+            self.observers.traced()
+
+    def _responding(self, span: Span, part: InferResponse | TritiumError, *, final: bool) -> None:
+        """A traced request is about to be given `part`."""
+        now = trio.current_time()
+        if isinstance(part, InferResponse):
+            span.respond(part.outputs, now, empty=final and not part.outputs)
+        if final:
+            if span.accepted and not span.ended:
+                self.observers.untraced()
+            span.end(now, told(part))
 
     def respond(
         self,
@@ -246,6 +266,8 @@ class Outcome:
             return
         for stage in self.stages:
             stage.responding(request, part, final=final)
+        if request.span is not None:
+            self._responding(request.span, part, final=final)
         if not final:
             request.reply.put(part, final=False)
             return

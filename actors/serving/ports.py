@@ -72,8 +72,44 @@ class BatchObserver:
     def dispatched(self, batch: InFlight, instance: InstanceState) -> None:
         """`batch` was handed to `instance`."""
 
+    def part(self, batch: InFlight, request: InferRequest, *, final: bool) -> None:
+        """A part of the answer of a decoupled model to `request` has come, and is about to be passed on."""
+
     def finished(self, batch: InFlight, result: Result) -> None:
         """The execution of `batch` is over; its requests are about to be answered."""
+
+    def died(self, batch: InFlight, reason: str) -> None:
+        """The worker is gone that had begun with `batch`, or may have."""
+
+    def taken_back(self, batch: InFlight) -> None:
+        """`batch` will not run where it was dispatched to: its model has not begun with it."""
+
+
+class Observers:
+    """The observers of one version. All that are in `told` are told.
+
+    The one of spans is among them only while a traced request is in flight.
+    """
+
+    __slots__ = ("_always", "_of_spans", "_traced", "told")
+
+    def __init__(self, always: tuple[BatchObserver, ...] = (), of_spans: BatchObserver | None = None) -> None:
+        self.told = always
+        self._always = always
+        self._of_spans = of_spans
+        self._traced = 0
+
+    def traced(self) -> None:
+        """A traced request is in flight."""
+        self._traced += 1
+        if self._traced == 1 and self._of_spans is not None:
+            self.told = (*self._always, self._of_spans)
+
+    def untraced(self) -> None:
+        """A traced request is answered."""
+        self._traced -= 1
+        if not self._traced:
+            self.told = self._always
 
 
 class Composite(Protocol):

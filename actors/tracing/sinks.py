@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from actors.values.traces import FinishedTrace
+from actors.values.tracing.traces import FinishedTrace
 
 
 class TraceSink(ABC):
-    """Takes finished traces. All of this is called on one thread at a time, which may wait."""
+    """Takes finished traces. All of this is called on one thread at a time, which may wait.
+
+    `lost` counts the traces that were taken and could not be written.
+    """
+
+    lost: int = 0
 
     @abstractmethod
     def write(self, traces: Sequence[FinishedTrace]) -> None:

@@ -79,6 +79,7 @@ class Event(str, Enum):
     RELOAD_FAILED = "reload_failed"
     AUDIT_AVAILABLE = "audit_available"
     AUDIT_UNAVAILABLE = "audit_unavailable"
+    TRACES_LOST = "traces_lost"
     CERTIFICATE_DOUBTFUL = "certificate_doubtful"
     FAULT_INJECTED = "fault_injected"
     LOG_LINES_LOST = "log_lines_lost"

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from actors.values.events import EventStream
 from actors.values.regions import RegionPlaces, no_region
 from actors.values.requests import InferRequest, ServedModel
+from actors.values.tracing.settings import TraceControl
 
 
 class Models(Protocol):
@@ -309,3 +310,4 @@ class Server:
     traffic: Traffic
     shared_memory: SharedMemory
     logs: Logs | None = None
+    traces: TraceControl | None = None

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from actors.values.errors import TritiumError
     from actors.values.marks import ClientMarks
     from actors.values.regions import RegionSlice, RegionUse
-    from actors.values.spans import Span
     from actors.values.specs import ModelSpec
     from actors.values.strings import Strings
     from actors.values.tensors import Tensor
+    from actors.values.tracing.spans import Span
 
 Parameter = Union[bool, int, float, str]
 """A request's or response's custom parameter, as JSON and gRPC can carry it."""

@@ -16,6 +16,8 @@ from actors.regions.families import region_blocks
 from actors.regions.table import RegionTable
 from actors.residency.residents import residency_blocks
 from actors.serving.families import load_blocks
+from actors.tracing.families import trace_blocks
+from actors.tracing.tracing import Tracing
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
 from engine.audit.trail import Trail, audit_blocks
@@ -47,6 +49,7 @@ def exposition(
     regions: RegionTable,
     trail: Trail | None,
     events: EventFeed,
+    tracing: Tracing,
     grpc: Sequence[GrpcListener],
     listeners: Mapping[str, Sequence[Listener[Any]]],
 ) -> Exposition:
@@ -66,6 +69,7 @@ def exposition(
         lambda: tls_blocks(tls),
         lambda: room_blocks(receiving()),
         lambda: region_blocks(regions),
+        lambda: trace_blocks(tracing),
     ]
     if gate is not None:
         features.append(lambda: identity_blocks(gate))

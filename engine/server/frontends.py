@@ -23,6 +23,7 @@ from actors.values.callers import Action, HeadGate
 from actors.values.events import Event, Log
 from actors.values.interfaces import Server
 from actors.values.requests import Endings
+from actors.values.tracing.spans import NO_TRACER, Tracer
 from engine.settings.listening import ConnectionSettings, GrpcSettings, RestrictedHeader, host_port
 from engine.settings.pages import PageSettings
 from engine.settings.re2 import compiled
@@ -53,6 +54,7 @@ def v2_app(
     elsewhere: Elsewhere | None = None,
     outlives_draining: bool = False,
     auditor: Auditor | None = None,
+    tracer: Tracer = NO_TRACER,
 ) -> V2App:
     """Return the v2 application with what the settings say of it; for the rest see `V2Options`."""
     return V2App(
@@ -69,6 +71,7 @@ def v2_app(
             auditor=auditor,
             endings=endings,
             room=room,
+            tracer=tracer,
         ),
     )
 
@@ -106,6 +109,7 @@ def grpc_listener(
     uniform: Callable[[], float] = random.random,
     room: ReceivingRoom | None = None,
     auditor: Auditor | None = None,
+    tracer: Tracer = NO_TRACER,
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
@@ -136,6 +140,7 @@ def grpc_listener(
         header_forward_pattern=_pattern(settings.header_forward_pattern),
         elsewhere=elsewhere,
         endings=endings,
+        tracer=tracer,
     )
 
     def crashed(path: str, bug: Exception) -> None:

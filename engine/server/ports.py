@@ -15,6 +15,7 @@ from actors.values.callers import HeadGate
 from actors.values.events import Log
 from actors.values.interfaces import Registrations, Server
 from actors.values.requests import Endings
+from actors.values.tracing.spans import Tracer
 from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
@@ -99,13 +100,15 @@ def compose_frontends(
     uniform: Callable[[], float],
     room: ReceivingRoom,
     exposing: Exposing,
+    tracer: Tracer,
     trail: Trail | None = None,
 ) -> Frontends:
     """Return the frontends of these sockets.
 
     `registrations` takes the repositories of models that a platform brings. `gate` says who may do what;
     None: all may do everything. `uniform` returns random numbers in [0, 1), see `GrpcListener`. All requests
-    have one `room` on their way in. `trail` is the audit log, if there is one.
+    have one `room` on their way in. `trail` is the audit log, if there is one. `tracer` says which requests
+    are traced.
     """
 
     def audited(name: str) -> Auditor | None:
@@ -120,6 +123,7 @@ def compose_frontends(
         elsewhere=elsewhere,
         room=room,
         auditor=audited("http"),
+        tracer=tracer,
     )
     on_grpc: list[GrpcListener] = []
     listeners: dict[str, list[Listener[Any]]] = {}  # by protocol
@@ -150,6 +154,7 @@ def compose_frontends(
                 outlives_draining=True,
                 room=room,
                 auditor=audited("management-http"),
+                tracer=tracer,
             ),
             "management",
         )
@@ -170,6 +175,7 @@ def compose_frontends(
             uniform=uniform,
             room=room,
             auditor=audited(name),
+            tracer=tracer,
         )
         on_grpc.append(listener)
         listeners.setdefault("grpc", []).append(listener)
@@ -207,6 +213,7 @@ def compose_frontends(
             endings=endings(logs, name),
             room=room,
             auditor=audited(name),
+            tracer=tracer,
         )
 
     def platform(served: Served, name: str) -> HttpListener:

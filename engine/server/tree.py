@@ -1,7 +1,7 @@
 """The composition root: builds the supervision tree, runs it, drains it, ends it. It decides nothing.
 
 root            one_for_one, 3 restarts in 60 s
-├─ telemetry    loop-lag monitor, readiness, free memory, GPUs
+├─ telemetry    loop-lag monitor, readiness, free memory, GPUs, traces
 ├─ services     audit log, events, traffic, residency, spare workers, shared memory, followed files
 ├─ models       dynamic: a subtree for each version, see `engine.server.version_tree`
 ├─ repository   rest_for_one: lanes and retirements of models, the catalog, the watcher
@@ -34,6 +34,7 @@ from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.tracing.tracing import Tracing
 from actors.values.events import Log
 from actors.values.interfaces import Server, ServerIdentity
 from engine.audit.file import AuditUnusable
@@ -47,6 +48,7 @@ from engine.observability.openness import openness
 from engine.observability.running_logs import RunningLogs
 from engine.observability.streaming import StreamedLog
 from engine.observability.system import LoopLag, measure_loop_lag
+from engine.observability.traces.opening import TracesUnusable, open_traces
 from engine.processes.inheritance import for_workers
 from engine.processes.process import trim_memory
 from engine.repository.advice import single_model
@@ -82,6 +84,7 @@ EXTENSIONS: Final = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
     "logging",
 )
 """Of the contract's list (http.md section 3), in its order: what this version serves."""
@@ -198,6 +201,7 @@ def _compose(
         opening=partial(machine.gpus, environ),
         log=log,
     )
+    tracing = _opened_traces(settings, machine, log)
     models = compose_models(
         settings,
         machine,
@@ -222,6 +226,7 @@ def _compose(
         traffic=models.traffic,
         shared_memory=regions,
         logs=logs,
+        traces=tracing,
     )
     frontends = compose_frontends(
         settings,
@@ -234,6 +239,7 @@ def _compose(
         gate=gate,
         uniform=machine.random().random,
         room=room,
+        tracer=tracing,
         exposing=partial(
             exposition,
             settings.metrics,
@@ -248,6 +254,7 @@ def _compose(
             regions.table,
             trail,
             events,
+            tracing,
         ),
         trail=trail,
     )
@@ -260,7 +267,7 @@ def _compose(
     services += [Follower(each, reload, log, noting).spec() for each in files]
     if models.cache is not None:
         services.append(models.cache.spec())
-    root = _tree(lag, gpus, Supervisor(services), models, deploying, frontends)
+    root = _tree(lag, gpus, tracing, Supervisor(services), models, deploying, frontends)
     running = RunningServer(
         settings=settings,
         server=server,
@@ -314,6 +321,13 @@ def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | Non
         raise ServerFailed(f"--audit-log: {error}") from error
 
 
+def _opened_traces(settings: Settings, machine: Machine, log: Log) -> Tracing:
+    try:
+        return open_traces(settings.trace, log, monotonic=machine.monotonic, random=machine.random())
+    except TracesUnusable as error:
+        raise ServerFailed(str(error)) from error
+
+
 def _note_reload(trail: Trail, facts: Mapping[str, object], failure: str) -> None:
     trail.note("files_reloaded", facts, outcome=FAILED if failure else DONE, reason=failure)
 
@@ -321,6 +335,7 @@ def _note_reload(trail: Trail, facts: Mapping[str, object], failure: str) -> Non
 def _tree(
     lag: LoopLag,
     gpus: GpuMetrics,
+    tracing: Tracing,
     services: Supervisor,
     models: ModelParts,
     deploying: DeployingParts,
@@ -328,6 +343,7 @@ def _tree(
 ) -> Supervisor:
     telemetry = Supervisor(
         [
+            tracing.spec(),
             ChildSpec("loop-lag", lambda ctx: measure_loop_lag(ctx, lag)),
             ChildSpec("readiness", deploying.readiness.run),
             ChildSpec("memory", trim_memory),

@@ -39,6 +39,7 @@ from actors.supervision.context import ChildContext
 from actors.supervision.events import RestartsExhausted, SupervisionEvent
 from actors.supervision.spec import Backoff, ChildSpec, Intensity, Kind, OnExhausted, Strategy
 from actors.supervision.supervisor import Supervisor
+from actors.tracing.observer import SpanObserver
 from actors.values.errors import InvalidArgument
 from actors.values.events import Event, Log
 from actors.values.interfaces import UNLOADED
@@ -119,6 +120,7 @@ class ModelSubtrees:
         self._recorder = recorder
         self._gpu_uuid = gpu_uuid
         self._cores = cores
+        self._spans = SpanObserver()
         self._comeback = Comeback()
         self._turns = LoadTurns(cores, needed=serving)
         self._callees = Callees(router)
@@ -148,6 +150,7 @@ class ModelSubtrees:
             sequencing=sequencing_of(spec),
             stages=stages,
             observers=observers,
+            spans=self._spans,
         )
         if isinstance(spec.scheduling, Ensemble):
             state.composite = Ensembler(state, self._resolve_step, lambda: self._router.roster.changes)
@@ -362,7 +365,7 @@ class ModelSubtrees:
                 instances=_by_standing(state),
                 tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,
-                padding=counts_of(state.dispatcher.observers),
+                padding=counts_of(state.dispatcher.observers.told),
                 gpu_uuid=self._gpu_of(state.spec),
             )
 

@@ -13,7 +13,6 @@ _TEXT: Final = text("VALUE")
 _NO_POOL: Final = "there is no pool: what a connection may hold is bounded by --grpc-connection-bytes"
 _DEVICE_MEMORY: Final = "frameworks allocate device memory themselves"
 _ONE_LOOP: Final = "one event loop serves all its connections"
-_PHASES: Final = "statistics and metrics give the durations of each phase"
 
 
 def _idle(name: str, why: str, form: AnyForm = _INT, *, repeatable: bool = False) -> Flag:
@@ -55,10 +54,4 @@ COMPATIBLE: Final = (
     _idle(
         "min-supported-compute-capability", "the framework decides which devices it can use", number("VALUE")
     ),
-    _refused("trace-config", _PHASES, shaped("VALUE", "[^=]*[^=,]=.*", "<trace mode>,<setting>=<value>")),
-    _refused("trace-file", _PHASES, _TEXT, ""),
-    _refused("trace-level", _PHASES, _TEXT, "OFF"),
-    _refused("trace-rate", _PHASES, _INT),
-    _refused("trace-count", _PHASES, _INT),
-    _refused("trace-log-frequency", _PHASES, _INT),
 )

@@ -133,6 +133,7 @@ class Group(Enum):
     MANAGEMENT = "Management"
     METRICS = "Metrics"
     LOGGING = "Logging"
+    TRACING = "Tracing"
     COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
     REFUSED = "Triton flags that this version refuses, rather than ignore"
 

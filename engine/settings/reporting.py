@@ -1,4 +1,4 @@
-"""What the operator decided about logs and metrics."""
+"""What the operator decided about logs, metrics and traces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from actors.serving.durations import DEFAULT_BOUNDS
+from actors.values.tracing.settings import (
+    HIGHEST_COUNT,
+    HIGHEST_RATE,
+    LEVELS,
+    OFF,
+    OPENTELEMETRY,
+    TENSORS,
+    TIMESTAMPS,
+    TRITON,
+    TraceSetting,
+)
 from engine.settings.forms import (
     BOOL,
     SIZE,
@@ -18,6 +29,7 @@ from engine.settings.forms import (
     number,
     one_of,
     out_of_bound,
+    shaped,
     text,
     to_int,
 )
@@ -190,3 +202,164 @@ class EventSettings:
     followers: int = Group.LOGGING.option("--events-followers=16", integer("N")).means(
         "Tritium's own: how many clients may follow at once. 0: none, the endpoint answers 503."
     )
+
+
+# Traces (contract, observability.md section 3.1)
+
+_TRACE_CONFIG: Final = "trace-config"
+_EVERYWHERE: Final = ("mode", "level", "rate", "count")
+_IN_TRITON: Final = ("file", "log-frequency")
+_IN_OPENTELEMETRY: Final = (
+    "url",
+    "resource",
+    "bsp_max_queue_size",
+    "bsp_schedule_delay",
+    "bsp_max_export_batch_size",
+)
+_OF_MODE: Final = MappingProxyType({TRITON: _IN_TRITON, OPENTELEMETRY: _IN_OPENTELEMETRY, "": _EVERYWHERE})
+_OLD_TRACE_FLAGS: Final = {
+    "trace-file": "triton,file",
+    "trace-level": "level",
+    "trace-rate": "rate",
+    "trace-count": "count",
+    "trace-log-frequency": "triton,log-frequency",
+}
+
+_TraceWords = Mapping[tuple[str, str], Sequence[str]]  # by mode (empty: of all modes) and setting
+
+
+def _trace_word(word: str) -> tuple[str, str, str]:
+    """Return the mode (empty: of all modes), the setting and the value of a word. Raises SettingsError."""
+    said, equals, value = word.partition("=")
+    mode, comma, name = said.partition(",")
+    if not comma:
+        mode, name = "", said
+    mode = mode.strip().lower()
+    if not equals or not name or not value or (comma and not mode):
+        raise misshapen(_TRACE_CONFIG, "<trace mode>,<setting>=<value>", word)
+    return mode, name, value
+
+
+def _trace_words(given: Given) -> _TraceWords:
+    """Return what was said of each setting, in order. Raises SettingsError for one that there is not."""
+    words: dict[tuple[str, str], list[str]] = {}
+    for flag, meant in _OLD_TRACE_FLAGS.items():
+        mode, _, name = meant.rpartition(",")
+        if given.has(flag):
+            words[mode, name] = list(given.all(flag))
+    said: dict[tuple[str, str], list[str]] = {}
+    for word in given.all(_TRACE_CONFIG):
+        mode, name, value = _trace_word(word)
+        if mode not in _OF_MODE:
+            raise _no_trace_mode(mode)
+        if name not in _OF_MODE[mode]:
+            raise SettingsError(
+                f"unknown --{_TRACE_CONFIG} setting '{name}'" + (f" of mode '{mode}'" if mode else ""),
+                hint=f"settings are {', '.join(_OF_MODE[mode])}",
+            )
+        said.setdefault((mode, name), []).append(value)
+    for flag, meant in _OLD_TRACE_FLAGS.items():
+        mode, _, name = meant.rpartition(",")
+        if (mode, name) in said and given.has(flag):
+            given.warnings.append(f"--{flag} has no effect: --{_TRACE_CONFIG}={meant} is given as well")
+    return {**words, **said}
+
+
+def _no_trace_mode(mode: str) -> SettingsError:
+    return SettingsError(
+        f'invalid value for trace mode option: {mode}. Available options are "triton" and "opentelemetry"'
+    )
+
+
+def _trace_levels(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the levels that are on. Each word adds its own, and OFF turns all off."""
+    on: set[str] = set()
+    for word in words:
+        level = word.upper()
+        if level in ("MIN", "MAX"):  # Triton's names of old
+            level = TIMESTAMPS
+        if level not in (OFF, *LEVELS):
+            raise SettingsError(
+                f"invalid value for trace level option: {word}", hint="levels are OFF, TIMESTAMPS and TENSORS"
+            )
+        on.add(level)
+    return () if OFF in on else tuple(level for level in LEVELS if level in on)
+
+
+def _trace_number(words: Sequence[str], name: str, default: int, least: int, most: int) -> int:
+    if not words:
+        return default
+    value = to_int(words[-1], f"{_TRACE_CONFIG}={name}", wide=True)
+    if not least <= value <= most:
+        raise SettingsError(
+            f"Provided option value is out of bound. Got {words[-1]}",
+            hint=f"--{_TRACE_CONFIG}={name} takes {least} to {most}",
+        )
+    return value
+
+
+def read_trace(given: Given) -> TraceSetting:
+    """Return the trace setting that the flags say. Raises SettingsError."""
+    words = _trace_words(given)
+
+    def all_of(mode: str, name: str) -> Sequence[str]:
+        return words.get((mode, name), ())
+
+    mode = (all_of("", "mode") or (TRITON,))[-1].lower()
+    if mode not in (TRITON, OPENTELEMETRY):
+        raise _no_trace_mode(mode)
+    setting = TraceSetting(
+        levels=_trace_levels(all_of("", "level")),
+        rate=_trace_number(all_of("", "rate"), "rate", 1000, 0, HIGHEST_RATE),
+        count=_trace_number(all_of("", "count"), "count", -1, -1, HIGHEST_COUNT),
+        log_frequency=_trace_number(
+            all_of(TRITON, "log-frequency"), "triton,log-frequency", 0, 0, HIGHEST_RATE
+        ),
+        file=(all_of(TRITON, "file") or ("",))[-1],
+        mode=mode,
+        options=tuple((name, value) for name in _IN_OPENTELEMETRY for value in all_of(OPENTELEMETRY, name)),
+    )
+    if setting.levels:
+        given.warnings += _trace_doubts(setting)
+    return setting
+
+
+def _trace_doubts(setting: TraceSetting) -> list[str]:
+    """Return what the operator may not have meant of a setting that traces."""
+    doubts = []
+    if setting.mode == TRITON and not setting.file:
+        doubts.append(
+            f"nothing is traced, since the trace file name is not given: --{_TRACE_CONFIG}=triton,file=FILE"
+        )
+    if setting.mode == TRITON and not setting.rate:
+        doubts.append(f"nothing is traced with --{_TRACE_CONFIG}=rate=0: every rate-th request is sampled")
+    if setting.mode == OPENTELEMETRY and TENSORS in setting.levels:
+        doubts.append("the trace level TENSORS has no effect in the mode opentelemetry")
+    return doubts
+
+
+TRACE_FLAGS: Final = (
+    Group.TRACING.flag(
+        "--trace-config",
+        shaped("[MODE,]SETTING=VALUE", "[^=]*[^=,]=.*", "<trace mode>,<setting>=<value>"),
+        "mode=triton or opentelemetry; level=OFF, TIMESTAMPS or TENSORS; rate=N: every Nth request is traced"
+        " (1000); count=N: so many at most (-1: all). triton,file=FILE; triton,log-frequency=N: a file for"
+        " each N traces. opentelemetry,url=URL; opentelemetry,resource=KEY=VALUE;"
+        " opentelemetry,bsp_max_queue_size=N,"
+        " bsp_schedule_delay=MS, bsp_max_export_batch_size=N. Repeatable.",
+        repeatable=True,
+    ),
+    Group.TRACING.flag(
+        "--trace-file", text("FILE"), "Deprecated by Triton: --trace-config=triton,file=FILE."
+    ),
+    Group.TRACING.flag(
+        "--trace-level", text("LEVEL"), "Deprecated by Triton: --trace-config=level=LEVEL.", repeatable=True
+    ),
+    Group.TRACING.flag("--trace-rate", integer("N"), "Deprecated by Triton: --trace-config=rate=N."),
+    Group.TRACING.flag(
+        "--trace-count", integer("N", least=-1), "Deprecated by Triton: --trace-config=count=N."
+    ),
+    Group.TRACING.flag(
+        "--trace-log-frequency", integer("N"), "Deprecated by Triton: --trace-config=triton,log-frequency=N."
+    ),
+)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from actors.serving.policy.holding import StartAfter
+from actors.values.tracing.settings import TraceSetting
 from engine.models.links import Links
 from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cache_secret, read_cache
 from engine.settings.cloud.platforms import CloudSettings, unless_in_prediction
@@ -72,7 +73,7 @@ from engine.settings.models import (
 )
 from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.pages import PageSettings
-from engine.settings.reporting import EventSettings, LogSettings, MetricsSettings
+from engine.settings.reporting import TRACE_FLAGS, EventSettings, LogSettings, MetricsSettings, read_trace
 from engine.settings.sandbox import SandboxSettings
 from engine.settings.scanning import scan_argv, scan_environ, warn_of_environ
 from engine.settings.secrets import HIDDEN, from_files, in_query, looks_secret, warnings, with_files
@@ -351,6 +352,7 @@ class Settings:
     metrics: MetricsSettings = section(MetricsSettings)
     log: LogSettings = section(LogSettings)
     events: EventSettings = section(EventSettings)
+    trace: TraceSetting = combined(read_trace, *TRACE_FLAGS)
 
     warnings: tuple[str, ...] = ()  # what was accepted and changes nothing, to be logged at start-up
 

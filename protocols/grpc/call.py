@@ -30,6 +30,7 @@ from protocols.transport.receiving import Claim
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
+    from actors.values.tracing.spans import Trace
     from protocols.grpc.codec.heads import CallHead
     from protocols.grpc.codec.messages import Message, MessageReader
     from protocols.http2.streams import Stream
@@ -188,6 +189,7 @@ class Call(ReplyPort):
         "_first",
         "_parts",
         "caller",
+        "came_at",
         "claim",
         "client",
         "context",
@@ -202,6 +204,7 @@ class Call(ReplyPort):
         "state",
         "stream",
         "ticket",
+        "trace",
         "unary",
         "wire",
     )
@@ -213,6 +216,8 @@ class Call(ReplyPort):
         self.head = head
         self.unary: UnaryMethod | None = None if head.method is None else head.method.unary
         self.deadline = math.inf
+        self.came_at = 0.0  # when its head came
+        self.trace: Trace | None = None  # of its request, if it is a unary one that is traced
         self.caller: Caller | None = None  # if the server tells identities apart
         self.context: Any = None
         self.state = RECEIVING

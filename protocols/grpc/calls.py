@@ -29,6 +29,7 @@ from protocols.grpc.codec.heads import CallHead, Refusal, read_more
 from protocols.grpc.methods import INFERENCE_SERVICE, TOO_LATE, CallTasks, HeadReader, cancel_tasks
 from protocols.grpc.policy import AnswerRoom, GrpcOptions, Keepalive
 from protocols.grpc.reader import RequestReader, more_than_one
+from protocols.grpc.tracing import over
 from protocols.grpc.writer import AnswerWriter
 from protocols.http2.connection import Http2Connection
 from protocols.http2.frames import ErrorCode
@@ -149,6 +150,7 @@ class Calls(Handler[CallHead[Method]]):
     def opened(self, stream: Stream, head: CallHead[Method]) -> None:
         """Open a call."""
         stream.call = call = Call(self, stream, head)
+        call.came_at = self.now
         if self._clients is not None:
             call.client = self._clients.of(head.fields)
         self.served = True
@@ -313,6 +315,9 @@ class Calls(Handler[CallHead[Method]]):
         """Give back all that `call` took."""
         call.state = call.state.after[END]
         del self._calls[call]
+        if call.trace is not None:
+            over(call.trace)
+            call.trace = None
         if self._hurried:
             self._hurried.pop(call, None)
         stream = call.stream

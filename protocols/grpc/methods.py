@@ -95,7 +95,7 @@ def restriction(path: str, restricted: Mapping[Action, tuple[str, str]]) -> Rest
 
 _NAMES_MODEL: Final = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
-    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), "model_name"),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), "model_name"),
 }
 """The field of a request that names a model, by RPC. The inference RPCs look for themselves."""
 

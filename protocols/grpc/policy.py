@@ -26,6 +26,7 @@ from typing import Final, Generic, Literal, TypeVar
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.requests import Endings
+from actors.values.tracing.spans import NO_TRACER, Tracer
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.proxies import TrustedProxies
 from protocols.transport.room import LAST_CALL, AddressLimit
@@ -47,6 +48,7 @@ class GrpcOptions:
     becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is
     refused here, and is served there. `endings` are told every inference. `proxies` are believed when they
     say whose call it is; if `introduced`, their connections begin with a header of the PROXY protocol.
+    `tracer` says which inferences are traced.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
     next call opens another. `handshake_timeout` is the time that a client has for TLS and its first frames. A
@@ -80,6 +82,7 @@ class GrpcOptions:
     header_forward_pattern: re.Pattern[str] | None = None
     elsewhere: Elsewhere | None = None
     endings: Endings = field(default_factory=Endings)
+    tracer: Tracer = NO_TRACER
 
     def __post_init__(self) -> None:
         """Raise ValueError for a limit that no connection could keep."""

@@ -29,6 +29,7 @@ from actors.values.auditing import Auditor, Requester
 from actors.values.callers import Action, Caller, HeadGate, Peer
 from actors.values.errors import PermissionDenied, TritiumError
 from actors.values.interfaces import Server
+from actors.values.tracing.spans import Trace
 from protocols.http.admission import Admission, Admitted
 from protocols.http.answers import (
     EXITING,
@@ -56,6 +57,8 @@ from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
 from protocols.http.parser import Head
 from protocols.http.routes import Endpoint, Route, match
+from protocols.http.tracing.noting import KEY, over, sending
+from protocols.http.tracing.setting import TraceSettingEndpoint
 from protocols.kserve.auditing import attempt
 from protocols.memo import Memo
 
@@ -144,6 +147,9 @@ class V2App:
                 server, max_input_size=self._options.max_input_size, auditor=auditor
             ).handlers,
             Endpoint.INFER: inferences.answer,
+            Endpoint.TRACE: TraceSettingEndpoint(
+                server, max_input_size=self._options.max_input_size, auditor=auditor
+            ).answer,
         }
         # A port for management, which answers while the server drains, leaves nothing out.
         self.direct = None if self._drains is not None else DirectPath(inferences, self.read_inference)
@@ -169,6 +175,17 @@ class V2App:
         """Answer one HTTP request."""
         if scope["type"] != "http":
             raise RuntimeError(f"the v2 API speaks HTTP only, not {scope['type']}")
+        sent = False
+        try:
+            await self._exchange(scope, receive, send)
+            sent = True
+        finally:
+            trace: Trace | None = scope.get(KEY)
+            if trace is not None:
+                over(trace, sent=sent)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request, and note on its trace, if it has one, when the answer is sent."""
         if "tritium.response" not in scope.get("extensions", ()):
             await self._answer_elsewhere(scope, receive, self._browsers.sending(scope["headers"], send))
             return
@@ -181,6 +198,8 @@ class V2App:
             answer = await self._answer(scope, receive, send)
         if answer is None:
             return  # it was answered piece by piece, or the client has left
+        if KEY in scope:
+            sending(scope[KEY])
         await send(
             {
                 "type": "tritium.response",
@@ -209,6 +228,8 @@ class V2App:
         if answer.release is not None:
             answer.release()
         headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
+        if KEY in scope:
+            sending(scope[KEY])
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if not foreign.ended:
             # A server that learns that the answer is complete would

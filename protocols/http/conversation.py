@@ -141,6 +141,7 @@ class Conversation:
             "tritium.raw_headers": head.raw_headers,
             "tritium.caller": request.caller,
             "tritium.size": request.size,
+            "tritium.came_at": self._patience.came_at,
             "tritium.of_page": head.of_page,
         }
         if self._clients is not None:
@@ -197,6 +198,11 @@ class Conversation:
             return self.address
         peer = self._clients.of(head.headers)
         return self.address if peer is self._peer else (peer.address, peer.port)
+
+    @property
+    def came_at(self) -> float:
+        """When the first bytes of the request came; negative where it came in one piece."""
+        return self._patience.came_at
 
     def rest(self, *, used: bool) -> None:
         """Note that no request is under way. `used`: there was one on this connection."""

@@ -30,6 +30,7 @@ from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of,
 from protocols.http.options import V2Options
 from protocols.http.reply import DisconnectHook, Receive, watched
 from protocols.http.routes import Endpoint, Route
+from protocols.http.tracing.noting import begin_in, noting
 from protocols.kserve import metadata
 from protocols.kserve.documents import TooLong
 from protocols.kserve.generate import (
@@ -88,6 +89,9 @@ class Generator:
             put_marks(
                 model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
             )
+        trace = begin_in(scope, self._options.tracer, request)
+        if trace is not None:
+            send = noting(trace, send)
         exchange = Exchange(model, request, port, self._told(scope))
         if route.endpoint is Endpoint.GENERATE_STREAM:
             write = partial(_write_events, exchange, send)
@@ -199,6 +203,8 @@ class Exchange:
             if self.left:
                 self.tell(Cancelled("the client left"))
         except TritiumError as error:
+            if self._request.span is not None:
+                self._request.span.refused(error, trio.current_time())
             self.tell(error)
             raise
         except trio.Cancelled:

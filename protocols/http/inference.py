@@ -24,6 +24,7 @@ from protocols.http.fields import Header, peer_of, put_marks, server_timing
 from protocols.http.options import Outcome, V2Options
 from protocols.http.reply import DisconnectHook, HttpReply, watched
 from protocols.http.routes import Route
+from protocols.http.tracing.noting import answered, begin_in
 from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import (
     choose_coding,
@@ -105,7 +106,9 @@ class InferEndpoint:
                 put_marks(
                     model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
                 )
+            begin_in(scope, self.options.tracer, request)
             outcome = await _outcome(model, request, port, scope, receive)
+            answered(request, outcome)
             on_finished = self.options.endings.hook
             if on_finished is not None:
                 on_finished(request, outcome or Cancelled("the client left"), peer_of(scope.get("client")))

@@ -57,10 +57,6 @@ T = TypeVar("T")
 _LONGEST_PLAN: Final = 64 * 1024  # of traffic: some hundred versions
 _DEEP: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
-_NOT_OFFERED: Final = {
-    Endpoint.TRACE: "the trace extension",
-}
-
 
 class ManagementEndpoints:
     """Answers for `server`. `handlers` are by endpoint."""
@@ -89,7 +85,6 @@ class ManagementEndpoints:
             Endpoint.CUDA_MEMORY_STATUS: self._cuda_memory,
             Endpoint.CUDA_MEMORY_CHANGE: self._change_cuda_memory,
             Endpoint.LOGGING: self._logging,
-            **dict.fromkeys(_NOT_OFFERED, self._not_offered),
         }
 
     # Health and metadata
@@ -291,9 +286,6 @@ class ManagementEndpoints:
             return await carry_out()
         origin = Requester.of(scope.get("tritium.caller"), connecting(scope))
         return await recorded(self._auditor, change, origin, carry_out)
-
-    async def _not_offered(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
-        raise Unsupported(f"{_NOT_OFFERED[route.endpoint]} is not supported by this version of Tritium")
 
 
 def _asks_deep(query: bytes) -> bool:

@@ -11,6 +11,7 @@ from actors.values.auditing import Auditor
 from actors.values.callers import Action, HeadGate
 from actors.values.errors import TritiumError
 from actors.values.requests import Endings, InferResponse
+from actors.values.tracing.spans import NO_TRACER, Tracer
 from protocols.http.origins import OriginPolicy
 from protocols.kserve.apart import Elsewhere
 from protocols.kserve.requests import DEFAULT_MAX_INPUT_SIZE
@@ -30,7 +31,8 @@ class V2Options:
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
     answers for the server while it drains. `auditor` is told of changes and denials. `endings` are told
-    every inference. What compressed bodies unfold to has its place in `room`.
+    every inference. What compressed bodies unfold to has its place in `room`. `tracer` says which inferences
+    are traced.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -45,3 +47,4 @@ class V2Options:
     auditor: Auditor | None = None
     endings: Endings = field(default_factory=Endings)
     room: ReceivingRoom = field(default_factory=ReceivingRoom)
+    tracer: Tracer = NO_TRACER

@@ -48,6 +48,7 @@ class Patience:
         "_idle_since",
         "_in_body",
         "_limits",
+        "came_at",
         "deadline",
         "draining",
         "phase",
@@ -58,6 +59,8 @@ class Patience:
     def __init__(self, limits: ConnectionLimits, *, now: float) -> None:
         self.phase = Phase.IDLE
         self.deadline = math.inf
+        # When the first bytes came of a request that comes in several pieces; negative while none does.
+        self.came_at = -1.0
         self.withdrawn = False  # the server is about to drain
         self.draining = False  # the server ends
         self.yielding = False  # the connection was told to give way to another
@@ -105,6 +108,7 @@ class Patience:
         self._idle_since = now
         self._hurried = None
         self._in_body = False
+        self.came_at = -1.0
         self.deadline = now + self._limits.idle_timeout
 
     def read(self, now: float, received: int | None) -> None:
@@ -112,7 +116,7 @@ class Patience:
         limits = self._limits
         if self.phase is Phase.IDLE:
             self.phase = Phase.READING
-            self._began = now
+            self._began = self.came_at = now
             self.deadline = now + (PATIENCE if self.yielding else limits.head_timeout)
         if received is not None:
             self._in_body = True

@@ -16,6 +16,7 @@ TRAFFIC = "traffic"
 TREE = "tree"
 STREAM = "events"
 LOGGING = "logging"
+TRACE = "trace"
 """Actions, as the values of `protocols.http.routes.Endpoint` that ask for them."""
 
 _BY_RPC = {call.rpc: call.endpoint for call in MANAGEMENT if call.rpc}
@@ -40,6 +41,11 @@ def traffic_change(model: str, plan: Mapping[str, object]) -> ManagedChange:
 def log_change(settings: Mapping[str, object]) -> ManagedChange:
     """Return the change of what is logged."""
     return ManagedChange(action=LOGGING, facts={"settings": settings})
+
+
+def trace_change(model: str, settings: Mapping[str, object]) -> ManagedChange:
+    """Return the change of the trace setting of `model`; of all models for the empty name."""
+    return ManagedChange(action=TRACE, model=model, facts={"settings": settings})
 
 
 def attempt(name: str, action: Action) -> str:

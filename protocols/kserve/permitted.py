@@ -55,6 +55,18 @@ def check_sees_all(caller: Caller | None, shown: str = "the tree shows all model
         )
 
 
+def check_traces(caller: Caller | None, model: str) -> None:
+    """Raise unless `caller` may change the trace setting of `model`; of all models for the empty name."""
+    if caller is None:
+        return
+    caller.require(Action.SETTINGS, model)
+    if not model and not caller.may_all(Action.SETTINGS):
+        raise PermissionDenied(
+            f"this changes the traces of all models, and '{caller.name}' may use '{Action.SETTINGS.value}' on"
+            " some only; name a model"
+        )
+
+
 def permit_in(caller: Caller | None, parameters: Iterable[str] = ()) -> PermitIn:
     """Return what judges a load or an unload by each model that it changes, where that is found."""
     if caller is None:

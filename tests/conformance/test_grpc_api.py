@@ -829,19 +829,6 @@ def test_load_and_unload_parameters_have_types(stubs, rpc, parameters, text):
     assert refusal(stubs.ask, rpc, request) == ("INVALID_ARGUMENT", text)
 
 
-@pytest.mark.parametrize(
-    ("rpc", "what"),
-    [
-        ("TraceSetting", "the trace extension"),
-    ],
-)
-def test_what_is_not_offered_yet_says_so(stubs, rpc, what):
-    assert refusal(stubs.ask, rpc, getattr(service_pb2, f"{rpc}Request")()) == (
-        "UNIMPLEMENTED",
-        f"{what} is not supported by this version of Tritium",
-    )
-
-
 def test_bytes_that_are_no_message_are_an_error_of_their_call_only(stubs):
     send = stubs.channel.unary_unary(SERVICE + "ModelInfer")
     with pytest.raises(Refused, match="failed to parse the 3 bytes") as caught, grpcio_errors():

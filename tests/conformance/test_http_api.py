@@ -326,10 +326,3 @@ def test_the_supervision_tree_can_be_read(ask):
     status, fields, body = ask("GET", "/v2/tritium/tree")
     assert (status, fields["content-type"]) == (200, "application/json")
     assert "children" in json.loads(body)
-
-
-@pytest.mark.parametrize("path", ["/v2/trace/setting"])
-def test_what_is_not_offered_yet_says_so(ask, path):
-    status, _, body = ask("GET", path)
-    assert status == 501
-    assert json.loads(body)["error"].endswith("is not supported by this version of Tritium")

@@ -29,8 +29,10 @@ from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.specs import Direct, InputSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
+from actors.values.tracing.settings import TraceControl
 from protocols.transport.receiving import Claim, ReceivingRoom
 from tests.support.doubles import ServedDouble
+from tests.support.traced import tracing_of
 
 Outcome = InferResponse | TritiumError
 
@@ -341,6 +343,7 @@ class FakeServer:
         )
         self.events = FakeEvents()
         self.logs = FakeLogs()
+        self.traces: TraceControl | None = tracing_of(rate=1000)
         self.server = Server(
             identity=ServerIdentity(
                 name="tritium", version="0.1.0", extensions=("classification", "statistics")
@@ -353,6 +356,7 @@ class FakeServer:
             traffic=self.traffic,
             shared_memory=self.regions,
             logs=self.logs,
+            traces=self.traces,
         )
 
     def model(self, name: str = "add") -> FakeModel:

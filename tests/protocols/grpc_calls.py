@@ -40,11 +40,15 @@ class KeptWire(CallWriter):
         self.started = []
         self.messages = []
         self.leases = []
+        self.denied = []  # (error, model)
         self.wake = trio.Event()
 
     @property
     def now(self):
         return trio.current_time()
+
+    def tell_denied(self, call, error, model=""):
+        self.denied.append((error, model))
 
     def put(self, call, outcome):
         self.answers.append(outcome)

@@ -211,7 +211,9 @@ class Context(Double):
 class Stage:
     """A model version in virtual time: its state, its scheduler, and a fake worker for each instance."""
 
-    def __init__(self, nursery, *, capacity=1, ready=True, hold=None, stages=(), observers=(), **changes):
+    def __init__(
+        self, nursery, *, capacity=1, ready=True, hold=None, stages=(), observers=(), spans=None, **changes
+    ):
         self.nursery = nursery
         self.start = trio.current_time()
         self.changes: list[tuple[Status, str]] = []
@@ -224,6 +226,7 @@ class Stage:
             sequencing=sequencing_of(spec),
             stages=stages,
             observers=observers,
+            spans=spans,
         )
         self.arrivals = []
         self.workers = [FakeWorker(self.state, each, capacity=capacity) for each in self.state.instances]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -150,6 +150,7 @@ class Burial:
         for request in waiting:
             # It was counted when sent, but the model never saw it.
             request.attempts -= 1
+        self._tell_observers(begun, str(reason))
         hunting = bool(instance.suspects.running)
         worker.disown()
         instance.last_reason = str(reason)
@@ -180,6 +181,16 @@ class Burial:
         bisected = state.sequences is None and len(aftermath.suspects) > 1
         halves = [named(group) for group in aftermath.suspects] if bisected else []
         return {name: names for name, names in held.items() if names}, halves, convicted
+
+    def _tell_observers(self, begun: Collection[int], reason: str) -> None:
+        """Tell who observes batches what became of those that the worker held; `begun` are ids."""
+        worker = self._worker
+        for observer in self._post.state.observers.told:
+            for batch in (*worker.outstanding.values(), *worker.open.values()):
+                if batch.id in begun:
+                    observer.died(batch, reason)
+                else:
+                    observer.taken_back(batch)
 
 
 async def _fingerprints(

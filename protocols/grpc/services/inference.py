@@ -1,7 +1,7 @@
 """`inference.GRPCInferenceService`: what its RPCs mean, over `actors.values.interfaces`.
 
-ModelInfer is answered without a task (see `protocols.grpc.services.model_infer`), and ModelStreamInfer lives in
-`protocols.grpc.services.model_stream_infer`.
+ModelInfer is answered without a task (see `protocols.grpc.services.model_infer`), and ModelStreamInfer lives
+in `protocols.grpc.services.model_stream_infer`.
 
 Contract: grpc.md sections 4 and 6.
 """
@@ -20,6 +20,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import IndexEntry, LogState, Server, ServerIdentity
 from actors.values.specs import ModelSpec
+from actors.values.tracing.settings import TraceControl
 from actors.values.versions import parse_version
 from protocols.grpc.methods import INFERENCE_SERVICE
 from protocols.grpc.policy import GrpcOptions
@@ -27,12 +28,12 @@ from protocols.grpc.services.model_infer import MessageIntake, ModelInferMethod
 from protocols.grpc.services.model_stream_infer import StreamedInference
 from protocols.grpc.services.shared_memory import SharedMemoryService
 from protocols.grpc.services.unary import only_request as _request
-from protocols.kserve.apart import Elsewhere
-from protocols.kserve.auditing import load_change, log_change, unload_change
+from protocols.kserve.auditing import load_change, log_change, trace_change, unload_change
 from protocols.kserve.caps import check_name
-from protocols.kserve.extensions import log_settings
+from protocols.kserve.extensions import log_settings, trace_settings
 from protocols.kserve.permitted import (
     check_steps,
+    check_traces,
     check_upload,
     named_models,
     permit_in,
@@ -53,33 +54,7 @@ def _refuse_extension(what: str) -> NoReturn:
     raise Unsupported(f"{what} is not supported by this version of Tritium")
 
 
-class UnofferedExtensions(SharedMemoryService):
-    """The part of the inference service that refuses: each of these raises Unsupported.
-
-    `elsewhere`: changes of settings are management, and refused as such.
-    """
-
-    def __init__(self, elsewhere: Elsewhere | None) -> None:
-        self._elsewhere = elsewhere
-
-    async def TraceSetting(self, stream: ServerStream[Any, Any]) -> None:
-        """Refuse to read or change trace settings."""
-        await self._refuse_change(stream)
-        _refuse_extension("the trace extension")
-
-    async def _refuse_change(self, stream: ServerStream[Any, Any]) -> None:
-        """Say where management is served, to a message with settings. Raises PermissionDenied."""
-        if self._elsewhere is not None:
-            self._refuse_settings(stream, changes=bool((await _request(stream)).settings))
-
-    def _refuse_settings(self, stream: ServerStream[Any, Any], *, changes: bool) -> None:
-        if self._elsewhere is not None and changes:
-            refusal = PermissionDenied(self._elsewhere.refusal)
-            stream.call.wire.tell_denied(stream.call, refusal)
-            raise refusal
-
-
-class InferenceService(UnofferedExtensions):
+class InferenceService(SharedMemoryService):
     """Serves `server`. One instance serves all connections of a listener.
 
     `unary_methods` are the RPCs that are answered without a task, by full path.
@@ -87,7 +62,7 @@ class InferenceService(UnofferedExtensions):
 
     def __init__(self, server: Server, options: GrpcOptions | None = None) -> None:
         options = options or GrpcOptions()
-        super().__init__(options.elsewhere)
+        self._elsewhere = options.elsewhere
         self._server = server
         self.shared_memory = server.shared_memory
         self._auditor = options.auditor
@@ -98,6 +73,7 @@ class InferenceService(UnofferedExtensions):
             max_message=options.max_send_message,
             gate=options.gate,
             auditor=options.auditor,
+            tracer=options.tracer,
         )
         self._endings = options.endings
         self.unary_methods: Mapping[str, UnaryMethod] = {
@@ -233,7 +209,14 @@ class InferenceService(UnofferedExtensions):
         await recorded(self._auditor, change, Requester.of(caller, peer), unload)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
 
-    # Logs
+    # Settings
+
+    def _refuse_settings(self, stream: ServerStream[Any, Any], *, changes: bool) -> None:
+        """Say where management is served, to a message with settings. Raises PermissionDenied."""
+        if self._elsewhere is not None and changes:
+            refusal = PermissionDenied(self._elsewhere.refusal)
+            stream.call.wire.tell_denied(stream.call, refusal)
+            raise refusal
 
     async def LogSettings(self, stream: ServerStream[pb.LogSettingsRequest, pb.LogSettingsResponse]) -> None:
         """Tell what is logged, and change it where the message has settings."""
@@ -255,6 +238,43 @@ class InferenceService(UnofferedExtensions):
             origin = Requester.of(stream.call.caller, stream.call.client)
             await recorded(self._auditor, log_change(told), origin, change)
         await stream.send_message(log_settings_response(logs.describe()))
+
+    async def TraceSetting(
+        self, stream: ServerStream[pb.TraceSettingRequest, pb.TraceSettingResponse]
+    ) -> None:
+        """Tell the trace setting of a model, or of all, and change it where the message has settings.
+
+        Of an unknown model it tells nothing (contract, section 6).
+        """
+        request = await _request(stream)
+        self._refuse_settings(stream, changes=bool(request.settings))
+        traces = trace_settings.control_of(self._server.traces)
+        response = pb.TraceSettingResponse()
+        model = request.model_name
+        if trace_settings.is_known(self._server.models, model):
+            if request.settings:
+                await self._change_traces(stream, request, traces)
+            for key, values in trace_settings.told_values(traces.describe(model)):
+                response.settings[key].value.extend(values)
+        await stream.send_message(response)
+
+    async def _change_traces(
+        self, stream: ServerStream[Any, Any], request: pb.TraceSettingRequest, traces: TraceControl
+    ) -> None:
+        caller, model = stream.call.caller, request.model_name
+        try:
+            check_traces(caller, model)
+        except TritiumError as error:
+            stream.call.wire.tell_denied(stream.call, error, model)
+            raise
+        given = {key: list(setting.value) for key, setting in request.settings.items()}
+        change = trace_settings.message_change(given)
+
+        async def carry_out() -> None:
+            traces.update(model, change)
+
+        told = trace_change(model, trace_settings.known(given))
+        await recorded(self._auditor, told, Requester.of(caller, stream.call.client), carry_out)
 
     # Inference
 

@@ -21,12 +21,14 @@ from actors.values.callers import Action, Caller, HeadGate
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
 from actors.values.requests import InferRequest, InferResponse, ServedModel
+from actors.values.tracing.spans import NO_TRACER, Tracer
 from actors.values.versions import parse_version
 from protocols.grpc.call import SHUTTING_DOWN, UnaryMethod
 from protocols.grpc.codec.heads import meant_by
 from protocols.grpc.codec.infer_meaning import AnswerPlan, Forwarded
 from protocols.grpc.codec.infer_request import READ_AT_ONCE, InferDecoder, Steps, Target
 from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
+from protocols.grpc.tracing import answering, begin, finished
 from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
 
@@ -59,6 +61,7 @@ class MessageIntake:
         max_message: int = MAX_MESSAGE,
         gate: HeadGate | None = None,
         auditor: Auditor | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         decoder = InferDecoder(server.shared_memory)
         self.peek = decoder.begin_peek
@@ -71,6 +74,7 @@ class MessageIntake:
         self._pattern = header_forward_pattern
         self._gate = gate
         self._auditor = auditor
+        self.tracer = tracer
 
     def admit_later(self, call: Call, target: Target, size: int) -> None:
         """Let a later message of a call pass, by the rules in force now.
@@ -204,6 +208,8 @@ class ModelInferMethod(UnaryMethod):
         request, plan = intake.decode(*given)
         model = given[1]
         call.context = (model, request, plan)
+        if intake.tracer.active:
+            call.trace = begin(intake.tracer, request, call.head.metadata, call.came_at)
         try:
             model.submit_nowait(request)
         except trio.WouldBlock:
@@ -231,6 +237,8 @@ class ModelInferMethod(UnaryMethod):
         request, plan = await self._intake.decode_in_slices(given)
         model = given[1]
         call.context = (model, request, plan)
+        if self._intake.tracer.active:
+            call.trace = begin(self._intake.tracer, request, call.head.metadata, call.came_at)
         await model.submit(request)
 
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int]:
@@ -240,6 +248,8 @@ class ModelInferMethod(UnaryMethod):
         """
         accepted: _Accepted = call.context
         model, request, plan = accepted
+        if call.trace is not None:
+            answering(call.trace)
         spec = (request.routed_to or model).spec
         return encode(response, plan, spec, max_message=self._intake.max_message)
 
@@ -256,6 +266,8 @@ class ModelInferMethod(UnaryMethod):
         # The request holds the call. Together they would wait for the garbage collector.
         call.context = None
         if accepted is not None:
+            if call.trace is not None:
+                finished(accepted[1], outcome)
             regions = accepted[1].regions
             if regions is not None:
                 regions.end()

@@ -27,6 +27,7 @@ from protocols.grpc.call import Leaving
 from protocols.grpc.codec.infer_meaning import ALL_OUTPUTS
 from protocols.grpc.codec.infer_request import READ_AT_ONCE, Target
 from protocols.grpc.codec.infer_response import Encoded, encode_stream, encode_stream_error
+from protocols.grpc.tracing import answering, begin, finished, over
 
 if TYPE_CHECKING:
     from actors.values.requests import Endings, InferRequest, ServedModel
@@ -119,6 +120,8 @@ class StreamedRequest(ReplyPort):
 
         Together they would wait for the garbage collector.
         """
+        if self.request is not None and self.request.span is not None:
+            over(self.request.span.trace)
         self.request = None
 
 
@@ -233,6 +236,8 @@ class StreamedInference:
             exchange.request, exchange.plan = await intake.decode_in_slices(given)
         else:
             exchange.request, exchange.plan = intake.decode(*given)
+        if intake.tracer.active:
+            begin(intake.tracer, exchange.request, self._stream.call.head.metadata, now)
 
     async def _submit(self, exchange: StreamedRequest) -> None:
         model, request = exchange.model, exchange.request
@@ -259,6 +264,7 @@ class StreamedInference:
                 self._failure = part
                 if final:
                     self._finish(exchange, part)
+                    exchange.forget()
             elif not exchange.decoupled:
                 self._deliver_in_turn(exchange, part, final=final)
             elif self._held or not self._stream.sendable:
@@ -282,6 +288,8 @@ class StreamedInference:
 
     def _deliver(self, exchange: StreamedRequest, part: Part, *, final: bool) -> None:
         """Send one part, whose turn it is."""
+        if exchange.request is not None and exchange.request.span is not None:
+            answering(exchange.request.span.trace)
         if final:
             self._finish(exchange, part)
         if isinstance(part, TritiumError):
@@ -342,6 +350,8 @@ class StreamedInference:
         caller = None if request is None else request.caller
         if caller is not None and caller.counted:
             caller.end()
+        if request is not None and request.span is not None:
+            finished(request, outcome)
         on_finished = self._endings.hook
         if on_finished is not None and request is not None:
             on_finished(request, outcome, self._stream.peer)

@@ -8,11 +8,13 @@ import trio
 
 from actors.values.callers import Peer
 from actors.values.tensors import Buffer
+from actors.values.tracing.spans import Trace
 from protocols.http.answers import Answer
 from protocols.http.conversation import Conversation
 from protocols.http.direct.exchange import Desk, Exchange
 from protocols.http.direct.path import DirectPath
 from protocols.http.parser import Head, Request
+from protocols.http.tracing.noting import over, sending
 from protocols.transport.sockets import ConnectionLost, Transport
 
 
@@ -31,6 +33,7 @@ class FrontDesk(Desk):
         "_parked",
         "_rest",
         "_sleeper",
+        "_trace",
         "_transport",
         "open",
     )
@@ -41,6 +44,7 @@ class FrontDesk(Desk):
         self._conversation = conversation
         self._direct = direct
         self._exchange: Exchange | None = None  # is under way
+        self._trace: Trace | None = None  # of the request whose answer was not sent, if it is traced
         # What is left to the task.
         self._late: Exchange | Answer | None = None
         self._rest: list[Buffer] = []
@@ -98,6 +102,7 @@ class FrontDesk(Desk):
         conversation = self._conversation
         bug, late, rest = self._bug, self._late, self._rest
         self.open, self._bug, self._late, self._rest = False, None, None, []
+        trace, self._trace = self._trace, None
         try:
             if bug is not None:
                 raise bug
@@ -105,6 +110,8 @@ class FrontDesk(Desk):
                 late = await late.answer_late()
             if late is not None:
                 conversation.answered = True
+                if trace is not None:
+                    sending(trace)
                 await conversation.respond(late)
             elif rest:
                 await conversation.write_rest(rest, None)
@@ -113,6 +120,9 @@ class FrontDesk(Desk):
         except Exception:
             await conversation.tell_bug()
             raise
+        finally:
+            if trace is not None:
+                over(trace, sent=conversation.answered)
         return conversation.keep_alive
 
     def abandon(self) -> None:
@@ -124,6 +134,8 @@ class FrontDesk(Desk):
             late.release()
         if self._exchange is not None:
             self._exchange.leave()
+        if self._trace is not None:
+            self._end_trace(sent=False)
         self._conversation.give_back()
 
     # For the direct path: see `Desk`
@@ -142,10 +154,20 @@ class FrontDesk(Desk):
         self._exchange = exchange
         self._conversation.on_disconnect = exchange.leave
 
+    def came_at(self) -> float:
+        """See `Desk`."""
+        return self._conversation.came_at
+
+    def traced(self, trace: Trace) -> None:
+        """See `Desk`."""
+        self._trace = trace
+
     def declined(self) -> None:
         """See `Desk`."""
         self.open = False
         self._over()
+        if self._trace is not None:
+            self._end_trace(sent=False)
 
     def answered(self, answer: Answer | None) -> None:
         """See `Desk`."""
@@ -162,7 +184,11 @@ class FrontDesk(Desk):
             self._leave_open()
             return
         conversation.answered = True
+        if self._trace is not None:
+            sending(self._trace)
         self._rest = conversation.respond_at_once(answer)
+        if self._trace is not None and not self._rest:
+            self._end_trace(sent=True)
         if self._rest or conversation.ahead or self._sleeper is not None or not conversation.keep_alive:
             self._leave_open()
         else:
@@ -180,6 +206,11 @@ class FrontDesk(Desk):
         self._over()
         self._bug = bug
         self._leave_open()
+
+    def _end_trace(self, *, sent: bool) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            over(trace, sent=sent)
 
     def _over(self) -> None:
         self._exchange = self._conversation.on_disconnect = None

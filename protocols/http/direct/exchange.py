@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from actors.values.callers import Peer
 from actors.values.errors import Cancelled, TritiumError
 from actors.values.requests import InferRequest, InferResponse, ServedModel, release
+from actors.values.tracing.spans import Trace
 from protocols.http.answers import Answer, failure
 from protocols.http.fields import peer_of
 from protocols.http.inference import InferEndpoint
 from protocols.http.parser import Head
 from protocols.http.reply import SingleReply
+from protocols.http.tracing.noting import answered
 from protocols.kserve.long_answers import is_long
 from protocols.kserve.meanings import JSON_OUTPUTS, OutputPlan
 
@@ -30,6 +32,14 @@ class Desk(ABC):
     @abstractmethod
     def begun(self, exchange: Exchange) -> None:
         """A request is under way: have `exchange.leave` called if the client leaves."""
+
+    @abstractmethod
+    def came_at(self) -> float:
+        """Return when the first bytes of the request came; negative where it came in one piece."""
+
+    @abstractmethod
+    def traced(self, trace: Trace) -> None:
+        """The request that has begun is traced: note when its answer is sent."""
 
     @abstractmethod
     def declined(self) -> None:
@@ -93,6 +103,8 @@ class Exchange(SingleReply):
         try:
             if request is not None:
                 self._model = request.routed_to or self._model
+                if request.span is not None:
+                    answered(request, outcome)
                 self._tell(request, outcome)
             if outcome is None:
                 desk.answered(None)

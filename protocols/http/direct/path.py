@@ -27,6 +27,7 @@ from protocols.http.fields import put_marks
 from protocols.http.inference import InferEndpoint, forwarded
 from protocols.http.parser import Head, Request
 from protocols.http.routes import Route
+from protocols.http.tracing.noting import begin, context_in
 from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import choose_coding
 from protocols.kserve.documents import TooLong
@@ -37,16 +38,20 @@ _MOST_DIGITS: Final = 19  # of a version, a number below 2**63
 
 
 class InferHead:
-    """What the head of a plain inference says. `json_size` is the field's value, None without one."""
+    """What the head of a plain inference says. `json_size` is the field's value, None without one.
 
-    __slots__ = ("json_size", "model", "requested_version", "route", "version")
+    `context` are the fields `traceparent` and `tracestate`, empty without them.
+    """
 
-    def __init__(self, route: Route, json_size: bytes | None) -> None:
+    __slots__ = ("context", "json_size", "model", "requested_version", "route", "version")
+
+    def __init__(self, route: Route, json_size: bytes | None, context: tuple[str, str]) -> None:
         self.route = route
         self.model = route.model
         self.version = route.version
         self.requested_version = int(route.version) if route.version else -1
         self.json_size = json_size
+        self.context = context
 
 
 def read_head(route: Route, head: Head) -> InferHead | None:
@@ -63,7 +68,7 @@ def read_head(route: Route, head: Head) -> InferHead | None:
     accepted = fields.get(b"accept-encoding")
     if accepted is not None and choose_coding(accepted):
         return None
-    return InferHead(route, fields.get(b"inference-header-content-length"))
+    return InferHead(route, fields.get(b"inference-header-content-length"), context_in(fields))
 
 
 _NOT_HERE: Final = object()
@@ -80,6 +85,7 @@ class DirectPath:
         self._decoder = endpoint.decoder
         self._options = endpoint.options
         self._gate = endpoint.options.gate
+        self._tracer = endpoint.options.tracer
 
     def begin(self, request: Request, desk: Desk) -> bool:
         """Have `request` answered; False where it must be put to the application.
@@ -102,11 +108,16 @@ class DirectPath:
             desk.answered(failure(error))
             return True
         exchange.begin(model, asked, plan)
+        tracer = self._tracer
+        if tracer.active and (trace := begin(tracer, asked, said.context, desk.came_at())) is not None:
+            desk.traced(trace)
         try:
             if request.caller is not None:
                 asked.made_by(request.caller)
             model.submit_nowait(asked)
         except trio.WouldBlock:
+            if tracer.active or asked.span is not None:
+                tracer.forget(asked)  # the application asks about it again
             exchange.drop()
             return False
         except TritiumError as error:

@@ -541,17 +541,6 @@ def test_remote_models_are_kept_where_caches_belong(environ, directory):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--trace-config=level=TIMESTAMPS",
-    ],
-)
-def test_what_this_version_cannot_do_is_refused_and_not_ignored(flag):
-    name = flag.partition("=")[0]
-    assert refusal(flag).message.startswith(f"{name} is not supported by this version of Tritium: ")
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [
         "--allow-sagemaker=false",
         "--allow-vertex-ai=off",
         "--rate-limit=off",

@@ -139,7 +139,7 @@ def test_over_grpc_settings_are_changed_at_the_management_port_alone(apart, rpc)
                 return error.code()
             return None
 
-    read = None if rpc == "LogSettings" else grpc.StatusCode.UNIMPLEMENTED
+    read = None
     assert code("GRPCInferenceService", change) is grpc.StatusCode.PERMISSION_DENIED
     assert code("GRPCInferenceService", request()) is read
     assert code("GRPCManagementService", change) is read

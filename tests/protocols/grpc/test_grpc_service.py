@@ -67,9 +67,6 @@ NO_VERSION = {
     "version should be an integral value > 0",
     "0": "invalid model version specified '0' , version should be an integral value > 0",
 }
-NOT_OFFERED = {
-    "TraceSetting": "the trace extension",
-}
 
 
 def request_of(rpc, **fields):
@@ -145,15 +142,6 @@ def with_parameter(request_type, key, **choice):
                 f"the name of a model has 5000 characters, and may have 4096 at most: '{'m' * 80}...'",
             )
             for rpc in ("RepositoryModelLoad", "RepositoryModelUnload")
-        ),
-        *(
-            (
-                rpc,
-                request_of(rpc),
-                ErrorCode.UNSUPPORTED,
-                f"{what} is not supported by this version of Tritium",
-            )
-            for rpc, what in NOT_OFFERED.items()
         ),
     ],
 )

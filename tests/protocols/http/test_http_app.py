@@ -139,13 +139,6 @@ def loading(parameters):
             for model, told in (("nope", "'nope'"), ("add/versions/9", "'add' version 9"))
             for action in ("", "/ready", "/config")
         ),
-        *(
-            (method, path, b"", 501, f"{what} is not supported by this version of Tritium")
-            for method, path, what in (
-                ("POST", "/v2/trace/setting", "the trace extension"),
-                ("GET", "/v2/models/add/trace/setting", "the trace extension"),
-            )
-        ),
         # The repository
         *(
             ("POST", f"/v2/repository/{path}/{action}", b"", status, told)

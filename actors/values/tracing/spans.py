@@ -1,24 +1,26 @@
-"""A traced request on its way: the spans of the requests to models that it consists of, and what was noted of each.
+"""A traced request on its way: the requests to models that it consists of, and what was noted of each.
 
-A frontend asks the `Tracer` whether a request is traced. If so, the request gets a span (`InferRequest.span`).
-Frontends, serving, ensembles and calls note on it what happens, and when. Steps of ensembles and calls of models
-get child spans. When the frontend has sent the answer and all spans have ended, the trace goes to its `TraceBook`,
-and nothing changes it any more. `actors.values.traces` makes a value of it.
+A frontend asks the `Tracer` whether a request is traced. If so, the request gets a span
+(`InferRequest.span`). Frontends, serving, ensembles and calls note on it what happens, and when. Steps of
+ensembles and calls of models get child spans. When the frontend has sent the answer and all spans have ended,
+the trace goes to its `TraceBook`, and nothing changes it any more. `actors.values.tracing.traces` makes a
+value of it.
 
-Times are seconds on trio's clock, given by the caller. A request that is not traced has no span: whoever would
-note something makes one truth test.
+Times are seconds on trio's clock, given by the caller. A request that is not traced has no span: to note
+something on it costs one truth test.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+from actors.values.errors import TritiumError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.values.datatypes import DataType
-    from actors.values.requests import InferRequest
     from actors.values.tensors import Tensor
 
 # Activities of frontends, in the words of Triton's trace files (contract, observability.md section 3.2).
@@ -55,14 +57,14 @@ MOST_NOTES: Final = 1024
 """Moments, tensors or executions that one span keeps. What is beyond is not kept."""
 
 MOST_TENSOR_BYTES: Final = 1024 * 1024
-"""Bytes of tensors that one trace keeps: copying them holds the loop, and writing them takes 20 times as many."""
+"""Bytes of tensors that one trace keeps. Copying them holds the loop."""
 
 FINISHED: Final = "finished"
 DIED: Final = "died"
 TAKEN_BACK: Final = "taken back"
 
 
-class Context:
+class TraceContext:
     """The W3C context that a client sent with a request (`traceparent`, `tracestate`): valid."""
 
     __slots__ = ("flags", "span_id", "state", "trace_id")
@@ -74,8 +76,23 @@ class Context:
         self.state = state
 
 
+class Traced(Protocol):
+    """As much as a span takes of a request (`actors.values.requests.InferRequest`)."""
+
+    model_name: str
+    id: str
+    correlation_id: int | str
+    rows: int
+    inputs: Sequence[Tensor]
+    extra: Sequence[Tensor]
+    span: Span | None
+
+
 class Execution:
-    """One execution of a request by a worker, as a part of a batch. Times are None where they are not known."""
+    """One execution of a request by a worker, as a part of a batch.
+
+    Times are None where they are not known.
+    """
 
     __slots__ = (
         "batch",
@@ -110,7 +127,10 @@ class Execution:
 
 
 class KeptTensor:
-    """A tensor of a traced request. `data` is a copy; None where it was too large, or in a client's region."""
+    """A tensor of a traced request.
+
+    `data` is a copy; None where it was too large, or in a client's region.
+    """
 
     __slots__ = ("activity", "at", "data", "datatype", "name", "shape")
 
@@ -144,8 +164,8 @@ class TraceBook(ABC):
 class Trace:
     """One request of a client, with all that is done for it. Equality is identity.
 
-    `moments` are the frontend's. `spans` are of requests to models, a parent before its children; the first is
-    the client's own request.
+    `moments` are the frontend's. `spans` are of requests to models, a parent before its children; the first
+    is the client's own request.
     """
 
     __slots__ = (
@@ -164,7 +184,12 @@ class Trace:
     )
 
     def __init__(
-        self, book: TraceBook, setting: object, *, keeps_tensors: bool = False, context: Context | None = None
+        self,
+        book: TraceBook,
+        setting: object,
+        *,
+        keeps_tensors: bool = False,
+        context: TraceContext | None = None,
     ) -> None:
         """`setting` is the trace setting that sampled it, which is tracing's own."""
         self.setting = setting
@@ -186,9 +211,7 @@ class Trace:
         if not self.over and len(self.moments) < MOST_NOTES:
             self.moments.append((activity, now))
 
-    def open(
-        self, request: InferRequest, now: float, *, parent: Span | None = None, relation: str = ""
-    ) -> Span:
+    def open(self, request: Traced, now: float, *, parent: Span | None = None, relation: str = "") -> Span:
         """Begin the span of `request`, and put it on the request.
 
         `relation` is its role for its `parent`: `step` or `call`.
@@ -206,13 +229,13 @@ class Trace:
         self._left -= nbytes
         return True
 
-    def sent(self, now: float) -> None:
+    def sent(self, now: float, error: str = "") -> None:
         """The frontend is done with the request: it is answered, or its client has left.
 
-        A request that no model has accepted ends with that.
+        A request that no model has accepted ends with that, perhaps with an `error`.
         """
         if self.spans and not self.spans[0].accepted:
-            self.spans[0].end(now)
+            self.spans[0].end(now, error)
         self.close_one()
 
     def let_go(self) -> None:
@@ -255,7 +278,7 @@ class Span:
         trace: Trace,
         number: int,
         w3c_id: int,
-        request: InferRequest,
+        request: Traced,
         now: float,
         parent: Span | None,
         relation: str,
@@ -278,7 +301,7 @@ class Span:
         self.executions: list[Execution] = []
         self.tensors: list[KeptTensor] = []
 
-    def child(self, request: InferRequest, relation: str, now: float) -> None:
+    def child(self, request: Traced, relation: str, now: float) -> None:
         """Begin the span of a `request` that is made on behalf of this one, if it is traced at all."""
         trace = self.trace
         if trace.over:
@@ -293,17 +316,27 @@ class Span:
         if not self.ended and len(self.moments) < MOST_NOTES:
             self.moments.append((activity, now))
 
-    def accept(self, request: InferRequest, name: str, version: int, now: float) -> None:
-        """Version `version` of model `name` has accepted the request, which waits from now on."""
-        if self.accepted:
-            return
+    def accept(self, request: Traced, name: str, version: int, now: float) -> bool:
+        """Version `version` of model `name` has accepted the request, which waits from `now` on.
+
+        False where that is no news.
+        """
+        if self.accepted or self.ended:
+            return False
         self.accepted = True
         self.model_name, self.model_version, self.rows = name, version, request.rows
         self.note(QUEUE_START, now)
         if self.trace.keeps_tensors:
             self.keep(QUEUE_INPUT, request.inputs, now)
+        return True
 
-    def dispatched(self, execution: Execution, request: InferRequest) -> None:
+    def hit(self, name: str, version: int, now: float) -> None:
+        """Version `version` of model `name` answers from its cache."""
+        if not self.ended:
+            self.model_name, self.model_version = name, version
+            self.note(CACHE_HIT, now)
+
+    def dispatched(self, execution: Execution, request: Traced) -> None:
         """The request was handed to a worker."""
         if self.ended or len(self.executions) >= MOST_NOTES:
             return
@@ -321,12 +354,25 @@ class Span:
             data = bytes(tensor.data) if here and self.trace.room_for(tensor.nbytes) else None
             self.tensors.append(KeptTensor(activity, tensor, data, now))
 
+    def respond(self, outputs: Sequence[Tensor], now: float, *, empty: bool) -> None:
+        """A response is about to be passed on. An `empty` one only ends the answer."""
+        if self.ended:
+            return
+        self.parts += not empty
+        if self.trace.keeps_tensors:
+            self.keep(BACKEND_OUTPUT, outputs, now)
+
     @property
     def execution(self) -> Execution | None:
         """Its last execution, if that is not over."""
         if self.executions and not self.executions[-1].outcome:
             return self.executions[-1]
         return None
+
+    def refused(self, outcome: object, now: float) -> None:
+        """The maker of the request is done with it: end it if no model has accepted it."""
+        if not self.accepted:
+            self.end(now, told(outcome))
 
     def end(self, now: float, error: str = "") -> None:
         """The request is answered."""
@@ -336,6 +382,11 @@ class Span:
         self.moments.append((REQUEST_END, now))
         self.ended = True
         self.trace.close_one()
+
+
+def told(outcome: object) -> str:
+    """Return `<code>: <message>` of an error, and nothing for any other outcome."""
+    return f"{outcome.code.rendered}: {outcome.message}" if isinstance(outcome, TritiumError) else ""
 
 
 class Tracer:
@@ -351,13 +402,17 @@ class Tracer:
         self.active = False
         self.reads_context = False
 
-    def begin(self, request: InferRequest, now: float, *, parent: str = "", state: str = "") -> Span | None:
+    def begin(self, request: Traced, now: float, *, parent: str = "", state: str = "") -> Span | None:
         """Give `request`, which a client has sent, a span if it is to be traced.
 
         `parent` and `state` are the fields `traceparent` and `tracestate` that came with it.
         """
         del request, now, parent, state
         return None
+
+    def forget(self, request: Traced) -> None:
+        """Let `begin` not have been asked about `request`, which is going to be put once more."""
+        del request
 
 
 NO_TRACER: Final = Tracer()

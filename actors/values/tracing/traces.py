@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from actors.values import spans
+from actors.values.tracing import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from actors.values.datatypes import DataType
-    from actors.values.spans import Context, Execution, KeptTensor, Span, Trace
+    from actors.values.tracing.spans import Execution, KeptTensor, Span, Trace, TraceContext
 
 
 class Moment(NamedTuple):
@@ -22,9 +22,10 @@ class Moment(NamedTuple):
 
 
 class TracedTensor(NamedTuple):
-    """A tensor of a request. `data` is None where it was not kept: it is too large, or a client's region has it.
+    """A tensor of a request, its BYTES as on the wire.
 
-    BYTES are as on the wire."""
+    `data` is None where it was not kept: it is too large, or a client's region has it.
+    """
 
     activity: str
     name: str
@@ -60,9 +61,9 @@ class TracedExecution:
 class TracedRequest:
     """One request to a model.
 
-    `parent_id` is 0 for the client's own, and `relation` says what another is for its parent: `step` or `call`.
-    `model_version` is -1 if no version has accepted it. `parts` counts the responses. `w3c_id` is the id of its
-    span as OpenTelemetry has it.
+    `parent_id` is 0 for the client's own, and `relation` says what another is for its parent: `step` or
+    `call`. `model_version` is -1 if no version has accepted it. `parts` counts the responses. `w3c_id` is the
+    id of its span as OpenTelemetry has it.
     """
 
     id: int
@@ -96,7 +97,7 @@ class FinishedTrace:
     """
 
     setting: object
-    context: Context | None
+    context: TraceContext | None
     w3c_id: int
     w3c_span: int
     moments: tuple[Moment, ...]
@@ -105,7 +106,10 @@ class FinishedTrace:
 
 
 def finished(trace: Trace, ns: Callable[[float], int]) -> FinishedTrace:
-    """Return the value of a trace that is over. `ns` turns trio's seconds into the steady clock's nanoseconds."""
+    """Return the value of a trace that is over.
+
+    `ns` turns trio's seconds into the steady clock's nanoseconds.
+    """
     return FinishedTrace(
         setting=trace.setting,
         context=trace.context,
