@@ -7,9 +7,10 @@ kill the server by SIGBUS. So growing means a new generation: another memfd take
 safe because a slot is replaced only while it has no other lease. The kernel frees a segment with its last
 mapping. No segment has a name or lies in a file system.
 
-The control page has three parts. It has one 64-bit word per lane, where the worker keeps the id of the batch
-that it executes (0: none). It has one *claim* per slot, see below. It has one byte per slot and request,
-where the server says "cancelled".
+The control page has four parts. It has one 64-bit word per lane, where the worker keeps the id of the batch
+that it executes (0: none). It has one *claim* per slot, see below. It has one 64-bit word per slot, where the
+worker says when it began with the batch there. It has one byte per slot and request, where the server says
+"cancelled".
 
 **Claims.** A batch that the server has sent may be taken back until the worker begins with it. Both sides may
 want the batch in the same instant, and the worker may hang, so neither can ask the other. The claim decides.
@@ -67,7 +68,8 @@ _ALIGNMENT: Final = 64  # tensors start on cache lines
 # Bytes of a `sem_t` on 64-bit Linux, in glibc and in musl. Its first word is the count.
 _CLAIM: Final = 32
 _CLAIMS_AT: Final = MAX_LANES * 8
-_FLAGS_AT: Final = _CLAIMS_AT + MAX_SLOTS * _CLAIM
+_TIMES_AT: Final = _CLAIMS_AT + MAX_SLOTS * _CLAIM
+_FLAGS_AT: Final = _TIMES_AT + MAX_SLOTS * 8
 # The interpreter's lock is held during the call, which takes a fraction of a microsecond and never waits.
 _TRYWAIT: Final = ctypes.PyDLL(None).sem_trywait
 _TRYWAIT.argtypes = [ctypes.c_void_p]
@@ -143,6 +145,7 @@ class ControlPage:
     __slots__ = (
         "_addresses",
         "_anchor",
+        "_begun",
         "_cancelled",
         "_claims",
         "_executing",
@@ -156,7 +159,8 @@ class ControlPage:
         self.lanes = lanes
         self._per_slot = per_slot
         self._executing = segment.view[:_CLAIMS_AT].cast("Q")
-        self._claims = segment.view[_CLAIMS_AT:_FLAGS_AT].cast("Q")
+        self._claims = segment.view[_CLAIMS_AT:_TIMES_AT].cast("Q")
+        self._begun = segment.view[_TIMES_AT:_FLAGS_AT].cast("Q")
         self._cancelled = segment.view[_FLAGS_AT:]
         # It keeps the page mapped as long as there are addresses.
         self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * segment.size).from_buffer(
@@ -175,13 +179,14 @@ class ControlPage:
             raise ValueError(f"a worker has up to {MAX_SLOTS} slots, not {slots}")
         return -(-(_FLAGS_AT + slots * per_slot) // PAGE) * PAGE
 
-    def begin(self, lane: int, batch_id: int, slot: int) -> bool:
-        """Worker: the model is about to see this batch.
+    def begin(self, lane: int, batch_id: int, slot: int, now: int = 0) -> bool:
+        """Worker: the model is about to see this batch, `now` on the machine's steady clock, in nanoseconds.
 
         False if it must not: the server has taken the batch back.
         """
         if _TRYWAIT(self._addresses[slot]):
             return False
+        self._begun[slot] = now
         self._executing[lane] = batch_id
         return True
 
@@ -196,6 +201,10 @@ class ControlPage:
     def executing(self) -> frozenset[int]:
         """Server: ids of the batches that models are working on."""
         return frozenset(batch_id for batch_id in self._executing[: self.lanes].tolist() if batch_id)
+
+    def begun(self, slot: int) -> int:
+        """Server: when the worker began with the last batch in `slot`, as it says; 0 where it did not say."""
+        return self._begun[slot]
 
     def cancel(self, slot: int, index: int) -> None:
         """Server: the client of request `index` in `slot` has gone."""
@@ -212,6 +221,7 @@ class ControlPage:
         self._anchor = None
         self._executing.release()
         self._claims.release()
+        self._begun.release()
         self._cancelled.release()
         self.segment.close()
 

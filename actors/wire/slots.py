@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from actors.wire.arena import INPUT, OUTPUT, Segment, segment_size
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, segment_size
 
 SendSegment = Callable[[int, int, Segment], None]
 
@@ -16,10 +16,17 @@ IDLE_KEEP: Final = 1024 * 1024
 class Slot:
     """One slot: free, or leased by an execution and by every response that still views its output."""
 
-    __slots__ = ("_leases", "_on_free", "_send", "_used", "index", "segments")
+    __slots__ = ("_control", "_leases", "_on_free", "_send", "_used", "index", "segments")
 
-    def __init__(self, index: int, send: SendSegment, on_free: Callable[[Slot], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        send: SendSegment,
+        on_free: Callable[[Slot], None],
+        control: ControlPage | None = None,
+    ) -> None:
         self.index = index
+        self._control = control
         self._send = send
         self._on_free = on_free
         self._leases = 0
@@ -38,6 +45,11 @@ class Slot:
         """Take one more lease."""
         self._leases += 1
         self._used = True
+
+    @property
+    def begun_ns(self) -> int:
+        """When the worker began with the last batch in it: see `ControlPage.begun`."""
+        return 0 if self._control is None else self._control.begun(self.index)
 
     @property
     def leased(self) -> bool:

@@ -203,7 +203,7 @@ class Serving:
             if job is None:
                 return
             started = clock()
-            if not control.begin(lane, job.batch_id, job.slot):
+            if not control.begin(lane, job.batch_id, job.slot, started):
                 self._send(frames.encode_skipped(job.slot, job.batch_id))
                 continue
             batch = WorkerBatch(

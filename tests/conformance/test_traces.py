@@ -276,10 +276,10 @@ def test_the_calls_of_a_model_are_children(traced, module):
     assert in_order(whole) == around(module, CORE)
     assert [call.header["model_name"] for call in calls] == ["double", "double"]
     assert {call.header["parent_id"] for call in calls} == {whole.header["id"]}
-    began, ended = (dict(whole.moments)[each] for each in ("QUEUE_START", "REQUEST_END"))
+    began, ended = (dict(whole.moments)[each] for each in ("COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"))
     for call in calls:
         assert in_order(call) == CORE
-        assert began <= call.moments[0][1] <= call.moments[-1][1] <= ended, "within their parent"
+        assert began <= call.moments[0][1] <= call.moments[-1][1] <= ended, "within its computation"
 
 
 @BOTH

@@ -74,6 +74,7 @@ class FakeSlot(Double):
 
     def __init__(self):
         self.leases = 0
+        self.begun_ns = 0
 
     def lease(self):
         self.leases += 1

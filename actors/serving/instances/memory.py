@@ -40,7 +40,9 @@ class WorkerMemory:
 
     def make_slots(self) -> None:
         """Make the slots and tell the worker of them."""
-        self._slots = [Slot(index, self._send_segment, self._freed) for index in range(self.slot_count)]
+        self._slots = [
+            Slot(index, self._send_segment, self._freed, self.control) for index in range(self.slot_count)
+        ]
         self.free = self._slots[::-1]
 
     def _send_segment(self, slot: int, side: int, segment: Segment) -> None:

@@ -76,6 +76,40 @@ async def test_a_workers_durations_are_believed_as_far_as_they_can_be_true(trace
     assert [run.started - start, run.input_end - start, run.output_start - start] == [0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("told", "times"),
+    [
+        (101.5, [0.5, 0.6, 0.8, 1.1]),  # the worker began half a second after the batch was handed to it
+        (100.9, [1.4, 1.5, 1.7, 2.0]),  # before that: an earlier batch, or a lie
+        (103.5, [1.4, 1.5, 1.7, 2.0]),  # in the future
+        (102.7, [1.4, 1.5, 1.7, 2.0]),  # too late for the phases that it tells of
+        (0.0, [1.4, 1.5, 1.7, 2.0]),  # it did not say
+    ],
+)
+async def test_a_worker_says_when_it_began(traced, autojump_clock, told, times):
+    world = traced()
+    request = await world.send()
+    await trio.sleep(2)
+    (batch,) = world.model.worker.outstanding.values()
+    batch.slot.begun_ns = int(told * 1e9)
+    observer = SpanObserver(lambda: 103.0)  # now: two seconds after the batch was handed over
+    observer.finished(batch, Result(batch.id, 0, 1, (int(1e8), int(2e8), int(3e8))))
+    run = request.span.executions[0]
+    start = world.model.start
+    phases = (run.started, run.input_end, run.output_start, run.ended)
+    assert [round(at - start, 6) for at in phases] == times
+
+
+async def test_a_death_began_when_the_worker_says(traced, autojump_clock):
+    world = traced()
+    request = await world.send()
+    await trio.sleep(2)
+    (batch,) = world.model.worker.outstanding.values()
+    batch.slot.begun_ns = int(101.5 * 1e9)
+    SpanObserver(lambda: 103.0).died(batch, "signal 9")
+    assert round(request.span.executions[0].started - world.model.start, 6) == 0.5
+
+
 async def test_observers_are_told_of_batches_only_while_a_traced_request_is_in_flight(traced, autojump_clock):
     world = traced()
     assert world.told == ()

@@ -116,6 +116,18 @@ def test_the_page_tells_what_each_lane_executes(control):
     assert control.executing() == {12}
 
 
+def test_the_page_tells_when_each_slot_was_begun_with(control):
+    control.offer(0, 1)
+    control.offer(2, 1)
+    control.begin(0, 11, 0, 2**63)
+    control.begin(1, 12, 2)
+    assert (control.begun(0), control.begun(2)) == (2**63, 0)
+    control.offer(0, 1)
+    control.take_back(0)
+    assert not control.begin(0, 13, 0, 7)
+    assert control.begun(0) == 2**63, "the batch was taken back, and nothing began"
+
+
 def test_a_lane_that_does_not_exist_is_not_believed(control):
     control.offer(0, 1)
     assert control.begin(MAX_LANES - 1, 99, 0)
@@ -213,5 +225,5 @@ def test_requests_beyond_the_page_run_to_their_end(control):
 
 
 def test_the_page_has_room_for_every_slot():
-    assert ControlPage.size_for(1, 1) == 2 * PAGE
+    assert ControlPage.size_for(1, 1) == 3 * PAGE
     assert ControlPage.size_for(8, 4096) >= MAX_LANES * 8 + 8 * 4096
