@@ -18,8 +18,8 @@ from actors.wire.batch_frames import Result
 class SpanObserver(BatchObserver):
     """Told of the batches of a version while a traced request is in flight. One serves all versions.
 
-    A worker says when it began with a batch, and how long each phase took. It is believed as far as that can be
-    true; otherwise the phases are taken to have ended when their result came.
+    A worker says when it began with a batch, and how long each phase took. It is believed as far as that can
+    be true; otherwise the phases are taken to have ended when their result came.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

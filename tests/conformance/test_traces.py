@@ -45,7 +45,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+        tensors = [pb_utils.Tensor("Y", request.inputs()[0].as_numpy()) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
 
 COUNTDOWN = """
@@ -71,7 +72,8 @@ class TritonPythonModel:
         if not os.path.exists(@MARK@):
             open(@MARK@, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+        tensors = [pb_utils.Tensor("Y", request.inputs()[0].as_numpy()) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
 
 PORTS = """

@@ -1,4 +1,4 @@
-"""What serving notes on the span of a traced request, on a clock that jumps; without spans, nothing is told."""
+"""What serving notes on the span of a traced request, on a clock that jumps."""
 
 import pytest
 import trio

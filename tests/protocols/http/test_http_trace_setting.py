@@ -1,4 +1,4 @@
-"""`/v2[/models/M]/trace/setting`: trace settings told and changed over HTTP (contract, http.md section 5.1)."""
+"""`/v2[/models/M]/trace/setting`: told and changed over HTTP (contract, http.md section 5.1)."""
 
 import json
 
