@@ -392,6 +392,38 @@ def test_traces_are_counted_and_the_extension_is_listed(traced):
     assert "trace" in json.loads(metadata)["extensions"]
 
 
+def lost_traces(served):
+    """Return how many traces could not be written, and how many were sampled."""
+    _, _, body = served.get("/metrics", service="Metrics Service")
+    counts = dict(
+        line.rsplit(" ", 1) for line in body.decode().splitlines() if line.startswith("tritium_traces")
+    )
+    return (
+        int(counts['tritium_traces_lost_total{reason="sink"}']),
+        int(counts["tritium_traces_sampled_total"]),
+    )
+
+
+def test_a_full_disk_costs_traces_one_line_of_the_log_and_no_request(tmp_path):
+    write_model(tmp_path / "models")
+    flags = ["triton,file=/dev/full", "rate=1", "level=TIMESTAMPS", "level=TENSORS"]
+    configured = [f"--trace-config={each}" for each in flags]
+    with serving(tmp_path / "run", f"--model-repository={tmp_path / 'models'}", *configured) as served:
+        served.wait_ready()
+        traced = Traced(served, tmp_path / "none")
+        for module in (tritonclient.http, tritonclient.grpc):
+            for number in range(10):
+                assert traced.infer(module, "double", str(number)) == [2, 4]
+        deadline = time.monotonic() + 60
+        while lost_traces(served) != (20, 20) and time.monotonic() < deadline:
+            threading.Event().wait(0.02)
+        assert lost_traces(served) == (20, 20)
+        served.signal()
+        assert served.wait() == 0
+    assert served.said.count("traces_lost") == 1
+    assert "No space left on device" in served.said
+
+
 def test_the_file_is_whole_after_the_end_and_a_log_frequency_makes_several(tmp_path):
     write_model(tmp_path / "models")
     path = tmp_path / "t.json"
