@@ -80,7 +80,13 @@ class Tracing(Tracer, TraceBook, TraceControl):
         """Give `request` a span if it is to be traced: see `Tracer.begin`."""
         sampler = self._samplers.get(request.model_name) or self._samplers[""]
         context = context_of(parent, state) if parent and sampler.forces else None
-        if not sampler.take(forced=context is not None):
+        if context is None and self.skip:
+            self.skip -= 1
+            return None
+        sampled = sampler.take(forced=context is not None)
+        if len(self._samplers) == 1 and not self.skip:
+            self.skip = sampler.run()
+        if not sampled:
             return None
         self.sampled += 1
         if sampler.exhausted:
@@ -92,16 +98,25 @@ class Tracing(Tracer, TraceBook, TraceControl):
         """See `Tracer.forget`."""
         span, request.span = request.span, None
         if span is None:
-            sampler = self._samplers.get(request.model_name) or self._samplers[""]
-            sampler.forget()
+            if len(self._samplers) == 1:
+                self.skip += 1
+            else:
+                (self._samplers.get(request.model_name) or self._samplers[""]).forget()
             return
         trace = span.trace
         assert isinstance(trace.setting, Sampler)
+        if trace.context is None:
+            self._skip_none()
         trace.setting.forget(sampled=True, forced=trace.context is not None)
         self.sampled -= 1
         trace.over = True
         trace.let_go()
         self._refresh()
+
+    def _skip_none(self) -> None:
+        """Ask about the next request: those that were to be skipped have not come."""
+        self._samplers[""].seen -= self.skip
+        self.skip = 0
 
     def _refresh(self) -> None:
         samplers = self._samplers.values()
@@ -153,6 +168,7 @@ class Tracing(Tracer, TraceBook, TraceControl):
     def update(self, model: str, change: SettingChange) -> None:
         """Put a change in force: see `TraceControl.update`."""
         self._settings, new = self._settings.changed(model, change)
+        self._skip_none()
         gone = new or {model}  # a model that has set nothing any more
         for name in gone:
             before = self._samplers.pop(name, None)

@@ -18,18 +18,18 @@ from actors.values.tracing.spans import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from actors.values.requests import InferRequest
 
 
 def begin(
-    tracer: Tracer, request: InferRequest, metadata: Mapping[str, str | bytes], came_at: float
+    tracer: Tracer, request: InferRequest, fields: Sequence[tuple[bytes, bytes]], came_at: float
 ) -> Trace | None:
-    """Trace `request` if it is to be traced. `came_at` is when the first of it came."""
+    """Trace `request` if it is to be traced. `fields` are its metadata; `came_at` is when the first of it came."""
     parent = state = ""
     if tracer.reads_context:
-        parent, state = _text(metadata, "traceparent"), _text(metadata, "tracestate")
+        parent, state = _text(fields, b"traceparent"), _text(fields, b"tracestate")
     span = tracer.begin(request, trio.current_time(), parent=parent, state=state)
     if span is None:
         return None
@@ -39,9 +39,8 @@ def begin(
     return trace
 
 
-def _text(metadata: Mapping[str, str | bytes], key: str) -> str:
-    value = metadata.get(key, "")
-    return value if isinstance(value, str) else ""
+def _text(fields: Sequence[tuple[bytes, bytes]], key: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in fields if name == key), "")
 
 
 def answering(trace: Trace) -> None:

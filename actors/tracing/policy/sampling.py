@@ -66,6 +66,14 @@ class Sampler:
         self.sampled += 1
         return True
 
+    def run(self) -> int:
+        """Return how many requests in a row are not sampled from now on, and count them as having come."""
+        if self.left == 0 or not self.setting.rate:
+            return 0
+        rest = self.setting.rate - 1 - self.seen % self.setting.rate
+        self.seen += rest
+        return rest
+
     def forget(self, *, sampled: bool = False, forced: bool = False) -> None:
         """Let a request, which comes once more, not have come.
 

@@ -393,14 +393,16 @@ class Tracer:
     """Decides which requests are traced. This one traces none.
 
     Frontends ask `begin` only while it is `active`, and look for a client's context only while it
-    `reads_context`.
+    `reads_context`. Of requests without a context so many as `skip` says are not traced: instead of asking,
+    frontends count it down.
     """
 
-    __slots__ = ("active", "reads_context")
+    __slots__ = ("active", "reads_context", "skip")
 
     def __init__(self) -> None:
         self.active = False
         self.reads_context = False
+        self.skip = 0
 
     def begin(self, request: Traced, now: float, *, parent: str = "", state: str = "") -> Span | None:
         """Give `request`, which a client has sent, a span if it is to be traced.

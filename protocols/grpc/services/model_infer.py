@@ -208,8 +208,12 @@ class ModelInferMethod(UnaryMethod):
         request, plan = intake.decode(*given)
         model = given[1]
         call.context = (model, request, plan)
-        if intake.tracer.active:
-            call.trace = begin(intake.tracer, request, call.head.metadata, call.came_at)
+        tracer = intake.tracer
+        if tracer.active:
+            if tracer.skip and not tracer.reads_context:
+                tracer.skip -= 1
+            else:
+                call.trace = begin(tracer, request, call.head.fields, call.came_at)
         try:
             model.submit_nowait(request)
         except trio.WouldBlock:
@@ -238,7 +242,7 @@ class ModelInferMethod(UnaryMethod):
         model = given[1]
         call.context = (model, request, plan)
         if self._intake.tracer.active:
-            call.trace = begin(self._intake.tracer, request, call.head.metadata, call.came_at)
+            call.trace = begin(self._intake.tracer, request, call.head.fields, call.came_at)
         await model.submit(request)
 
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], int]:

@@ -237,7 +237,7 @@ class StreamedInference:
         else:
             exchange.request, exchange.plan = intake.decode(*given)
         if intake.tracer.active:
-            begin(intake.tracer, exchange.request, self._stream.call.head.metadata, now)
+            begin(intake.tracer, exchange.request, self._stream.call.head.fields, now)
 
     async def _submit(self, exchange: StreamedRequest) -> None:
         model, request = exchange.model, exchange.request

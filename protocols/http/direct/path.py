@@ -109,8 +109,11 @@ class DirectPath:
             return True
         exchange.begin(model, asked, plan)
         tracer = self._tracer
-        if tracer.active and (trace := begin(tracer, asked, said.context, desk.came_at())) is not None:
-            desk.traced(trace)
+        if tracer.active:
+            if tracer.skip and not said.context[0]:
+                tracer.skip -= 1
+            else:
+                self._trace(asked, said, desk)
         try:
             if request.caller is not None:
                 asked.made_by(request.caller)
@@ -129,6 +132,11 @@ class DirectPath:
             raise
         request.body = b""
         return True
+
+    def _trace(self, asked: InferRequest, said: InferHead, desk: Desk) -> None:
+        trace = begin(self._tracer, asked, said.context, desk.came_at())
+        if trace is not None:
+            desk.traced(trace)
 
     def _decoded(
         self, request: Request, said: InferHead, exchange: Exchange, desk: Desk

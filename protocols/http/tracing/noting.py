@@ -76,9 +76,9 @@ def sending(trace: Trace) -> None:
 
 
 def over(trace: Trace, *, sent: bool) -> None:
-    """The answer was sent, or never will be."""
+    """The frontend is done. `sent`: whatever it began to send has been sent."""
     now = trio.current_time()
-    if sent:
+    if sent and trace.moments[-1][0] == HTTP_SEND_START:
         trace.note(HTTP_SEND_END, now)
     trace.sent(now)
 

@@ -71,6 +71,21 @@ def test_a_request_that_is_put_twice_counts_once(rate, count, asked):
         assert (again.seen, again.sampled, again.left) == (once.seen, once.sampled, once.left)
 
 
+@given(st.integers(1, 6), st.integers(-1, 3), st.integers(0, 40))
+def test_requests_may_be_counted_in_runs(rate, count, requests):
+    """What is sampled is the same whether each request is asked about, or only those behind a run."""
+    each, runs = sampler(rate=rate, count=count), sampler(rate=rate, count=count)
+    skip, told = 0, []
+    for _ in range(requests):
+        if skip:
+            skip -= 1
+            told.append(False)
+            continue
+        told.append(runs.take())
+        skip = runs.run()
+    assert told == [each.take() for _ in range(requests)]
+
+
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 

@@ -218,6 +218,55 @@ async def test_a_request_that_is_put_twice_is_sampled_once():
     assert [ask(other).span is None for _ in range(2)] == [True, False]
 
 
+@pytest.mark.parametrize("rate", [1, 2, 5])
+async def test_what_frontends_skip_is_what_would_not_be_sampled(rate):
+    tracing = tracing_of(rate=rate)
+    sampled = []
+    for _ in range(3 * rate):
+        if tracing.skip:
+            tracing.skip -= 1
+            sampled.append(False)
+        else:
+            sampled.append(ask(tracing).span is not None)
+    assert sampled == ([False] * (rate - 1) + [True]) * 3
+
+
+async def test_a_request_that_was_skipped_and_is_put_twice_counts_once():
+    tracing = tracing_of(rate=3)
+    ask(tracing)
+    tracing.skip -= 1
+    tracing.forget(InferRequest(model_name="m", reply=Port(), accepted_at=0.0))
+    assert [ask(tracing).span is None for _ in range(2)] == [True, False]
+
+
+async def test_a_sampled_request_that_is_put_twice_is_sampled_again_before_any_are_skipped():
+    tracing = tracing_of(rate=3)
+    requests = [ask(tracing) for _ in range(3)]
+    tracing.forget(requests[-1])
+    assert [ask(tracing).span is None for _ in range(4)] == [False, True, True, False]
+
+
+async def test_while_a_model_has_a_setting_of_its_own_none_are_skipped():
+    tracing = tracing_of(rate=4)
+    ask(tracing)
+    assert tracing.skip == 2
+    tracing.update("m", SettingChange(rate=2))
+    assert tracing.skip == 0
+    assert [ask(tracing, "m").span is None for _ in range(2)] == [True, False]
+    assert [ask(tracing, "other").span is None for _ in range(3)] == [True, True, False]
+    unsampled = ask(tracing, "other")
+    tracing.forget(unsampled)
+    assert [ask(tracing, "other").span is None for _ in range(4)] == [True, True, True, False]
+
+
+async def test_a_context_is_looked_at_while_others_are_skipped():
+    tracing = tracing_of(mode=OPENTELEMETRY, rate=3)
+    ask(tracing)
+    assert ask(tracing, parent=PARENT).span is not None
+    assert tracing.skip == 1
+    assert [ask(tracing).span is None for _ in range(2)] == [True, False]
+
+
 async def test_the_sink_is_called_when_a_setting_is_replaced(nursery):
     sink = KeptTraces()
     tracing = tracing_of(sink)

@@ -26,6 +26,8 @@ from actors.seams import threads
 from actors.values.callers import Action
 from actors.values.errors import TritiumError
 from actors.values.requests import Endings, InferRequest, InferResponse
+from actors.values.tracing.spans import Span, TraceBook, Traced, Tracer
+from actors.values.tracing.spans import Trace as SpanTrace
 from engine.server.tls import HTTP_1
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener, ListenerLimits
@@ -202,6 +204,36 @@ class Inline:
         return function(*args)
 
 
+class TracedAll(Tracer, TraceBook):
+    """Traces every request, and keeps what frontends note of each: which request, and which moments, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = True
+        self.open: dict[SpanTrace, str] = {}  # by trace: the id of its request
+        self.over: list[tuple[str, str]] = []
+
+    def begin(self, request: Traced, now: float, *, parent: str = "", state: str = "") -> Span | None:
+        trace = SpanTrace(self, None)
+        self.open[trace] = request.id
+        return trace.open(request, now)
+
+    def forget(self, request: Traced) -> None:
+        assert request.span is not None
+        del self.open[request.span.trace]
+        request.span.trace.over = True
+        request.span = None
+
+    def next_number(self) -> int:
+        return 1
+
+    def chance(self, bits: int) -> int:
+        return bits
+
+    def take(self, trace: SpanTrace) -> None:
+        self.over.append((self.open.pop(trace), " ".join(name for name, _ in trace.moments)))
+
+
 class Stage:
     """A listener and all that is around it."""
 
@@ -211,6 +243,7 @@ class Stage:
         self.busy = next(each for each in self.models if each.spec.name == "busy")
         self.callers = [_caller("good", 10**9), _caller("anonymous", 1)]
         self.finished: list[str] = []
+        self.traces = TracedAll()
         self.crashes: list[str] = []
         self.scopes: list[trio.CancelScope] = []  # of connections
         self.room = ReceivingRoom(house.room)
@@ -239,6 +272,7 @@ class Stage:
             gate=ListedGate({KEY.encode(): good, b"": anonymous}) if house.gate else None,
             endings=Endings(self._note_finished),
             room=self.room,
+            tracer=self.traces,
         )
 
     def _note_finished(self, request: InferRequest, outcome: InferResponse | TritiumError, peer: str) -> None:
@@ -358,6 +392,7 @@ class Stage:
                     "released": dict(sorted(self.ledger.released.items())),
                     "held": sorted(self.ledger.held),
                     "finished": sorted(self.finished),
+                    "traces": sorted(self.traces.over),
                     "crashes": sorted(self.crashes),
                     "room": self.room.counts(),
                     "callers": [(caller.running, sorted(caller.bytes)) for caller in self.callers],
@@ -394,6 +429,7 @@ class Stage:
     def _judge(self, drained: bool) -> None:
         wrong = self.trace.wrong
         wrong += self.ledger.violations
+        wrong += [f"a trace never ends: {each}" for each in self.traces.open.values()]
         if not drained:
             wrong.append(f"it does not drain: {self.listener.statistics()}")
         wrong += [f"released {n} times: {key}" for key, n in self.ledger.released.items() if n != 1]
