@@ -39,6 +39,13 @@ def test_a_context_forces_sampling_whatever_the_rate_and_count_in_the_mode_opent
     assert not sampler(mode=OPENTELEMETRY, levels=()).take(forced=True)
 
 
+def test_a_forced_request_that_comes_once_more_counts_for_neither():
+    each = sampler(mode=OPENTELEMETRY, count=2)
+    each.take(forced=True)
+    each.forget(sampled=True, forced=True)
+    assert (each.seen, each.sampled, each.left) == (0, 0, 2)
+
+
 def test_a_context_forces_nothing_in_tritons_mode():
     each = sampler(rate=2)
     assert [each.take(forced=True), each.take(forced=True)] == [False, True]
@@ -69,6 +76,13 @@ def test_a_request_that_is_put_twice_counts_once(rate, count, asked):
             again.forget(sampled=again.take())
         assert again.take() == wanted
         assert (again.seen, again.sampled, again.left) == (once.seen, once.sampled, once.left)
+
+
+def test_a_request_that_was_not_counted_can_come_once_more():
+    exhausted = sampler(rate=1, count=0)
+    assert not exhausted.take()
+    exhausted.forget()
+    assert (exhausted.seen, exhausted.run()) == (0, 0)
 
 
 @given(st.integers(1, 6), st.integers(-1, 3), st.integers(0, 40))

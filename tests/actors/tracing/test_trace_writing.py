@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,6 +122,13 @@ def test_of_a_request_that_ran_again_the_last_execution_and_the_deaths_are_told(
         "COMPUTE_END",
     ]
     assert told[2]["timestamps"] == [{"name": "COMPUTE_START", "ns": 31}]
+
+
+def test_times_that_are_not_known_are_left_out():
+    told = written(
+        request(executions=[replace(execution(FINISHED), input_end_ns=None, output_start_ns=None)])
+    )
+    assert names(told) == ["COMPUTE_START", "COMPUTE_END"]
 
 
 def test_a_tensor_is_an_object_of_its_own():

@@ -205,6 +205,13 @@ def test_a_client_context_gives_the_trace_its_id(book):
     assert 0 < book.trace().w3c_id < 2**128
 
 
+def test_what_a_trace_consists_of_can_be_let_go_of(book):
+    trace = book.trace()
+    trace.open(request(), 0.0)
+    trace.let_go()
+    assert trace.spans == []
+
+
 def test_a_tracer_that_traces_nothing_is_never_active():
     tracer = spans.NO_TRACER
     assert (tracer.active, tracer.reads_context) == (False, False)

@@ -9,6 +9,7 @@ from protocols.kserve.permitted import (
     LONGEST_CONFIG,
     check_sees_all,
     check_steps,
+    check_traces,
     check_upload,
     named_models,
     permit_in,
@@ -112,3 +113,15 @@ def test_a_caller_composes_models_only_that_it_may_ask():
     with pytest.raises(PermissionDenied, match="alice may not inference b"):
         check_steps(caller, ["a", "b"], Peer("192.0.2.7"), auditor)
     assert auditor.told == [("denied", "inference", "b", "alice")]
+
+
+def test_a_caller_changes_the_traces_of_models_that_it_may_and_of_all_if_it_may_on_all():
+    owner = KnownCaller("alice", {(Action.SETTINGS, "a")})
+    operator = KnownCaller("ops", {(Action.SETTINGS, ""), (Action.SETTINGS, "*")})
+    check_traces(None, "")
+    check_traces(owner, "a")
+    check_traces(operator, "")
+    with pytest.raises(PermissionDenied, match="alice may not settings b"):
+        check_traces(owner, "b")
+    with pytest.raises(PermissionDenied, match="changes the traces of all models, and 'alice' may use"):
+        check_traces(owner, "")

@@ -13,7 +13,7 @@ from protocols.kserve.extensions.trace_settings import (
     message_change,
     told_values,
 )
-from tests.protocols.fakes import FakeModels
+from tests.protocols.fakes import FakeModels, FakeServer
 
 TOO_LARGE = "4294967296"
 FILE = "trace file location can not be updated through network protocol"
@@ -168,6 +168,11 @@ def test_an_audit_log_is_told_what_has_a_meaning():
         "trace_level": None,
         "trace_rate": "5",
     }
+
+
+def test_a_server_with_traces_has_its_settings_changed():
+    traces = FakeServer([]).traces
+    assert control_of(traces) is traces
 
 
 def test_a_server_without_traces_says_so():
