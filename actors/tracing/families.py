@@ -34,4 +34,5 @@ _FAMILIES: Final[Families[Tracing]] = (
 
 def trace_blocks(tracing: Tracing) -> Iterator[Block]:
     """Yield what is told of traces."""
-    return once(_FAMILIES, tracing)
+    yield from once(_FAMILIES, tracing)
+    yield from tracing.sink_blocks()

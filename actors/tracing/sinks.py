@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from actors.values.families import Block
 from actors.values.tracing.traces import FinishedTrace
 
 
@@ -19,6 +20,10 @@ class TraceSink(ABC):
     @abstractmethod
     def write(self, traces: Sequence[FinishedTrace]) -> None:
         """Take traces, in the order in which they ended; none where it should only look at what it holds."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield what it tells of itself in numbers."""
+        return iter(())
 
     @abstractmethod
     def close(self) -> None:

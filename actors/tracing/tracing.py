@@ -7,7 +7,7 @@ has the sink write them, both on a thread. A sink that is slow or fails costs tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from random import Random
 from typing import Final
@@ -21,6 +21,7 @@ from actors.tracing.policy.contexts import context_of
 from actors.tracing.policy.sampling import Sampler
 from actors.tracing.policy.settings import TraceSettings
 from actors.tracing.sinks import TraceSink
+from actors.values.families import Block
 from actors.values.tracing.settings import OPENTELEMETRY, TRITON, SettingChange, TraceControl, TraceSetting
 from actors.values.tracing.spans import Span, Trace, TraceBook, Traced, Tracer
 from actors.values.tracing.traces import FinishedTrace, finished
@@ -91,7 +92,9 @@ class Tracing(Tracer, TraceBook, TraceControl):
         self.sampled += 1
         if sampler.exhausted:
             self._refresh()
-        trace = Trace(self, sampler, keeps_tensors=sampler.keeps_tensors, context=context)
+        trace = Trace(
+            self, sampler, keeps_tensors=sampler.keeps_tensors, exported=sampler.forces, context=context
+        )
         return trace.open(request, now)
 
     def forget(self, request: Traced) -> None:
@@ -185,6 +188,10 @@ class Tracing(Tracer, TraceBook, TraceControl):
             self._finished.send_nowait(None)
         except trio.WouldBlock:
             return  # it has something to do anyway
+
+    def sink_blocks(self) -> Iterator[Block]:
+        """Yield what the sink tells of itself in numbers."""
+        return self._sink.blocks()
 
     # The actor
 

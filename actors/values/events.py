@@ -82,6 +82,7 @@ class Event(str, Enum):
     TRACES_LOST = "traces_lost"
     CERTIFICATE_DOUBTFUL = "certificate_doubtful"
     FAULT_INJECTED = "fault_injected"
+    TRACES_NOT_EXPORTED = "traces_not_exported"
     LOG_LINES_LOST = "log_lines_lost"
     EVENTS_MISSED = "events_missed"
     LOG_FILE_KEPT = "log_file_kept"

@@ -201,7 +201,7 @@ def _compose(
         opening=partial(machine.gpus, environ),
         log=log,
     )
-    tracing = _opened_traces(settings, machine, log)
+    tracing = _opened_traces(settings, machine, environ, log)
     models = compose_models(
         settings,
         machine,
@@ -321,9 +321,12 @@ def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | Non
         raise ServerFailed(f"--audit-log: {error}") from error
 
 
-def _opened_traces(settings: Settings, machine: Machine, log: Log) -> Tracing:
+def _opened_traces(
+    settings: Settings, machine: Machine, environ: Mapping[str, str], log: Log
+) -> Tracing:
+    clock, random = machine.monotonic, machine.random()
     try:
-        return open_traces(settings.trace, log, monotonic=machine.monotonic, random=machine.random())
+        return open_traces(settings.trace, log, monotonic=clock, random=random, environ=environ)
     except TracesUnusable as error:
         raise ServerFailed(str(error)) from error
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from actors.values.errors import TritiumError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from actors.values.datatypes import DataType
     from actors.values.tensors import Tensor
@@ -59,6 +59,9 @@ MOST_NOTES: Final = 1024
 MOST_TENSOR_BYTES: Final = 1024 * 1024
 """Bytes of tensors that one trace keeps. Copying them holds the loop."""
 
+MOST_OWN: Final = 1024
+"""Spans and activities of one trace that models have made themselves."""
+
 FINISHED: Final = "finished"
 DIED: Final = "died"
 TAKEN_BACK: Final = "taken back"
@@ -86,6 +89,41 @@ class Traced(Protocol):
     inputs: Sequence[Tensor]
     extra: Sequence[Tensor]
     span: Span | None
+
+
+class OwnSpan:
+    """A span that a model made itself, while it executed a request for the `execution`th time, from 0.
+
+    An activity has no end and no id: it is one moment. Times are nanoseconds of the steady clock. `parent_id`
+    is another span of the model's, or 0.
+    """
+
+    __slots__ = ("attributes", "end_ns", "error", "execution", "id", "name", "parent_id", "start_ns")
+
+    def __init__(
+        self,
+        execution: int,
+        name: str,
+        start_ns: int,
+        end_ns: int = -1,
+        id: int = 0,  # noqa: A002  # as `Span` has it
+        parent_id: int = 0,
+        attributes: Mapping[str, str | int | float | bool] | None = None,
+        error: str = "",
+    ) -> None:
+        self.execution = execution
+        self.name = name
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.id = id
+        self.parent_id = parent_id
+        self.attributes = attributes or {}
+        self.error = error
+
+
+def traceparent(trace_id: int, span_id: int) -> str:
+    """Return the W3C field that names a span. It says that the span is sampled."""
+    return f"00-{trace_id:032x}-{span_id:016x}-01"
 
 
 class Execution:
@@ -173,9 +211,11 @@ class Trace:
         "_left",
         "_open",
         "context",
+        "exported",
         "keeps_tensors",
         "moments",
         "over",
+        "own_left",
         "setting",
         "spans",
         "unkept",
@@ -189,22 +229,33 @@ class Trace:
         setting: object,
         *,
         keeps_tensors: bool = False,
+        exported: bool = False,
         context: TraceContext | None = None,
     ) -> None:
-        """`setting` is the trace setting that sampled it, which is tracing's own."""
+        """`setting` is the trace setting that sampled it, which is tracing's own.
+
+        `exported`: other programs get to know its spans by their W3C ids.
+        """
         self.setting = setting
         self.keeps_tensors = keeps_tensors
+        self.exported = exported
         self.context = context
         # What W3C calls the trace id, and the id of the span around all that the server does.
         self.w3c_id = book.chance(128) if context is None else context.trace_id
         self.w3c_span = book.chance(64)
         self.moments: list[tuple[str, float]] = []
         self.spans: list[Span] = []
-        self.unkept = 0  # spans beyond `MOST_SPANS`
+        self.unkept = 0  # spans beyond `MOST_SPANS` and `MOST_OWN`
+        self.own_left = MOST_OWN
         self.over = False
         self._book = book
         self._open = 1  # spans that have not ended, and the frontend
         self._left = MOST_TENSOR_BYTES
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C field that names the span around all that the server does."""
+        return traceparent(self.w3c_id, self.w3c_span)
 
     def note(self, activity: str, now: float) -> None:
         """The frontend has come to `activity`."""
@@ -263,6 +314,7 @@ class Span:
         "model_name",
         "model_version",
         "moments",
+        "own",
         "parent",
         "parts",
         "relation",
@@ -271,6 +323,7 @@ class Span:
         "tensors",
         "trace",
         "w3c_id",
+        "w3c_parent",
     )
 
     def __init__(
@@ -300,6 +353,8 @@ class Span:
         self.moments: list[tuple[str, float]] = [(REQUEST_START, now)]
         self.executions: list[Execution] = []
         self.tensors: list[KeptTensor] = []
+        self.own: list[OwnSpan] = []  # of the model
+        self.w3c_parent = 0  # a span that its maker has named; 0: that follows from `parent`
 
     def child(self, request: Traced, relation: str, now: float) -> None:
         """Begin the span of a `request` that is made on behalf of this one, if it is traced at all."""
@@ -361,6 +416,14 @@ class Span:
         self.parts += not empty
         if self.trace.keeps_tensors:
             self.keep(BACKEND_OUTPUT, outputs, now)
+
+    def tell(self, made: OwnSpan) -> None:
+        """Its model has made a span, or had an activity."""
+        if self.trace.own_left <= 0 or self.trace.over:
+            self.trace.unkept += 1
+            return
+        self.trace.own_left -= 1
+        self.own.append(made)
 
     @property
     def execution(self) -> Execution | None:

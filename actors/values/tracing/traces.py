@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from actors.values.datatypes import DataType
-    from actors.values.tracing.spans import Execution, KeptTensor, Span, Trace, TraceContext
+    from actors.values.tracing.spans import Execution, KeptTensor, OwnSpan, Span, Trace, TraceContext
 
 
 class Moment(NamedTuple):
@@ -80,6 +80,8 @@ class TracedRequest:
     moments: tuple[Moment, ...]
     executions: tuple[TracedExecution, ...]
     tensors: tuple[TracedTensor, ...]
+    own: tuple[OwnSpan, ...] = ()  # of its model
+    w3c_parent: int = 0  # a span that its maker has named; 0: that follows from `parent_id`
 
     @property
     def compute(self) -> TracedExecution | None:
@@ -141,6 +143,8 @@ def _request(span: Span, ns: Callable[[float], int]) -> TracedRequest:
         moments=_moments(span.moments, ns),
         executions=tuple(_execution(each, ns) for each in span.executions),
         tensors=tuple(_tensors(span.tensors, ns)),
+        own=tuple(span.own),
+        w3c_parent=span.w3c_parent,
     )
 
 
