@@ -11,6 +11,7 @@ from actors.serving.records import RequestEnd, RequestRecord, record_of
 from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
+from actors.values.tracing.spans import Span
 
 RequestHook = RequestEnd
 
@@ -62,6 +63,8 @@ def request_hook(protocol: str = "", *, failures_only: bool = False) -> RequestH
             about["correlation_id"] = request.correlation_id
         if request.attempts > 1:
             about["attempts"] = request.attempts
+        if request.span is not None:
+            about.update(_traced(request.span))
         if message:
             about["message"] = message
         log.info(
@@ -84,6 +87,14 @@ def _waited(record: RequestRecord | None, since: float, now: float) -> int:
     if record is None:
         return 0
     return int(((now if record.last_dispatch is None else record.last_dispatch) - since) * 1e9)
+
+
+def _traced(span: Span) -> dict[str, object]:
+    """Return what names the request in its trace: as OpenTelemetry does, or as Triton's file does."""
+    trace = span.trace
+    if trace.exported:
+        return {"trace_id": f"{trace.w3c_id:032x}", "span_id": f"{span.w3c_id:016x}"}
+    return {"trace": span.id}
 
 
 def _course(record: RequestRecord, accepted_at: float) -> dict[str, object]:

@@ -9,6 +9,7 @@ from actors.values.callers import Caller, Peer, written
 from actors.values.errors import TritiumError, Unauthenticated
 from actors.values.marks import ClientMarks
 from actors.values.requests import InferRequest
+from actors.values.tracing.spans import Span
 from protocols.kserve.compression import OFFERED, UnsupportedCompression
 from protocols.status import retry_seconds
 from protocols.transport.proxies import TrustedProxies, forwarding
@@ -34,9 +35,14 @@ def failure_fields(error: TritiumError) -> list[Header]:
     return [(b"retry-after", b"%d" % seconds)] if seconds else []
 
 
-def server_timing(timing: tuple[int, int, int, int]) -> Header:
-    """Return the Server-Timing field that tells how a request's nanoseconds were spent, in milliseconds."""
-    spent = (f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(_PHASES, timing, strict=True))
+def server_timing(timing: tuple[int, int, int, int], span: Span | None = None) -> Header:
+    """Return the Server-Timing field that tells how a request's nanoseconds were spent, in milliseconds.
+
+    Of a request whose `span` is exported it names the trace as well, in the way that browsers' agents read.
+    """
+    spent = [f"{name};dur={ns / 1e6:.3f}" for name, ns in zip(_PHASES, timing, strict=True)]
+    if span is not None and span.trace.exported:
+        spent.append(f'traceparent;desc="{span.trace.traceparent}"')
     return (b"server-timing", ", ".join(spent).encode())
 
 

@@ -25,6 +25,7 @@ from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumEr
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from actors.values.tensors import Buffer
+from actors.values.tracing.spans import Span
 from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of, put_marks, server_timing
 from protocols.http.options import V2Options
@@ -188,6 +189,11 @@ class Exchange:
         self._port = port
         self._on_finished = on_finished
 
+    @property
+    def span(self) -> Span | None:
+        """The request's span, if it is traced."""
+        return self._request.span
+
     async def run(self, write: Callable[[], Awaitable[None]], hook: DisconnectHook) -> None:
         """Submit the request and `write` its answer.
 
@@ -304,7 +310,7 @@ def _only(
     exchange.tell(response)
     headers = [JSON]
     if timed and response.timing is not None:
-        headers.append(server_timing(response.timing))
+        headers.append(server_timing(response.timing, exchange.span))
     return response, headers, ()
 
 

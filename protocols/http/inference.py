@@ -18,6 +18,7 @@ from actors.values.errors import Cancelled, TritiumError, Unsupported
 from actors.values.interfaces import Models, Regions
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.values.tensors import Buffer
+from actors.values.tracing.spans import Span
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
 from protocols.http.bodies import NO_DECOUPLED, read_body
 from protocols.http.fields import Header, peer_of, put_marks, server_timing
@@ -117,7 +118,8 @@ class InferEndpoint:
             if isinstance(outcome, TritiumError):
                 return failure(outcome)
             answered_by = request.routed_to or model
-            return await self._encoded(outcome, plan, answered_by, fields.get(b"accept-encoding"))
+            accepted = fields.get(b"accept-encoding")
+            return await self._encoded(outcome, plan, answered_by, accepted, request.span)
         finally:
             if claim is not None:
                 claim.release()
@@ -138,38 +140,47 @@ class InferEndpoint:
         return content
 
     async def _encoded(
-        self, response: InferResponse, plan: OutputPlan, model: ServedModel, accept_encoding: bytes | None
+        self,
+        response: InferResponse,
+        plan: OutputPlan,
+        model: ServedModel,
+        accept_encoding: bytes | None,
+        span: Span | None,
     ) -> Answer:
         """Return the answer that carries `response`, whose memory is given back here or by the server."""
         try:
             coding = b"" if accept_encoding is None else choose_coding(accept_encoding)
             if is_long(response, plan):
-                answer = await self.encoded_in_slices(response, plan, model)
+                answer = await self.encoded_in_slices(response, plan, model, span)
             else:
-                answer = self.encoded(response, plan, model)
+                answer = self.encoded(response, plan, model, span)
             return await _compressed(answer, coding) if coding else answer
         except BaseException:
             response.release()
             raise
 
     async def encoded_in_slices(
-        self, response: InferResponse, plan: OutputPlan, model: ServedModel
+        self, response: InferResponse, plan: OutputPlan, model: ServedModel, span: Span | None
     ) -> Answer:
         """Do as `encoded` does, for a long answer."""
-        return self._carrying(response, await in_slices(encode_long(response, plan, model.spec)))
+        return self._carrying(response, await in_slices(encode_long(response, plan, model.spec)), span)
 
-    def encoded(self, response: InferResponse, plan: OutputPlan, model: ServedModel) -> Answer:
+    def encoded(
+        self, response: InferResponse, plan: OutputPlan, model: ServedModel, span: Span | None
+    ) -> Answer:
         """Return the answer that carries `response`, uncompressed, where it is not long.
+
+        `span` is that of its request, if that is traced.
 
         The memory of `response` is given back here, or by the `release` of the answer; where this raises, it
         is left to the caller.
         """
-        return self._carrying(response, encode(response, plan, model.spec))
+        return self._carrying(response, encode(response, plan, model.spec), span)
 
-    def _carrying(self, response: InferResponse, body: Body) -> Answer:
+    def _carrying(self, response: InferResponse, body: Body, span: Span | None) -> Answer:
         headers = ONLY_JSON if body.json_size is None else _binary_headers(body.json_size)
         if self.options.server_timing and response.timing is not None:
-            headers = [*headers, server_timing(response.timing)]
+            headers = [*headers, server_timing(response.timing, span)]
         if body.borrowed:
             return Answer(200, headers, body.buffers, response.release)
         response.release()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from actors.values.callers import Peer
 from actors.values.errors import Cancelled, TritiumError
 from actors.values.requests import InferRequest, InferResponse, ServedModel, release
-from actors.values.tracing.spans import Trace
+from actors.values.tracing.spans import Span, Trace
 from protocols.http.answers import Answer, failure
 from protocols.http.fields import peer_of
 from protocols.http.inference import InferEndpoint
@@ -65,7 +65,7 @@ class Exchange(SingleReply):
     garbage collector.
     """
 
-    __slots__ = ("_desk", "_endpoint", "_head", "_model", "_plan", "_request")
+    __slots__ = ("_desk", "_endpoint", "_head", "_model", "_plan", "_request", "_span")
 
     def __init__(self, endpoint: InferEndpoint, desk: Desk, head: Head) -> None:
         super().__init__()
@@ -75,6 +75,7 @@ class Exchange(SingleReply):
         self._model: ServedModel | None = None  # that was asked and, in the end, that has answered
         self._request: InferRequest | None = None
         self._plan: OutputPlan = JSON_OUTPUTS
+        self._span: Span | None = None  # of a traced request, in the end
 
     def begin(self, model: ServedModel, request: InferRequest, plan: OutputPlan) -> None:
         """`model` is about to be asked."""
@@ -104,6 +105,7 @@ class Exchange(SingleReply):
             if request is not None:
                 self._model = request.routed_to or self._model
                 if request.span is not None:
+                    self._span = request.span
                     answered(request, outcome)
                 self._tell(request, outcome)
             if outcome is None:
@@ -122,7 +124,7 @@ class Exchange(SingleReply):
 
     def _encoded(self, response: InferResponse) -> Answer:
         try:
-            return self._endpoint.encoded(response, self._plan, self._answered_by())
+            return self._endpoint.encoded(response, self._plan, self._answered_by(), self._span)
         except TritiumError as error:
             response.release()
             return failure(error)
@@ -132,7 +134,9 @@ class Exchange(SingleReply):
         response = self._answer()
         assert isinstance(response, InferResponse), "an error is no long answer"
         try:
-            return await self._endpoint.encoded_in_slices(response, self._plan, self._answered_by())
+            return await self._endpoint.encoded_in_slices(
+                response, self._plan, self._answered_by(), self._span
+            )
         except TritiumError as error:
             response.release()
             return failure(error)
