@@ -18,9 +18,11 @@ from actors.serving.instances.batches import InFlight
 from actors.values.errors import Cancelled, TritiumError, Unavailable
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
 from actors.values.tensors import Tensor
+from actors.values.tracing.spans import Span
 from actors.wire.call_fields import CallFields
 from actors.wire.call_frames import Letter
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
+from actors.wire.propagation import ids_in
 
 CANCELLED_BY_CALLER: Final = "the caller has cancelled this call"
 PARENT_CANCELLED: Final = "the request on whose behalf this call was made has been cancelled"
@@ -262,7 +264,19 @@ def request_of(
     )
     if parents:
         request.inherit(parents)
-        traced = next((each.span for each in parents if each.span is not None), None)
-        if traced is not None:
-            traced.child(request, call.relation, request.accepted_at)
+        spans = [each.span for each in parents if each.span is not None]
+        if spans:
+            _trace(request, spans, fields.trace)
     return request
+
+
+def _trace(request: InferRequest, spans: Sequence[Span], named: str) -> None:
+    """Give `request` a span: a child of what the model has `named`, or else of the first of `spans`."""
+    trace_id, span_id = ids_in(named)
+    for span in spans:
+        if span.trace.w3c_id == trace_id:
+            span.child(request, WorkerCall.relation, request.accepted_at)
+            if request.span is not None:
+                request.span.w3c_parent = span_id
+            return
+    spans[0].child(request, WorkerCall.relation, request.accepted_at)

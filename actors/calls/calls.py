@@ -69,7 +69,7 @@ class CallHost(Asks):
     def connect(self, worker: Asker, spec: ModelSpec, instance: str) -> tuple[WorkerAsks, socket.socket]:
         """See `Asks.connect`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        book = CallBook(CallingWorker(spec, instance), Account(self.limits))
+        book = CallBook(CallingWorker(spec, instance, worker), Account(self.limits))
         return WorkerCalls(CallPipe(ours), worker, self, book), theirs
 
 

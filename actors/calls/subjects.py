@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from actors.serving.asks import Asker
 from actors.values.errors import NotFound
 from actors.values.specs import ModelSpec
 from actors.wire.call_fields import Attached
@@ -21,6 +22,7 @@ class CallingWorker:
 
     spec: ModelSpec
     instance: str
+    worker: Asker | None = None  # with its batches; None where it has none
 
 
 Ask = Callable[[Mapping[str, object], Mapping[str, bytes], CallingWorker], Awaitable[Mapping[str, object]]]

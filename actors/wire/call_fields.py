@@ -37,6 +37,7 @@ class CallFields:
     timeout: float
     priority: int
     parameters: Mapping[str, Parameter] | None
+    trace: str  # the span in which the model makes it, as `traceparent`; empty: it has not said
     decoupled: bool
     blocking: bool
 
@@ -81,6 +82,7 @@ def _read_call(fields: Mapping[str, Any]) -> CallFields:
         timeout=_number(fields, "timeout", 0) / 1e6,
         priority=_number(fields, "priority", 0, high=2**64),
         parameters=parameters,
+        trace=trace,
         decoupled=_truth(fields, "decoupled"),
         blocking=_truth(fields, "blocking"),
     )

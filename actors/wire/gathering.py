@@ -21,6 +21,7 @@ from actors.values.tensors import Tensor, element_count, packed_row_bounds
 from actors.wire.arena import align
 from actors.wire.batch_frames import Answer, GatheredInput, Part, Placed, Result
 from actors.wire.frames import FrameError
+from actors.wire.propagation import next_execution
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
@@ -153,6 +154,8 @@ def default_metadata(request: InferRequest, spec: ModelSpec) -> dict[str, object
         told["timeout"] = round(request.timeout * 1e6)
     if request.priority:
         told["priority"] = request.priority
+    if request.span is not None:
+        told["trace"] = next_execution(request.span)
     return told
 
 

@@ -22,6 +22,7 @@ from actors.values.events import Log
 from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.requests import request_hook
 from engine.observability.running_logs import RunningLogs
+from engine.observability.spans.of_models import answer_spans
 from engine.processes.backends import BackendTraits
 from engine.processes.inheritance import for_workers
 from engine.server.machine import Machine, SparingLauncher
@@ -99,6 +100,7 @@ def compose_models(
     subjects = Subjects()
     custom_metrics = CustomMetrics(enabled=settings.allow_metrics)
     custom_metrics.answer(subjects)
+    answer_spans(subjects)
     launcher = machine.launcher(
         backends,
         environ=for_workers(settings, environ),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _NO_METADATA: Mapping[str, Any] = {}
+_NOT_TRACED: Mapping[int, Sequence[str]] = {}
 # Bytes of an output for which a copy more costs less than two calls of numpy's.
 _SMALL = 4096
 
@@ -87,6 +88,11 @@ class WorkerRequest(BatchRequest):
     def origin(self) -> tuple[int, int]:  # type: ignore[override, mutable-override]
         """Its batch, and its place in that: what a call names that is made on its behalf."""
         return self._batch.id, self._index
+
+    @property
+    def trace(self) -> Sequence[str] | None:  # type: ignore[override]
+        """The W3C context of this execution, if the request is traced."""
+        return self._metadata.get("trace")
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -202,6 +208,13 @@ class WorkerBatch(Batch):
     def input_names(self) -> Sequence[str]:
         """Inputs present in this batch, in the configuration's order."""
         return list(self._inputs)
+
+    @property
+    def traced(self) -> Mapping[int, Sequence[str]]:
+        """The W3C contexts of the requests that are traced, by place."""
+        if self._job.metadata is None:
+            return _NOT_TRACED
+        return {place: each["trace"] for place, each in enumerate(self._job.metadata) if "trace" in each}
 
     @property
     def wanted_outputs(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from engine.worker.authoring.configuring import compare, complete
 from engine.worker.authoring.requests import Instance
 from engine.worker.authoring.signature import Kind
 from engine.worker.authoring.streaming import send_all, send_all_async
+from engine.worker.backends.python.tracing import places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,9 +103,13 @@ class _Values(AdaptedModel):
         """Call the function as often as it takes."""
         answerer = self._answerer
         calls = calls_of(requests, self.declared)
-        return answerer.in_order(calls, [self._outcome(call) for call in calls])
+        try:
+            return answerer.in_order(calls, [self._outcome(call) for call in calls])
+        finally:
+            places.set(None)
 
     def _outcome(self, call: Call) -> Any:
+        places.set(call.positions)  # whose spans the function makes
         try:
             return self.target(**call.arguments)
         except Exception as error:  # noqa: BLE001  # the model's exception is its clients' answer
@@ -127,10 +132,12 @@ class _Coroutines(AdaptedModel):
         import asyncio  # noqa: TID251  # the loop of user code, as in the backend
 
         calls = calls_of(requests, self.declared)
-        outcomes = await asyncio.gather(
-            *(self.target(**call.arguments) for call in calls), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(*(self._outcome(call) for call in calls), return_exceptions=True)
         return self._answerer.in_order(calls, outcomes)
+
+    async def _outcome(self, call: Call) -> Any:
+        places.set(call.positions)  # in this task alone
+        return await self.target(**call.arguments)
 
 
 class _Streams(AdaptedModel):

@@ -23,6 +23,7 @@ from engine.worker.authoring.tensors import (
     Array,
     DeclarationError,
 )
+from engine.worker.backends.python.host import span
 
 __all__ = [
     "BF16",
@@ -45,4 +46,5 @@ __all__ = [
     "Request",
     "RequestError",
     "model",
+    "span",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.python.exchange import RESPONSE_COMPLETE_FINAL
 from engine.worker.backends.python.tensors import TritonModelException
+from engine.worker.backends.python.tracing import places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ def send_all(
 
     Waits if the client is slow to take it. What the generator raises is sent as the last response.
     """
+    places.set(call.positions)  # whose spans the generator makes
     try:
         with contextlib.closing(target(**call.arguments)) as values:
             for value in values:
@@ -47,6 +49,7 @@ async def send_all_async(
     import asyncio  # noqa: TID251  # the loop of user code, as in the backend
 
     loop = asyncio.get_running_loop()
+    places.set(call.positions)  # in this task alone
     try:
         async with _closing(target(**call.arguments)) as values:
             async for value in values:

@@ -204,6 +204,8 @@ class BatchRequest(ABC):
     requested_outputs: Sequence[str]
     # It identifies this request when a call is made on its behalf (`CallRequest.parent`).
     origin: tuple[int, int] | None = None
+    # W3C `traceparent` of this execution, and `tracestate` if there is one; None if it is not traced.
+    trace: Sequence[str] | None = None
 
     @property
     @abstractmethod
@@ -264,6 +266,13 @@ class Batch(ABC):
 
     requests: Sequence[BatchRequest]
     rows: int  # sum over requests
+
+    @property
+    def traced(self) -> Mapping[int, Sequence[str]]:
+        """The `trace` of each request that is traced, by its place."""
+        return {
+            place: request.trace for place, request in enumerate(self.requests) if request.trace is not None
+        }
 
     @property
     @abstractmethod

@@ -134,7 +134,7 @@ class PythonBackend(Backend):
             )
             batch.fail(ErrorCode.INTERNAL, message)
             return
-        context = CallContext(batch)
+        context = CallContext(batch, info.calls)
         token = call_context.set(context)
         try:
             if self._whole is not None:
@@ -145,6 +145,7 @@ class PythonBackend(Backend):
                 self._execute(batch)
         finally:
             call_context.reset(token)
+            context.flush()
             context.end(outlived=info.decoupled)
             if self._host.metrics is not None:
                 # A client that sees the answers sees what was counted.

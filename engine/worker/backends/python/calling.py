@@ -17,6 +17,7 @@ from actors.values.errors import ErrorCode
 from engine.worker.backends.python.host import SERVING, call_context, checked_text, current_host
 from engine.worker.backends.python.loop import go_on, running_loop
 from engine.worker.backends.python.tensors import TritonModelException
+from engine.worker.backends.python.tracing import within_open_span
 from engine.worker.calls import CallRequest, CallResponse
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def prepare(
         flags=_checked_number("flags", flags),
         timeout=_checked_number("timeout", timeout),
         parameters=parameters,
-        trace=traceparent_of(trace) or ("" if context is None else context.traceparent),
+        trace=within_open_span(traceparent_of(trace) or ("" if context is None else context.traceparent)),
         decoupled=decoupled,
         parent=None if context is None else context.parent,
         blocking=context is not None and context.running,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
+import time
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.python import calling
-from engine.worker.backends.python.host import current_host
+from engine.worker.backends.python.host import call_context, current_host
 from engine.worker.backends.python.responses import InferenceResponse, checked_parameters, response_of
 from engine.worker.backends.python.tensors import Tensor, TritonModelException, decoded
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from actors.values.requests import Parameter
     from engine.worker.backends.base import BatchRequest
     from engine.worker.backends.python.replies import BatchReplies, Reply, StreamReply
+    from engine.worker.backends.python.tracing import Recording
 
 REQUEST_RELEASE_ALL = 1
 REQUEST_RELEASE_RESCHEDULE = 2
@@ -35,18 +38,40 @@ class MemoryType(IntEnum):
 
 
 class InferenceTrace:
-    """A request's trace, as far as a model can continue it: the context that its client sent along."""
+    """A request's trace, as far as a model can continue it."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "_place", "_recording")
 
     def __init__(self, context: str | None = None) -> None:
         self._context = context
+        self._recording: Recording | None = None
+        self._place = 0
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Parameter]) -> InferenceTrace:
-        """Return the trace whose W3C context (`traceparent`, `tracestate`) is in a request's parameters."""
-        context = {key: parameters[key] for key in _TRACE_CONTEXT if key in parameters}
-        return cls(json.dumps(context) if "traceparent" in context else None)
+    def of(cls, request: BatchRequest) -> InferenceTrace:
+        """Return the trace of a request.
+
+        Its W3C context names this execution. Where the server does not trace the request, it is what the
+        client sent along as parameters.
+        """
+        parameters = request.parameters if request.trace is None else zip(_TRACE_CONTEXT, request.trace)
+        given = dict(parameters)
+        context = {key: given[key] for key in _TRACE_CONTEXT if key in given}
+        trace = cls(json.dumps(context) if "traceparent" in context else None)
+        running = call_context.get()
+        if request.trace is not None and running is not None and request.origin is not None:
+            trace._recording, trace._place = running.recording, request.origin[1]
+        return trace
+
+    def report_activity(self, name: str, timestamp_ns: int | None = None) -> None:
+        """Have the request's trace tell of an activity of the model's.
+
+        `<NAME>_START` and `<NAME>_END` make a span `<NAME>`; any other is an event. The time is of
+        `time.monotonic_ns`, now if it is not given. Does nothing if the request is not traced.
+        """
+        if self._recording is not None:
+            at = time.monotonic_ns() if timestamp_ns is None else timestamp_ns
+            self._recording.report([self._place], name, operator.index(at))
 
     def get_context(self) -> str | None:
         """Return the OpenTelemetry context as JSON text, or None without one."""
@@ -295,11 +320,8 @@ class ServedRequest(InferenceRequest):
         return json.dumps(dict(self._request.parameters))
 
     def trace(self) -> InferenceTrace:
-        """Return the request's trace.
-
-        The client sent its context along as parameters or forwarded headers.
-        """
-        return InferenceTrace.of(self._request.parameters)
+        """Return the request's trace: what the server traces, or else what its client sent along."""
+        return InferenceTrace.of(self._request)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
@@ -344,6 +366,9 @@ class InferenceResponseSender:
         if metrics is not None:
             # A client that sees the response sees what was counted.
             metrics.flush()
+        context = call_context.get()
+        if context is not None and flags == RESPONSE_COMPLETE_FINAL:
+            context.flush()
         self._reply.send(response, final=flags == RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:

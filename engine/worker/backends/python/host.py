@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from engine.worker.backends.python.tensors import TritonModelException, as_text
+from engine.worker.backends.python.tracing import NO_SPAN, recording_of, span_in
 from engine.worker.forking import when_forked
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from engine.worker.backends.base import Batch
     from engine.worker.backends.python.telling import MetricChanges
+    from engine.worker.backends.python.tracing import AnySpan, Attribute, Recording
     from engine.worker.calls import Calls, Origin
 
 COMPLETING = "auto_complete_config"
@@ -161,10 +163,14 @@ class CallContext:
     starts. Threads of the model's own have none.
     """
 
-    __slots__ = ("_batch", "_parent", "_traceparent", "running")
+    __slots__ = ("_batch", "_calls", "_looked", "_parent", "_recording", "_traceparent", "running")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, calls: Calls | None = None) -> None:
+        """`calls` is the way to the server, which is told of the model's spans."""
         self._batch: Batch | None = batch
+        self._calls = calls
+        self._recording: Recording | None = None
+        self._looked = False  # for what is traced
         self._parent: Origin | None = None
         self._traceparent = ""
         self.running = True  # `execute` has not returned
@@ -179,8 +185,24 @@ class CallContext:
         return self._parent
 
     @property
+    def recording(self) -> Recording | None:
+        """Where the model's spans go; None if no request is traced."""
+        if not self._looked and self._batch is not None:
+            self._looked = True
+            self._recording = recording_of(self._batch, self._calls)
+        return self._recording
+
+    def flush(self) -> None:
+        """Tell the server of the model's spans, before it has the answers."""
+        if self._recording is not None:
+            self._recording.flush()
+
+    @property
     def traceparent(self) -> str:
-        """The W3C trace context that came with the request; empty without one, and if there are several."""
+        """The W3C context of the execution, or else what came with the request as a parameter.
+
+        Empty without one, and if there are several requests.
+        """
         self._look()
         return self._traceparent
 
@@ -190,7 +212,8 @@ class CallContext:
         requests = self._batch.requests
         self._parent = requests[0].origin
         if len(requests) == 1:
-            self._traceparent = str(requests[0].parameters.get("traceparent", ""))
+            trace = requests[0].trace
+            self._traceparent = trace[0] if trace else str(requests[0].parameters.get("traceparent", ""))
         elif self._parent is not None:
             self._parent = self._parent[0], WHOLE_BATCH
 
@@ -199,7 +222,19 @@ class CallContext:
         self.running = False
         if outlived:
             self._look()
+            _ = self.recording
         self._batch = None
 
 
 call_context: ContextVar[CallContext | None] = ContextVar("call_context", default=None)
+
+
+def span(name: str, **attributes: Attribute) -> AnySpan:
+    """Return a span of the running model's own, for `with`: a part of the traces that have this execution.
+
+    It costs next to nothing where no request is traced. Outside of `execute`, and in threads that the model
+    starts itself, it does nothing.
+    """
+    context = call_context.get()
+    recording = None if context is None else context.recording
+    return NO_SPAN if recording is None else span_in(recording, name, attributes)
