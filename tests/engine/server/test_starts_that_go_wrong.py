@@ -176,6 +176,46 @@ def test_a_missing_package_is_one_sentence_with_the_cure(tmp_path):
         assert told + how_to_install(extra) in checked.stdout
 
 
+def test_a_collector_without_the_package_is_one_sentence_with_the_cure(tmp_path):
+    """The server does not start: it would serve without the traces that its operator counts on."""
+    write_model(tmp_path / "models")
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith('opentelemetry'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+    )
+    environ = clean_environ(PYTHONPATH=str(tmp_path / "without"))
+    mode = "--trace-config=mode=opentelemetry"
+    (line,) = said_by(tmp_path, str(tmp_path / "models"), mode, environ=environ).splitlines()
+    assert line == (
+        f"error: {mode} needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http:"
+        f" {how_to_install('otel')}"
+    )
+
+
+def test_settings_of_a_collector_that_make_no_sense_are_told(tmp_path):
+    write_model(tmp_path / "models")
+    config = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,bsp_max_queue_size=7"]
+    (line,) = said_by(tmp_path, str(tmp_path / "models"), *config).splitlines()
+    assert line == (
+        "error: --trace-config: opentelemetry,bsp_max_export_batch_size=512:"
+        " at most bsp_max_queue_size, which is 7"
+    )
+
+
+def test_a_server_without_a_collector_imports_nothing_for_one():
+    """Whatever is installed."""
+    code = (
+        "import engine.asgi, engine.server.tree, sys; print([n for n in sys.modules if 'opentelemetry' in n])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.strip() == "[]"
+
+
 def test_check_can_be_one_line_a_model(tmp_path):
     write_model(tmp_path / "models", "good")
     write_model(tmp_path / "models", "odd", config=DOUBLE_CONFIG + "\nmax_batch_sise: 3\n")
