@@ -83,8 +83,8 @@ class _Plan:
         )
         yield from _waits(request, end, composed=request.id in self._composed)
         moments, own = _own(request)
-        for number, execution in enumerate(request.executions):
-            yield _execution(request, execution, number, end, moments.get(number, ()))
+        for attempt, (number, execution) in enumerate(_begun(request), start=1):
+            yield _execution(request, execution, number, attempt, end, moments.get(number, ()))
         yield from own
 
     def _parent(self, request: TracedRequest, start: int) -> int:
@@ -117,8 +117,9 @@ def _attributes(request: TracedRequest) -> dict[str, Attribute]:
         told["tritium.correlation_id"] = str(request.correlation_id)
     if request.rows:
         told["tritium.rows"] = request.rows
-    if len(request.executions) > 1:
-        told["tritium.attempts"] = len(request.executions)
+    attempts = sum(1 for _ in _begun(request))
+    if attempts > 1:
+        told["tritium.attempts"] = attempts
     if request.parts > 1:
         told["tritium.responses"] = request.parts
     return told
@@ -127,13 +128,22 @@ def _attributes(request: TracedRequest) -> dict[str, Attribute]:
 def _waits(request: TracedRequest, end: int, *, composed: bool) -> Iterator[SpanRecord]:
     """Yield the times in which the request waited for a worker: before each execution, or in vain."""
     since = next((moment.ns for moment in request.moments if moment.name == spans.QUEUE_START), None)
-    waits = True
-    for number, execution in enumerate(request.executions):
+    waits = not composed
+    for number, execution in _begun(request):
         if since is not None:
             yield _wait(request, number, since, execution.dispatched_ns)
         since, waits = execution.ended_ns, execution.outcome != spans.FINISHED
-    if since is not None and waits and request.error and not composed:
+    if since is not None and waits and request.error:
         yield _wait(request, len(request.executions), since, end)
+
+
+def _begun(request: TracedRequest) -> Iterator[tuple[int, TracedExecution]]:
+    """Yield executions with their numbers. What was taken back had not begun: its request waited on."""
+    return (
+        (number, execution)
+        for number, execution in enumerate(request.executions)
+        if execution.outcome != spans.TAKEN_BACK
+    )
 
 
 def _wait(request: TracedRequest, number: int, since: int, until: int) -> SpanRecord:
@@ -150,6 +160,7 @@ def _execution(
     request: TracedRequest,
     execution: TracedExecution,
     number: int,
+    attempt: int,
     end: int,
     more: Sequence[tuple[str, int]],
 ) -> SpanRecord:
@@ -161,8 +172,8 @@ def _execution(
         "tritium.batch_rows": execution.rows,
         "tritium.outcome": execution.outcome,
     }
-    if number:
-        attributes["tritium.attempt"] = number + 1
+    if attempt > 1:
+        attributes["tritium.attempt"] = attempt
     start = execution.dispatched_ns if execution.started_ns is None else execution.started_ns
     return SpanRecord(
         name=COMPUTE,

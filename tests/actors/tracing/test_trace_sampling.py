@@ -139,3 +139,21 @@ def test_a_state_that_is_too_long_is_dropped():
     context = context_of(f"00-{TRACE}-{SPAN}-00", "x" * (MOST_STATE + 1))
     assert context is not None
     assert context.state == ""
+
+
+@pytest.mark.parametrize("state", ["rojo=00f067aa0ba902b7", "a=1,b=2 , c@vendor=3", "a=1,,b=2", "0t@v=x y"])
+def test_a_state_goes_along_as_it_is(state):
+    context = context_of(f"00-{TRACE}-{SPAN}-01", state)
+    assert context is not None
+    assert context.state == state
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["nonsense", "A=1", "a=1\r\nx: y", "a=ü", "a=1,a=2", "a=", ",".join(f"k{n}=v" for n in range(33))],
+)
+def test_a_state_that_breaks_the_rules_is_left_out(state):
+    """It costs itself, and not the parent beside it."""
+    context = context_of(f"00-{TRACE}-{SPAN}-01", state)
+    assert context is not None
+    assert context.state == ""

@@ -16,7 +16,9 @@ from actors.values.tracing.spans import (
     HTTP_RECV_START,
     HTTP_SEND_END,
     HTTP_SEND_START,
+    TAKEN_BACK,
     Execution,
+    OwnSpan,
     Trace,
     TraceBook,
     TraceContext,
@@ -181,6 +183,93 @@ def test_each_try_is_a_span_and_a_death_is_its_error(collector):
     (model,) = [span for span in spans if span.name == "add"]
     assert model.attributes["tritium.attempts"] == 2
     assert model.failed is None
+
+
+def test_what_was_taken_back_was_one_long_wait(collector):
+    """A batch behind another, whose worker died before it began with it."""
+    book = Book()
+    trace, span, asked = begun(book)
+    executed(span, asked, EPOCH + 0.1, until=EPOCH + 0.3, outcome=TAKEN_BACK)
+    executed(span, asked, EPOCH + 0.5, until=EPOCH + 0.9)
+    ended(trace, span)
+    spans = sent(collector, book.over[0])
+    assert tree_of(spans) == [["InferRequest", ["add", ["queue"], ["compute"]]]]
+    root, model, queue, compute = spans
+    assert (queue.end - root.start) // 1_000_000 == 500
+    assert "tritium.attempts" not in model.attributes
+    assert "tritium.attempt" not in compute.attributes
+
+
+def test_what_a_model_tells_stands_under_its_execution(collector):
+    """Its spans with their own parents; activities as spans where they have a start and an end, else as events."""
+    book = Book()
+    trace, span, asked = begun(book)
+    executed(span, asked, EPOCH + 0.1, until=EPOCH + 0.9)
+    span.tell(OwnSpan(0, "inner", ns(EPOCH + 0.3), ns(EPOCH + 0.4), 77, 78, {"size": 3}, "ValueError: no"))
+    span.tell(OwnSpan(0, "outer", ns(EPOCH + 0.2), ns(EPOCH + 0.5), 78))
+    for name, seconds in (
+        ("LOOK_UP_START", 0.6),
+        ("FOUND", 0.61),
+        ("LOOK_UP_END", 0.7),
+        ("LOST_END", 0.71),
+        ("OPEN_START", 0.72),
+    ):
+        span.tell(OwnSpan(0, name, ns(EPOCH + seconds)))
+    ended(trace, span)
+    spans = sent(collector, book.over[0])
+    assert tree_of(spans) == [
+        ["InferRequest", ["add", ["queue"], ["compute", ["outer", ["inner"]], ["LOOK_UP"]]]]
+    ]
+    (compute,) = [span for span in spans if span.name == "compute"]
+    assert compute.event_names == [
+        "COMPUTE_START",
+        "COMPUTE_INPUT_END",
+        "FOUND",
+        "LOST_END",
+        "OPEN_START",
+        "COMPUTE_OUTPUT_START",
+        "COMPUTE_END",
+    ]
+    (inner,) = [span for span in spans if span.name == "inner"]
+    assert (inner.attributes, inner.failed) == ({"size": 3}, "ValueError: no")
+
+
+def test_a_call_is_a_child_of_what_its_maker_has_named(collector):
+    """Such as a span of the model's own."""
+    book = Book()
+    trace, span, asked = begun(book, "caller")
+    executed(span, asked, EPOCH + 0.1, until=EPOCH + 0.9)
+    span.tell(OwnSpan(0, "asking", ns(EPOCH + 0.2), ns(EPOCH + 0.8), 77))
+    call = request("callee")
+    span.child(call, "call", EPOCH + 0.3)
+    call.span.w3c_parent = 77
+    call.span.end(EPOCH + 0.6, "NOT_FOUND: no")
+    early = request("early")
+    span.child(early, "call", EPOCH + 0.05)
+    early.span.end(EPOCH + 0.06, "NOT_FOUND: no")
+    ended(trace, span)
+    assert tree_of(sent(collector, book.over[0])) == [
+        ["InferRequest", ["caller", ["queue"], ["early"], ["compute", ["asking", ["callee"]]]]]
+    ]
+
+
+def test_what_a_trace_has_left_out_is_told(collector):
+    """And an answer from a cache has no wait."""
+    book = Book()
+    trace = Trace(book, "setting")
+    trace.note(HTTP_RECV_START, EPOCH)
+    asked = request("add", correlation_id=2**63)
+    span = trace.open(asked, EPOCH + 0.02)
+    span.hit("add", 1, EPOCH + 0.03)
+    span.parts = 2
+    trace.unkept = 3
+    ended(trace, span)
+    spans = sent(collector, book.over[0])
+    assert tree_of(spans) == [["InferRequest", ["add"]]]
+    assert spans[0].attributes == {"tritium.spans_left_out": 3}
+    assert spans[1].attributes["tritium.correlation_id"] == str(2**63)
+    assert spans[1].attributes["tritium.responses"] == 2
+    assert "CACHE_HIT" in spans[1].event_names
 
 
 def test_steps_stand_under_their_ensemble_and_calls_under_the_execution_that_made_them(collector):
