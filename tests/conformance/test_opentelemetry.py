@@ -4,13 +4,18 @@ import http.client
 import json
 import re
 import secrets
+import socket
 import threading
+import urllib.request
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from queue import Queue
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,7 +174,7 @@ ONCE = [["queue"], ["compute"]]
 TWICE = ["twice", *ONCE]
 
 
-def write_models(folder: Path) -> None:
+def write_twice(folder: Path) -> None:
     write_onnx_model(
         folder,
         "twice",
@@ -177,6 +182,10 @@ def write_models(folder: Path) -> None:
         inputs=[("X", TensorProto.FLOAT, [1])],
         outputs=[("Y", TensorProto.FLOAT, [1])],
     )
+
+
+def write_models(folder: Path) -> None:
+    write_twice(folder)
     sequences = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
     decoupled = "model_transaction_policy { decoupled: true }"
     retry = 'parameters { key: "tritium.retry" value { string_value: "always" } }'
@@ -199,6 +208,24 @@ def write(folder: Path, name: str, code: str | None, config: str) -> None:
         (folder / name / "1" / "model.py").write_text(dedent(code))
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds, which another process brings about."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(PATIENCE / 1000)
+    raise AssertionError("it never held")
+
+
+@dataclass
+class Answer:
+    """An answer over HTTP."""
+
+    status: int
+    headers: Message
+    content: bytes
+
+
 @dataclass
 class Traced:
     """A server and its collector."""
@@ -207,14 +234,18 @@ class Traced:
     addresses: Addresses
     said: Path
 
-    def post(self, model: str, *, x: float = 1.0, shape=(1, 1), headers=None, endpoint="infer", **more):
+    def post(self, model: str, *, x: float = 1.0, shape=(1, 1), headers=None, **more):
         """Ask over HTTP; return the status, the headers and the document."""
         body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": list(shape), "data": [x]}], **more}
+        answer = self.send(model, "infer", body, headers)
+        return answer.status, answer.headers, json.loads(answer.content)
+
+    def send(self, model: str, endpoint: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection(self.addresses.http, timeout=PATIENCE)
         try:
             connection.request("POST", f"/v2/models/{model}/{endpoint}", json.dumps(body), headers or {})
             answer = connection.getresponse()
-            return answer.status, answer.headers, json.loads(answer.read())
+            return Answer(answer.status, answer.headers, answer.read())
         finally:
             connection.close()
 
@@ -237,36 +268,42 @@ class Traced:
 
     def log_of(self, request_id: str) -> str:
         """Return the log's line about a request, once it is written."""
-        for _ in range(1000):
-            lines = self.said.read_text().splitlines()
-            found = [each for each in lines if "request_completed" in each and request_id in each]
-            if found:
-                return found[0]
-            threading.Event().wait(PATIENCE / 1000)
-        raise AssertionError(lines)
+
+        def lines() -> list[str]:
+            every = self.said.read_text().splitlines()
+            return [each for each in every if "request_completed" in each and request_id in each]
+
+        until(lambda: len(lines()) == 1)
+        return lines()[0]
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
+@contextmanager
+def serving(folder: Path, *flags: str, rate: int = 1, **environ: str) -> Iterator[Traced]:
+    """Run a server over the models in `folder`, and its collector."""
     with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("models")
-        write_models(folder)
         collector = stack.enter_context(collecting())
-        said = tmp_path_factory.mktemp("said") / "said.txt"
+        said = folder.parent / f"{folder.name}.txt"
         command = [
             "engine",
             "serve",
             "--trace-config=mode=opentelemetry",
             "--trace-config=level=TIMESTAMPS",
-            "--trace-config=rate=1",
+            f"--trace-config=rate={rate}",
             f"--trace-config=opentelemetry,url={collector.url}",
-            "--trace-config=opentelemetry,resource=test.key=value",
             "--trace-config=opentelemetry,bsp_schedule_delay=20",
-            "--server-timing=true",
-            "--log-requests=true",
+            *flags,
         ]
-        addresses = stack.enter_context(process(*command, said=said)(folder))
+        addresses = stack.enter_context(process(*command, said=said, **environ)(folder))
         yield Traced(collector, addresses, said)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    resource = "--trace-config=opentelemetry,resource=test.key=value"
+    with serving(folder, resource, "--server-timing=true", "--log-requests=true") as opened:
+        yield opened
 
 
 def parent() -> tuple[str, str, dict[str, str]]:
@@ -442,6 +479,24 @@ def test_a_decoupled_request_counts_its_responses(traced):
     assert named(spans, "countdown")[0].attributes["tritium.responses"] == 3
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "model", "tree"),
+    [
+        ("generate", "context", ["context", ["queue"], ["compute", ["LOOK_UP"]]]),
+        ("generate_stream", "countdown", ["countdown", ["queue"], ["compute", ["counting"]]]),
+    ],
+)
+def test_generated_answers(traced, endpoint, model, tree):
+    """Over the endpoints of the generate extension, in one piece or as events."""
+    trace, _, headers = parent()
+    answer = traced.send(model, endpoint, {"X": 2.0}, headers)
+    assert answer.status == 200
+    spans = traced.collector.trace(trace, spans=5)
+    assert tree_of(spans) == [["InferRequest", tree]]
+    (root,) = named(spans, "InferRequest")
+    assert root.event_names[-2:] == ["HTTP_SEND_START", "HTTP_SEND_END"]
+
+
 def test_a_request_that_killed_its_worker_has_two_executions(traced):
     trace, _, headers = parent()
     assert traced.post("mortal", headers=headers)[0] == 200
@@ -474,3 +529,37 @@ def test_ids_join_the_log_server_timing_and_the_trace(traced):
     line = traced.log_of("joined")
     assert f"trace_id={trace}" in line
     assert f"span_id={model.span_id}" in line
+
+
+def test_a_collector_that_does_not_answer_costs_spans_and_nothing_else(tmp_path):
+    """Requests are served, the spans that have no room are counted, and the server ends as it should.
+
+    Only requests that bring a context are traced here: there is no rate.
+    """
+    write_twice(tmp_path / "models")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environ = {
+        "TRITIUM_ALLOW_METRICS": "true",
+        "TRITIUM_METRICS_ADDRESS": "127.0.0.1",
+        "TRITIUM_METRICS_PORT": str(port),
+    }
+    room = [
+        f"--trace-config=opentelemetry,bsp_{name}=4" for name in ("max_queue_size", "max_export_batch_size")
+    ]
+    with serving(tmp_path / "models", *room, rate=0, **environ) as server:
+        server.collector.hold()
+        assert server.post("twice")[0] == 200
+        assert server.post("twice", headers=parent()[2])[0] == 200
+        server.collector.wait_posted()
+        for _ in range(10):
+            assert server.post("twice", headers=parent()[2])[0] == 200
+        told = scrape(port)
+        assert 'tritium_trace_spans_total{outcome="exported"} 0' in told
+        assert "tritium_traces_sampled_total 11" in told
+        until(lambda: 'tritium_trace_spans_total{outcome="dropped"} 36' in scrape(port))
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as scraped:
+        return str(scraped.read().decode())

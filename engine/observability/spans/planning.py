@@ -33,6 +33,7 @@ STEP: Final = "step"
 def planned(trace: FinishedTrace) -> TraceRecord:
     """Return the spans of a trace, each behind its parent."""
     made = list(_Plan(trace).spans())
+    _widen(made)
     context = trace.context
     return TraceRecord(
         trace_id=trace.w3c_id,
@@ -40,6 +41,19 @@ def planned(trace: FinishedTrace) -> TraceRecord:
         remote=context is not None,
         state="" if context is None else context.state,
     )
+
+
+def _widen(made: Sequence[SpanRecord]) -> None:
+    """Have executions last as long as what is below them.
+
+    A worker tells how long it took, and not when it began. So that is known only roughly.
+    """
+    executions = {span.span_id: span for span in made if span.name == COMPUTE}
+    for span in made:
+        above = executions.get(span.parent_id)
+        if above is not None:
+            above.start_ns = min(above.start_ns, span.start_ns)
+            above.end_ns = max(above.end_ns, span.end_ns)
 
 
 class _Plan:
@@ -207,14 +221,17 @@ def _own(request: TracedRequest) -> tuple[Mapping[int, Sequence[tuple[str, int]]
     begun: dict[tuple[int, str], int] = {}
     for each in request.own:
         parent = execution_id(request.w3c_id, each.execution)
+        # A worker may say anything.
+        earliest = request.executions[each.execution].dispatched_ns if request.executions else 0
+        start_ns, end_ns = max(earliest, each.start_ns), max(earliest, each.end_ns)
         if each.id:
             made.append(
                 SpanRecord(
                     name=each.name,
                     span_id=each.id,
                     parent_id=each.parent_id or parent,
-                    start_ns=each.start_ns,
-                    end_ns=each.end_ns,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
                     attributes=each.attributes,
                     error=each.error,
                 )
@@ -222,7 +239,7 @@ def _own(request: TracedRequest) -> tuple[Mapping[int, Sequence[tuple[str, int]]
             continue
         name, start = each.name.removesuffix(_END), begun.get((each.execution, each.name.removesuffix(_END)))
         if each.name.endswith(_START):
-            begun[each.execution, each.name.removesuffix(_START)] = each.start_ns
+            begun[each.execution, each.name.removesuffix(_START)] = start_ns
         elif each.name.endswith(_END) and start is not None:
             del begun[each.execution, name]
             own = own_id(request.w3c_id, len(made))
@@ -232,12 +249,12 @@ def _own(request: TracedRequest) -> tuple[Mapping[int, Sequence[tuple[str, int]]
                     span_id=own,
                     parent_id=parent,
                     start_ns=start,
-                    end_ns=max(start, each.start_ns),
-                    events=[(f"{name}{_START}", start), (each.name, each.start_ns)],
+                    end_ns=max(start, start_ns),
+                    events=[(f"{name}{_START}", start), (each.name, start_ns)],
                 )
             )
         else:
-            events[each.execution].append((each.name, each.start_ns))
+            events[each.execution].append((each.name, start_ns))
     for (execution, name), start in begun.items():
         events[execution].append((f"{name}{_START}", start))
     return events, made

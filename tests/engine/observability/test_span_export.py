@@ -234,6 +234,18 @@ def test_what_a_model_tells_stands_under_its_execution(collector):
     assert (inner.attributes, inner.failed) == ({"size": 3}, "ValueError: no")
 
 
+def test_an_execution_lasts_as_long_as_what_is_below_it(collector):
+    """Its begin is an estimate, and its model's spans are not. None began before it was dispatched."""
+    book = Book()
+    trace, span, asked = begun(book)
+    executed(span, asked, EPOCH + 0.1, until=EPOCH + 0.5)
+    span.tell(OwnSpan(0, "long", 5, ns(EPOCH + 0.7), 77))
+    ended(trace, span)
+    root, _, queue, compute, long = sent(collector, book.over[0])
+    assert long.start == compute.start == queue.end
+    assert (compute.end - root.start) // 1_000_000 == 700
+
+
 def test_a_call_is_a_child_of_what_its_maker_has_named(collector):
     """Such as a span of the model's own."""
     book = Book()
