@@ -12,16 +12,9 @@ class SpanCounts:
     """What became of spans. Each number is written by one thread, and read by any."""
 
     def __init__(self) -> None:
-        self.handed = 0  # to those that wait for the collector
-        self.overflown = 0  # there were too many of them
-        self.taken = 0  # from there, to be exported
+        self.dropped = 0  # too many waited for the collector
         self.exported = 0
         self.failed = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for the collector."""
-        return self.handed - self.taken
 
 
 _FAMILIES: Final[Families[SpanCounts]] = [
@@ -31,7 +24,7 @@ _FAMILIES: Final[Families[SpanCounts]] = [
         "Spans of traced requests: exported to the collector, failed there, or dropped since too many waited",
         lambda counts: by(
             "outcome",
-            [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.overflown)],
+            [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)],
         ),
     )
 ]

@@ -48,16 +48,48 @@ _QUIET: Final = 60.0  # seconds between two lines of the log about exports that 
 class OtlpSink(TraceSink):
     """Sends spans to a collector by OTLP over HTTP, in batches, on a thread of the SDK's.
 
-    Nothing waits for the collector but the end of the server, for `GRACE` seconds at most.
+    Nothing waits for the collector but the end of the server, for `grace` seconds at most.
     """
 
     def __init__(self, options: SpanOptions, log: Log, *, grace: float = GRACE) -> None:
         _hear(log)
-        self.counts = counts = SpanCounts()
+        self.counts = SpanCounts()
+        self._options = options
         self._grace = grace
-        self._exporter = OTLPSpanExporter(endpoint=options.url or None)
-        self._processor = sdk_export.BatchSpanProcessor(
-            _Counted(self._exporter, counts),
+        self._line: _Line | None = _Line(options, self.counts)
+
+    def write(self, traces: Sequence[FinishedTrace]) -> None:
+        """See `TraceSink.write`. Never waits: spans for which there is no room are dropped and counted."""
+        if self._line is None:  # what closed it was restarted
+            self._line = _Line(self._options, self.counts)
+        epoch = time.time_ns() - time.monotonic_ns()
+        for trace in traces:
+            self._line.send(planned(trace), epoch)
+
+    def blocks(self) -> Iterator[Block]:
+        """See `TraceSink.blocks`."""
+        return span_blocks(self.counts)
+
+    def close(self) -> None:
+        """See `TraceSink.close`. What can't be sent in time is given up."""
+        line, self._line = self._line, None
+        if line is None:
+            return
+        last = threading.Thread(target=line.processor.shutdown, name="trace-export", daemon=True)
+        last.start()
+        last.join(self._grace)
+        if last.is_alive():
+            line.exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _Line:
+    """The SDK's parts between a trace and the collector."""
+
+    def __init__(self, options: SpanOptions, counts: SpanCounts) -> None:
+        room = _Room(options.max_queue_size)
+        self.exporter = OTLPSpanExporter(endpoint=options.url or None)
+        self.processor = sdk_export.BatchSpanProcessor(
+            _Counted(self.exporter, room, counts),
             max_queue_size=options.max_queue_size,
             schedule_delay_millis=options.schedule_delay_ms,
             max_export_batch_size=options.max_export_batch_size,
@@ -70,16 +102,11 @@ class OtlpSink(TraceSink):
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        provider.add_span_processor(_Bounded(self._processor, counts, options.max_queue_size))
+        provider.add_span_processor(_Bounded(self.processor, room, counts))
         self._tracer = provider.get_tracer(TRACER)
 
-    def write(self, traces: Sequence[FinishedTrace]) -> None:
-        """See `TraceSink.write`. Never waits: spans for which there is no room are dropped and counted."""
-        epoch = time.time_ns() - time.monotonic_ns()
-        for trace in traces:
-            self._send(planned(trace), epoch)
-
-    def _send(self, trace: TraceRecord, epoch: int) -> None:
+    def send(self, trace: TraceRecord, epoch: int) -> None:
+        """Have the spans of `trace` sent soon. `epoch` is the time of the day at the steady clock's 0."""
         state = TraceState.from_header([trace.state]) if trace.state else None
         self._ids.trace_id = trace.trace_id
         for number, span in enumerate(trace.spans):
@@ -105,17 +132,18 @@ class OtlpSink(TraceSink):
             made.set_status(Status(StatusCode.ERROR, span.error))
         made.end(span.end_ns + epoch)
 
-    def blocks(self) -> Iterator[Block]:
-        """See `TraceSink.blocks`."""
-        return span_blocks(self.counts)
 
-    def close(self) -> None:
-        """See `TraceSink.close`. What can't be sent in time is given up."""
-        last = threading.Thread(target=self._processor.shutdown, name="trace-export", daemon=True)
-        last.start()
-        last.join(self._grace)
-        if last.is_alive():
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+class _Room:
+    """How many spans wait for the collector. Each number is written by one thread."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.handed = 0
+        self.taken = 0
+
+    @property
+    def full(self) -> bool:
+        return self.handed - self.taken >= self.most
 
 
 class _GivenIds(IdGenerator):
@@ -134,31 +162,32 @@ class _GivenIds(IdGenerator):
 class _Bounded(SpanProcessor):
     """Counts the spans that the batches have no room for: the SDK would drop them without a count."""
 
-    def __init__(self, inner: SpanProcessor, counts: SpanCounts, most: int) -> None:
+    def __init__(self, inner: SpanProcessor, room: _Room, counts: SpanCounts) -> None:
         self._inner = inner
+        self._room = room
         self._counts = counts
-        self._most = most
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         pass
 
     def on_end(self, span: ReadableSpan) -> None:
-        if self._counts.waiting >= self._most:
-            self._counts.overflown += 1
+        if self._room.full:
+            self._counts.dropped += 1
             return
-        self._counts.handed += 1
+        self._room.handed += 1
         self._inner.on_end(span)
 
 
 class _Counted(sdk_export.SpanExporter):
     """Counts what becomes of exports."""
 
-    def __init__(self, inner: sdk_export.SpanExporter, counts: SpanCounts) -> None:
+    def __init__(self, inner: sdk_export.SpanExporter, room: _Room, counts: SpanCounts) -> None:
         self._inner = inner
+        self._room = room
         self._counts = counts
 
     def export(self, spans: Sequence[ReadableSpan]) -> sdk_export.SpanExportResult:
-        self._counts.taken += len(spans)
+        self._room.taken += len(spans)
         result = sdk_export.SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)

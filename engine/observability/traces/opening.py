@@ -66,4 +66,8 @@ def _exporter(setting: TraceSetting, environ: Mapping[str, str], log: Log) -> Tr
     # A server that does without must not import what this imports.
     from engine.observability.spans.sdk import OtlpSink
 
-    return OtlpSink(options, log)
+    try:
+        return OtlpSink(options, log)
+    except Exception as error:
+        # The SDK reads OTEL_EXPORTER_OTLP_* itself, and says what it can't use in many ways.
+        raise TracesUnusable(f"--trace-config=mode=opentelemetry: {type(error).__name__}: {error}") from error
