@@ -206,7 +206,7 @@ def test_what_was_taken_back_was_one_long_wait(collector):
 
 
 def test_what_a_model_tells_stands_under_its_execution(collector):
-    """Its spans with their own parents; activities as spans where they have a start and an end, else as events."""
+    """Its spans with their own parents; activities as spans if they start and end, else as events."""
     book = Book()
     trace, span, asked = begun(book)
     executed(span, asked, EPOCH + 0.1, until=EPOCH + 0.9)
