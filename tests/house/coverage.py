@@ -1,6 +1,6 @@
 """Measure whether quick tests take every branch of the pure modules.
 
-`python -m tests.house.coverage` runs the tests of `actors`, `protocols`, `engine.audit` and `engine.identity` that import
+`python -m tests.house.coverage` runs the tests of the folders in `TESTS` that import
 a pure module, need no loop, and are neither `system` nor `slow`. It prints what they miss: file, lines, and branches as
 `from->to`. The exit status is 1 if they miss anything.
 
@@ -23,7 +23,10 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 CONTRACT: Final = "pure modules know no clock, loop or log"
-TESTS: Final = ("tests/actors", "tests/protocols", "tests/engine/audit", "tests/engine/identity")
+TESTS: Final = (
+    *("tests/actors", "tests/protocols", "tests/engine/audit", "tests/engine/identity"),
+    "tests/engine/observability/spans",
+)
 _LOOP: Final = re.compile(r"^import trio\b|^async def test", re.MULTILINE)
 APART: Final = ("_pb2.py", "/proto/generate.py")
 """Generated code, and the program that generates it."""
