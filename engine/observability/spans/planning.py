@@ -64,11 +64,9 @@ class _Plan:
 
     def spans(self) -> Iterator[SpanRecord]:
         trace = self._trace
-        every = [*trace.moments, *(moment for request in trace.requests[:1] for moment in request.moments)]
-        if not every:
-            return
+        first = trace.requests[0]
+        every = [*trace.moments, *first.moments]
         attributes: dict[str, Attribute] = {"tritium.spans_left_out": trace.unkept} if trace.unkept else {}
-        first = trace.requests[0] if trace.requests else None
         yield SpanRecord(
             name=ROOT,
             span_id=trace.w3c_span,
@@ -77,7 +75,7 @@ class _Plan:
             end_ns=max(moment.ns for moment in every),
             attributes=attributes,
             events=[(moment.name, moment.ns) for moment in trace.moments],
-            error=first.error if first is not None else "",
+            error=first.error,
         )
         for request in trace.requests:
             yield from self._request(request)
@@ -142,12 +140,13 @@ def _attributes(request: TracedRequest) -> dict[str, Attribute]:
 def _waits(request: TracedRequest, end: int, *, composed: bool) -> Iterator[SpanRecord]:
     """Yield the times in which the request waited for a worker: before each execution, or in vain."""
     since = next((moment.ns for moment in request.moments if moment.name == spans.QUEUE_START), None)
+    if since is None:
+        return  # no model has accepted it
     waits = not composed
     for number, execution in _begun(request):
-        if since is not None:
-            yield _wait(request, number, since, execution.dispatched_ns)
-        since, waits = execution.ended_ns, execution.outcome != spans.FINISHED
-    if since is not None and waits and request.error:
+        yield _wait(request, number, since, execution.dispatched_ns)
+        since, waits = execution.ended_ns or end, execution.outcome != spans.FINISHED
+    if waits and request.error:
         yield _wait(request, len(request.executions), since, end)
 
 

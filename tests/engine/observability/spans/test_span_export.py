@@ -311,6 +311,18 @@ def test_steps_stand_under_their_ensemble_and_calls_under_the_execution_that_mad
     ]
 
 
+def test_a_request_that_no_model_took_is_a_failure(collector):
+    book = Book()
+    trace = Trace(book, "setting")
+    trace.note(HTTP_RECV_START, EPOCH)
+    span = trace.open(request("add"), EPOCH + 0.02)
+    ended(trace, span, "INVALID_ARG: no such input")
+    spans = sent(collector, book.over[0])
+    assert tree_of(spans) == [["InferRequest", ["add"]]]
+    assert [span.failed for span in spans] == ["INVALID_ARG: no such input"] * 2
+    assert "tritium.rows" not in spans[1].attributes
+
+
 def test_a_wait_in_vain_is_told(collector):
     """A request that no worker took ends with an error, and its wait with it."""
     book = Book()
