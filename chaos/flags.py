@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.faults import actors, control, machine, repository
+from chaos.faults import actors, collector, control, machine, repository
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.workers import deeds, hangs, signals, starts
@@ -19,7 +19,7 @@ def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
 
 _ANY: Final = (
     *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
-    *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS),
+    *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS, collector.FAULTS),
 )
 
 
@@ -82,6 +82,7 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     _TAKES_ALL,
     *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
     *(frozenset({takes, has}) for takes in _TAKES_ALL for has in _HAS_GUESTS),
+    frozenset(each.name for each in collector.FAULTS),
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
@@ -90,6 +91,7 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
 - One supervisor takes along what another has just started again.
 - A model whose file is broken and whose workers are all gone can't come back.
 - A fault that has models of its own asked accepts no error as an answer.
+- What is traced is set for all requests.
 - A client that misbehaves has to see how its own connections fare.
 - A server that stands still, or whose log has no room, tells nothing about anything else.
 """

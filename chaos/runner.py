@@ -26,6 +26,7 @@ from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
+from chaos.faults.collector import reserved_port, tracing_flags
 from chaos.plan import Plan
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -76,7 +77,9 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
     with ExitStack() as stack:
         history = stack.enter_context(History(folder / "history.jsonl"))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        async with _serving(setting, sockets / "1") as (server, sabotage):
+        collector = stack.enter_context(reserved_port())
+        flags = tracing_flags(collector)
+        async with _serving(setting, sockets / "1", *flags) as (server, sabotage):
             async with open_clients(history, server.http_port, server.grpc_port, seed=plan.seed) as clients:
                 stage = Stage(
                     server=server,
@@ -85,6 +88,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
                     control=Control(folder),
                     send=clients.send,
                     folder=folder,
+                    collector=collector,
                 )
                 await _phases(plan, setting, server, stage, clients, tell)
                 tally = await _tally(server, clients)

@@ -41,6 +41,7 @@ class Stage:
     # `Clients.send`, for requests that a fault sends beside the ordinary load; all of these are in the history.
     send: Callable[..., Awaitable[End]]
     folder: Path  # of the run
+    collector: int = 0  # the port to which the server exports traces; 0 if it can't
 
 
 Heal = Callable[[], Awaitable[object]]

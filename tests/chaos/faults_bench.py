@@ -15,6 +15,7 @@ import trio
 from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, arrivals
 from chaos.faults.base import Fault, Injection, Stage, Trouble
+from chaos.faults.collector import tracing_flags
 from chaos.record.history import History
 from chaos.record.outcome import now
 from chaos.record.records import Excuse, Fail, Invoke, Ok, Record, Unknown, read_records
@@ -93,14 +94,18 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *flags: str, rate: float = RATE, seed: int = 1) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, *flags: str, rate: float = RATE, seed: int = 1, collector: int = 0
+) -> AsyncIterator[Bench]:
     """Run a server and a load around the block; then check that each answer was right or is excused.
 
-    No request may remain unanswered.
+    `collector` is the port to which it exports traces. No request may remain unanswered.
     """
     repository, socket = folder / "models", folder / "saboteur"
     write_repository(repository, run=folder)
-    async with served(repository, folder / "server", *flags, sabotage=socket) as server:
+    async with served(
+        repository, folder / "server", *flags, *tracing_flags(collector), sabotage=socket
+    ) as server:
         with History(folder / "history.jsonl") as history:
             async with open_clients(history, server.http_port, server.grpc_port) as clients:
                 stage = Stage(
@@ -110,6 +115,7 @@ async def bench(folder: Path, *flags: str, rate: float = RATE, seed: int = 1) ->
                     control=Control(folder),
                     send=partial(clients.send, by=1),
                     folder=folder,
+                    collector=collector,
                 )
                 made = Bench(stage, server, clients, folder)
                 async with trio.open_nursery() as nursery:
