@@ -57,6 +57,7 @@ def _computed(request: TracedRequest) -> Iterator[Moment]:
     for each in request.executions:
         if each.reason and each.ended_ns is not None:
             yield Moment(WORKER_DIED, each.ended_ns)
+    yield from _own(request)
     compute = request.compute
     if compute is None:
         return
@@ -68,6 +69,16 @@ def _computed(request: TracedRequest) -> Iterator[Moment]:
     ):
         if ns is not None:
             yield Moment(name, ns)
+
+
+def _own(request: TracedRequest) -> Iterator[Moment]:
+    """Yield what the model has told of itself; a span of its own is two activities, as in Triton."""
+    for each in request.own:
+        if each.id:
+            yield Moment(f"{each.name}_START", each.start_ns)
+            yield Moment(f"{each.name}_END", each.end_ns)
+        else:
+            yield Moment(each.name, each.start_ns)
 
 
 def _json(value: object) -> str:

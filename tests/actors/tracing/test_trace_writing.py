@@ -19,11 +19,12 @@ from actors.values.tracing.spans import (
     REQUEST_END,
     REQUEST_START,
     TAKEN_BACK,
+    OwnSpan,
 )
 from actors.values.tracing.traces import FinishedTrace, Moment, TracedExecution, TracedRequest, TracedTensor
 
 
-def request(number=1, *, parent=0, executions=(), tensors=(), moments=(), request_id=""):
+def request(number=1, *, parent=0, executions=(), tensors=(), moments=(), request_id="", own=()):
     return TracedRequest(
         id=number,
         parent_id=parent,
@@ -39,6 +40,7 @@ def request(number=1, *, parent=0, executions=(), tensors=(), moments=(), reques
         moments=tuple(Moment(*each) for each in moments),
         executions=tuple(executions),
         tensors=tuple(tensors),
+        own=tuple(own),
     )
 
 
@@ -175,3 +177,18 @@ def test_strings_are_escaped_in_the_file():
         request(tensors=[TracedTensor(BACKEND_OUTPUT, "S", DataType.BYTES, (1,), pack_bytes([b"hi"]), 5)])
     )
     assert told[-1]["tensor"]["data"] == '"hi"'
+
+
+def test_what_a_model_tells_of_itself_is_among_the_timestamps():
+    """A span of its own is two of them."""
+    own = [OwnSpan(0, "work", 11, 13, 77), OwnSpan(0, "FOUND", 12)]
+    objects = written(request(executions=[execution(FINISHED, start=9)], own=own))
+    assert names(objects) == [
+        "COMPUTE_START",
+        "work_START",
+        "COMPUTE_INPUT_END",
+        "FOUND",
+        "COMPUTE_OUTPUT_START",
+        "work_END",
+        "COMPUTE_END",
+    ]
