@@ -243,6 +243,7 @@ def request_of(
     letter: Letter, fields: CallFields, call: WorkerCall, parents: Sequence[InferRequest]
 ) -> InferRequest:
     """Return the request that a letter makes of its callee, with the properties of its `parents`."""
+    span, span_id = _caller(parents, fields.trace)
     data = memoryview(letter.data)
     inputs = [
         Tensor(each.name, each.datatype, each.shape, data[each.offset : each.offset + each.nbytes])
@@ -254,7 +255,8 @@ def request_of(
         id=fields.id,
         inputs=inputs,
         requested_outputs=fields.requested_outputs,
-        parameters=fields.parameters,
+        # Where the server goes on with the trace, the callee is to see no difference.
+        parameters=fields.own_parameters if span_id else fields.parameters,
         priority=fields.priority,
         timeout=fields.timeout,
         correlation_id=fields.correlation_id,
@@ -264,19 +266,23 @@ def request_of(
     )
     if parents:
         request.inherit(parents)
-        spans = [each.span for each in parents if each.span is not None]
-        if spans:
-            _trace(request, spans, fields.trace)
+    if span is not None:
+        span.child(request, WorkerCall.relation, request.accepted_at)
+        if request.span is not None:
+            request.span.w3c_parent = span_id
     return request
 
 
-def _trace(request: InferRequest, spans: Sequence[Span], named: str) -> None:
-    """Give `request` a span: a child of what the model has `named`, or else of the first of `spans`."""
+def _caller(parents: Sequence[InferRequest], named: str) -> tuple[Span | None, int]:
+    """Return the span of the parent on whose behalf a call is made, and the W3C id of what it is made in.
+
+    If the model has `named` none of theirs, that is the first one that is traced, and 0.
+    """
+    spans = [each.span for each in parents if each.span is not None]
+    if not spans:
+        return None, 0
     trace_id, span_id = ids_in(named)
     for span in spans:
         if span.trace.w3c_id == trace_id:
-            span.child(request, WorkerCall.relation, request.accepted_at)
-            if request.span is not None:
-                request.span.w3c_parent = span_id
-            return
-    spans[0].child(request, WorkerCall.relation, request.accepted_at)
+            return span, span_id
+    return spans[0], 0

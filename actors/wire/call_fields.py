@@ -36,7 +36,8 @@ class CallFields:
     flags: int
     timeout: float
     priority: int
-    parameters: Mapping[str, Parameter] | None
+    parameters: Mapping[str, Parameter] | None  # with `trace` among them
+    own_parameters: Mapping[str, Parameter] | None  # without
     trace: str  # the span in which the model makes it, as `traceparent`; empty: it has not said
     decoupled: bool
     blocking: bool
@@ -66,9 +67,9 @@ def _known_call(text: bytes) -> CallFields:
 
 def _read_call(fields: Mapping[str, Any]) -> CallFields:
     trace = _text(fields, "trace")
-    parameters = _parameters(fields)
+    parameters = own = _parameters(fields)
     if trace:
-        parameters = {"traceparent": trace, **(parameters or {})}
+        parameters = {"traceparent": trace, **(own or {})}
     correlation_id = fields.get("correlation_id", 0)
     return CallFields(
         model=_text(fields, "model"),
@@ -82,6 +83,7 @@ def _read_call(fields: Mapping[str, Any]) -> CallFields:
         timeout=_number(fields, "timeout", 0) / 1e6,
         priority=_number(fields, "priority", 0, high=2**64),
         parameters=parameters,
+        own_parameters=own,
         trace=trace,
         decoupled=_truth(fields, "decoupled"),
         blocking=_truth(fields, "blocking"),
