@@ -14,17 +14,11 @@ from actors.calls.subjects import CallingWorker, Subjects
 from actors.values.tracing.spans import OwnSpan, Span
 from actors.wire.call_fields import travels
 from actors.wire.frames import FrameError
-
-SUBJECT: Final = "trace.spans"
-
-MOST_TOLD: Final = 128
-"""Spans and activities in one message."""
+from engine.worker.backends.python.tracing import LONGEST, MOST_ATTRIBUTES, MOST_SPANS, SUBJECT
 
 MOST_NOTED: Final = 2048
 """Notes that one message makes: a span of a whole batch makes one for each of its traced requests."""
 
-_MOST_ATTRIBUTES: Final = 16
-_LONGEST: Final = 256  # characters
 _ACTIVITY: Final = 3  # places, name, time
 _SPAN: Final = 8  # places, name, start, end, id, parent, attributes, error
 _NUMBERS: Final = 2**63
@@ -54,7 +48,7 @@ def note(body: Mapping[str, object], caller: CallingWorker, now: int) -> None:
         not _is_number(batch)
         or not _is_number(left_out)
         or not isinstance(spans, list)
-        or len(spans) > MOST_TOLD
+        or len(spans) > MOST_SPANS
     ):
         raise _bad(body)
     traced = _traced(caller, batch)
@@ -114,13 +108,13 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST and travels(value)
+    return isinstance(value, str) and len(value) <= LONGEST and travels(value)
 
 
 def _are_attributes(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and len(value) <= _MOST_ATTRIBUTES
+        and len(value) <= MOST_ATTRIBUTES
         and all(_is_text(name) and _is_attribute(each) for name, each in value.items())
     )
 

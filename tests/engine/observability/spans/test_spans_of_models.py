@@ -10,7 +10,8 @@ from actors.values.requests import InferRequest
 from actors.values.tracing.spans import MOST_OWN, Execution
 from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
-from engine.observability.spans.of_models import MOST_NOTED, MOST_TOLD, SUBJECT, answer_spans, note
+from engine.observability.spans.of_models import MOST_NOTED, answer_spans, note
+from engine.worker.backends.python.tracing import MOST_SPANS, SUBJECT
 from tests.support.ports import NoPort
 from tests.support.traced import Book
 
@@ -102,10 +103,10 @@ def test_what_the_worker_left_out_is_counted(world):
 
 def test_one_trace_keeps_so_many(world):
     """And counts the rest, however many messages come."""
-    for _ in range(MOST_OWN // MOST_TOLD + 1):
-        world.tell(*[span(0)] * MOST_TOLD)
+    for _ in range(MOST_OWN // MOST_SPANS + 1):
+        world.tell(*[span(0)] * MOST_SPANS)
     assert len(world.own(0)) == MOST_OWN
-    assert world.requests[0].span.trace.unkept == MOST_TOLD
+    assert world.requests[0].span.trace.unkept == MOST_SPANS
 
 
 def test_one_message_makes_so_many_notes(world):
@@ -159,7 +160,7 @@ def test_what_no_worker_of_ours_tells_ends_the_worker(world, told):
         {"batch": "7", "spans": []},
         {"batch": 7, "spans": {}},
         {"batch": 7, "spans": [], "left_out": -1},
-        {"batch": 7, "spans": [span(0)] * (MOST_TOLD + 1)},
+        {"batch": 7, "spans": [span(0)] * (MOST_SPANS + 1)},
     ],
 )
 def test_so_does_a_message_that_is_none(world, body):
