@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -15,11 +15,12 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]) -> 
 
         def respond(self) -> None:
             status, body = answer(self)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            with suppress(ConnectionError):  # the client has left
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
         do_GET = do_HEAD = do_POST = respond
 

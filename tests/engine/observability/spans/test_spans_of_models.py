@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from actors.calls.subjects import CallingWorker, Subjects
 from actors.serving.instances.batches import InFlight
@@ -11,7 +13,9 @@ from actors.values.tracing.spans import MOST_OWN, Execution
 from actors.wire.call_fields import Attached
 from actors.wire.frames import FrameError
 from engine.observability.spans.of_models import MOST_NOTED, answer_spans, note
+from engine.observability.spans.planning import planned
 from engine.worker.backends.python.tracing import MOST_SPANS, SUBJECT
+from tests.support.examples import examples
 from tests.support.ports import NoPort
 from tests.support.traced import Book
 
@@ -172,3 +176,38 @@ def test_what_may_be_an_attribute_is_taken(world):
     world.tell(span(0, attributes={"s": "é", "i": -(2**63), "f": float("nan"), "b": False}))
     (made,) = world.requests[0].span.own
     assert list(made.attributes) == ["s", "i", "f", "b"]
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["work", "X_START"])
+)
+ANYTHING = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
+NEARLY = st.tuples(
+    st.lists(st.integers(-1, 4)) | ANYTHING,
+    st.sampled_from(["work", "X_START", "X_END"]) | ANYTHING,
+    *[st.integers(-1, 2**64) | ANYTHING] * 4,
+    st.dictionaries(st.text(), SCALARS) | ANYTHING,
+    st.text() | ANYTHING,
+)
+
+
+@settings(max_examples=examples(5000), deadline=None)
+@given(st.lists(NEARLY.map(list) | NEARLY.map(lambda each: list(each[:3])) | ANYTHING), ANYTHING)
+def test_whatever_a_worker_says_is_taken_or_ends_it(spans, batch):
+    """And what is taken becomes spans that can be exported."""
+    world = World()
+    for number in (7, batch):
+        try:
+            note({"batch": number, "spans": spans}, world.caller, NOW)
+        except FrameError:
+            continue
+    for request in (world.requests[0], world.requests[2]):
+        request.span.end(1.0)
+        request.span.trace.sent(1.0)
+    for trace in world.book.finished:
+        for made in planned(trace).spans:
+            assert 0 < made.span_id < 2**64
+            assert 0 <= made.start_ns <= made.end_ns < 2**63
+            made.name.encode()
