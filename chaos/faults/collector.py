@@ -1,7 +1,7 @@
-"""The collector of traces is away, while every request is traced: it refuses, or takes connections in silence.
+"""The collector of traces is away, while every request is traced: it refuses, or never answers.
 
-A run's server is set to export to a port of the run's own, where there is no collector at all. It traces nothing
-until a fault tells it to.
+A run's server is set to export to a port of the run's own, where there is no collector at all. It traces
+nothing until a fault tells it to.
 """
 
 from __future__ import annotations

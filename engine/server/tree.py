@@ -321,9 +321,7 @@ def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | Non
         raise ServerFailed(f"--audit-log: {error}") from error
 
 
-def _opened_traces(
-    settings: Settings, machine: Machine, environ: Mapping[str, str], log: Log
-) -> Tracing:
+def _opened_traces(settings: Settings, machine: Machine, environ: Mapping[str, str], log: Log) -> Tracing:
     clock, random = machine.monotonic, machine.random()
     try:
         return open_traces(settings.trace, log, monotonic=clock, random=random, environ=environ)
