@@ -125,6 +125,8 @@ class Dispatcher:
         """Answer the requests of a batch that was handed to `instance` and could not be sent."""
         for observer in self.observers.told:
             observer.taken_back(batch)
+        for place, why in (batch.unread or {}).items():
+            self._outcome.fail(batch.requests[place], why, FailureReason.OTHER)
         unanswered = [request for request in batch.requests if not (request.padding or request.answered)]
         self._fail_unsent(unanswered, error)
         self.ended(instance)

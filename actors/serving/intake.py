@@ -26,9 +26,6 @@ from actors.values.specs import Direct, DynamicBatching, ModelSpec
 
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
-INSTANCES_READ_REGIONS: Final = False
-"""Whether instances read inputs from clients' shared memory themselves, and write outputs there."""
-
 
 def regions_may_stay(spec: ModelSpec) -> bool:
     """Whether instances alone need the bytes of this version's inputs and outputs.
@@ -37,7 +34,7 @@ def regions_may_stay(spec: ModelSpec) -> bool:
     and decoupled models answer with more than the client gets.
     """
     plain = isinstance(spec.scheduling, (Direct, DynamicBatching))
-    return INSTANCES_READ_REGIONS and plain and not spec.decoupled and not spec.response_cache
+    return plain and not spec.decoupled and not spec.response_cache
 
 
 class Intake:

@@ -173,7 +173,8 @@ class Validator:
                 elements = rows * plan.row_elements
             else:
                 elements = self._count_elements(request, tensor.name, shape, plan)
-            size = len(tensor.data)
+            # In a client's region, and not read yet, if it has no data.
+            size = len(tensor.data) or tensor.nbytes
             nbytes += size
             if plan.datatype is DataType.BYTES:
                 found = None if request.strings is None else request.strings[place]
@@ -316,7 +317,7 @@ class Validator:
     def _wrong_size(self, request: InferRequest, tensor: Tensor, expected: int) -> InvalidArgument:
         return InvalidArgument(
             f"{request.prefix}input byte size mismatch for input '{tensor.name}' for model '{self._model}'. "
-            f"Expected {expected}, got {len(tensor.data)}"
+            f"Expected {expected}, got {tensor.nbytes}"
         )
 
     def _check_strings(

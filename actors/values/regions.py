@@ -1,15 +1,18 @@
 """Shared memory of clients: a registered region, and where in it a tensor lies (contract, shared_memory.md).
 
-The server never maps a region. A client may shrink, replace or change it at any time, and a page that has
-gone would end the server. So a region is read and written through its descriptor alone.
+Neither server nor workers map a region. A client may shrink, replace or change it at any time, and a page
+that has gone would end the process that touches it. So a region is read and written through its descriptor
+alone. This is part of the workers' import closure, so it runs on Python 3.9.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from actors.values.errors import NotFound
+from actors.values.native import mypyc_attr
 from actors.values.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class RegionCounts:
         self.bytes_written += nbytes
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Region:
     """One registered region of system shared memory. Equality is identity.
 
@@ -98,6 +102,29 @@ class RegionTensor(Tensor):
         """Length of its bytes in the region."""
         return self.source.nbytes
 
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return so many of its bytes, from byte `start` on, as they are now; fewer if they are not there."""
+        source = self.source
+        try:
+            return os.pread(source.region.fileno, min(nbytes, source.nbytes - start), source.at + start)
+        except OSError:
+            return b""
+
+
+class WrittenTensor(Tensor):
+    """An output that was written to the client's region: `data` is empty, and nothing is left to be sent."""
+
+    __slots__ = ("_nbytes",)
+
+    def __init__(self, name: str, datatype: DataType, shape: Sequence[int], nbytes: int) -> None:
+        super().__init__(name, datatype, shape, b"")
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Length of its bytes in the region."""
+        return self._nbytes
+
 
 class RegionPlace(NamedTuple):
     """Where a request says that a tensor lies: the name of a region, and bytes from the region's start on.
@@ -117,6 +144,7 @@ class RegionPlaces(NamedTuple):
     outputs: Mapping[str, RegionPlace]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RegionUse(ABC):
     """What one request has of regions. Its frontend ends it when the request is over, however it ends."""
 
@@ -139,6 +167,14 @@ class RegionUse(ABC):
     @abstractmethod
     def end(self) -> None:
         """Hold the regions no longer. Idempotent."""
+
+
+def cut_off_at(fileno: int, found: int) -> int:
+    """Return where an object ends, of which bytes from `found` on are missing, and perhaps more before."""
+    try:
+        return min(found, os.fstat(fileno).st_size)
+    except OSError:  # it has been closed
+        return 0
 
 
 def too_short(region: str, what: str, *, ends: int, needed: int) -> str:

@@ -35,8 +35,10 @@ _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, meta
 _INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
 # Kind, layout, slot, requests, outputs, batch id, three durations in ns.
 _RESULT = struct.Struct("<BBHHHQQQQ")
-_OUTPUT = struct.Struct("<HBBQQ")  # name length, datatype, dims (high bit: sizes follow), offset, nbytes
-_ANSWER = struct.Struct("<BBHI")  # status (0 or an error's number), zero, outputs, text length
+# Name length, datatype (high bit: it was written to a region), dims (high bit: sizes follow), offset, nbytes.
+_OUTPUT = struct.Struct("<HBBQQ")
+# Status (0 or an error's number), what failed with a client's region, outputs, text length.
+_ANSWER = struct.Struct("<BBHI")
 _PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
 
 # Elements. Times the size of one, they still fit numpy's 63 bits.
@@ -45,7 +47,11 @@ _LARGEST_ARRAY: Final = 2**60
 _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
+
+READ_FAILED: Final = 1
+WRITE_FAILED: Final = 2
 _SIZES: Final = 0x80
+_WRITTEN: Final = 0x80  # beside the number of the datatype
 _OPEN: Final = 0xFF  # the status of an answer that comes in parts
 # The status where there is no answer yet: the request is to run again.
 _RESCHEDULED: Final = 0xFE
@@ -69,9 +75,11 @@ class Placed:
     """A tensor in a segment: its place, its type and its shape.
 
     `sizes`, if given, are the bytes of each request's part, in order; else the bytes divide evenly by rows.
+
+    One that is `written` lies in the region that the request named for it, and not in the segment.
     """
 
-    __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes")
+    __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes", "written")
 
     def __init__(
         self,
@@ -81,6 +89,8 @@ class Placed:
         offset: int,
         nbytes: int,
         sizes: Sequence[int] | None = None,
+        *,
+        written: bool = False,
     ) -> None:
         self.name = name
         self.datatype = datatype
@@ -88,6 +98,7 @@ class Placed:
         self.offset = offset
         self.nbytes = nbytes
         self.sizes = sizes
+        self.written = written
 
 
 class GatheredInput:
@@ -118,9 +129,11 @@ class Execute:
     """Run this batch.
 
     `metadata` is None, or a list with one mapping per request of its differences from the default.
+    `descriptors` came with the frame: they are open for the regions that the metadata names by their numbers
+    (`actors.wire.region_spans`). The side that has the job closes them.
     """
 
-    __slots__ = ("batch_id", "inputs", "metadata", "rows", "slot")
+    __slots__ = ("batch_id", "descriptors", "inputs", "metadata", "rows", "slot")
 
     def __init__(
         self,
@@ -135,6 +148,7 @@ class Execute:
         self.rows = rows
         self.inputs = inputs
         self.metadata = metadata
+        self.descriptors: Sequence[int] = ()
 
     def encode(self) -> bytes:
         """Return the frame; it may be longer than `MAX_FRAME`."""
@@ -213,10 +227,10 @@ class Answer:
 
     In a result, an `open` answer stands for a request of a decoupled model whose answer comes in parts,
     before or after the result. A `rescheduled` one stands for a request that is to run once more, and has no
-    answer yet.
+    answer yet. An error has a `trouble`, `READ_FAILED` or `WRITE_FAILED`, if a client's region caused it.
     """
 
-    __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled")
+    __slots__ = ("code", "message", "open", "outputs", "parameters", "rescheduled", "trouble")
 
     def __init__(
         self,
@@ -227,6 +241,7 @@ class Answer:
         *,
         open: bool = False,  # noqa: A002  # what it is called everywhere else, too
         rescheduled: bool = False,
+        trouble: int = 0,
     ) -> None:
         self.outputs = outputs
         self.parameters = parameters
@@ -234,6 +249,7 @@ class Answer:
         self.message = message
         self.open = open
         self.rescheduled = rescheduled
+        self.trouble = trouble
 
 
 class Result:
@@ -299,7 +315,7 @@ class Result:
                 raise FrameError(f"result of unknown layout {layout}")
             answers = []
             for _ in range(requests):
-                answer, at = _decode_answer(frame, at, decoupled=decoupled)
+                answer, at = _decode_answer(frame, at, decoupled=decoupled, regions=not decoupled)
                 answers.append(answer)
         except (
             struct.error,
@@ -335,7 +351,7 @@ def _encode_answer(answer: Answer) -> bytes:
         return _ANSWER.pack(_RESCHEDULED if answer.rescheduled else _OPEN, 0, 0, 0)
     if answer.code is not None:
         text = answer.message.encode(errors="replace")
-        return _ANSWER.pack(_ERROR_NUMBER[answer.code], 0, 0, len(text)) + text
+        return _ANSWER.pack(_ERROR_NUMBER[answer.code], answer.trouble, 0, len(text)) + text
     text = json.dumps(answer.parameters, separators=(",", ":")).encode() if answer.parameters else b""
     head = _ANSWER.pack(0, 0, len(answer.outputs), len(text))
     return b"".join((head, *map(encode_placed, answer.outputs), text))
@@ -346,16 +362,20 @@ def encode_placed(output: Placed) -> bytes:
     name = output.name.encode()
     dims = len(output.shape)
     flag = 0 if output.sizes is None else _SIZES
-    head = _OUTPUT.pack(len(name), output.datatype.number, dims | flag, output.offset, output.nbytes)
+    number = output.datatype.number | _WRITTEN if output.written else output.datatype.number
+    head = _OUTPUT.pack(len(name), number, dims | flag, output.offset, output.nbytes)
     tail = _DIMS[dims].pack(*output.shape)
     if output.sizes is None:
         return head + name + tail
     return head + name + tail + struct.pack(f"<{len(output.sizes)}Q", *output.sizes)
 
 
-def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[list[Placed], int]:
+def decode_placed(
+    frame: Buffer, at: int, count: int, requests: int, *, regions: bool = False
+) -> tuple[list[Placed], int]:
     """Return `count` tensors that begin at `at`, and where they end.
 
+    With `regions`, some may have been written to regions. Only the answer to one request can have such.
     Raises FrameError, struct.error and ValueError.
     """
     outputs = []
@@ -365,7 +385,8 @@ def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[li
         name = str(frame[at : at + name_length], "utf-8")
         at += name_length
         has_sizes, dims = dims & _SIZES, dims & ~_SIZES
-        datatype = BY_NUMBER.get(number)
+        written = regions and number >= _WRITTEN
+        datatype = BY_NUMBER.get(number - _WRITTEN if written else number)
         if datatype is None or dims > MAX_DIMS:
             raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
         shape = _DIMS[dims].unpack_from(frame, at)
@@ -386,14 +407,16 @@ def decode_placed(frame: Buffer, at: int, count: int, requests: int) -> tuple[li
                 raise FrameError(
                     f"output {name!r} of {datatype}{list(shape)} takes {expected} bytes, not {nbytes}"
                 )
-        outputs.append(Placed(name, datatype, shape, offset, nbytes, sizes))
+        outputs.append(Placed(name, datatype, shape, offset, nbytes, sizes, written=written))
     return outputs, at
 
 
-def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[Answer, int]:
-    status, _, outputs, text_length = _ANSWER.unpack_from(frame, at)
+def _decode_answer(
+    frame: Buffer, at: int, *, decoupled: bool = False, regions: bool = False
+) -> tuple[Answer, int]:
+    status, trouble, outputs, text_length = _ANSWER.unpack_from(frame, at)
     at += _ANSWER.size
-    placed, at = decode_placed(frame, at, outputs, 0)
+    placed, at = decode_placed(frame, at, outputs, 0, regions=regions)
     text = bytes(frame[at : at + text_length])
     if len(text) != text_length:
         raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")
@@ -406,7 +429,7 @@ def _decode_answer(frame: Buffer, at: int, *, decoupled: bool = False) -> tuple[
         code = _ERROR_OF.get(status)
         if code is None:
             raise FrameError(f"an answer has the unknown status {status}")
-        return Answer(code=code, message=text.decode(errors="replace")), at
+        return Answer(code=code, message=text.decode(errors="replace"), trouble=trouble), at
     parameters = parse_json(text) if text else None
     if parameters is not None and not isinstance(parameters, dict):
         raise FrameError("response parameters are not an object")

@@ -5,6 +5,7 @@ A request keeps its own input buffers until it is answered. So a retry never rea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final
@@ -12,16 +13,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from actors.values.datatypes import DataType
-from actors.values.errors import InvalidArgument
+from actors.values.errors import InvalidArgument, TritiumError
+from actors.values.regions import RegionTensor, WrittenTensor, cut_off_at, too_short
 from actors.values.requests import InferRequest
 from actors.values.shapes import client_shape, reshaped
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import walk, walk_at_once
 from actors.values.tensors import Tensor, element_count, packed_row_bounds
 from actors.wire.arena import align
-from actors.wire.batch_frames import Answer, GatheredInput, Part, Placed, Result
+from actors.wire.batch_frames import READ_FAILED, WRITE_FAILED, Answer, GatheredInput, Part, Placed, Result
 from actors.wire.frames import FrameError
 from actors.wire.propagation import next_execution
+from actors.wire.region_spans import RegionRead
 
 if TYPE_CHECKING:
     from actors.values.tensors import Buffer
@@ -47,18 +50,24 @@ _CUT_COPYING: Final = 16 * 1024
 That costs less than a view of each.
 """
 
+_NO_READS: Final[Sequence[RegionRead]] = ()
+
 
 class Gather:
     """A plan to put a batch's inputs one after the other.
 
-    Sizes are known first; the inputs are copied once a segment is large enough.
+    Sizes are known first; the inputs are copied once a segment is large enough. What lies in clients' regions
+    is in `reads`, and `copied` are the bytes of all else. Either the worker reads it, or `reading` does.
     """
 
-    __slots__ = ("_parts", "inputs", "nbytes")
+    __slots__ = ("_parts", "copied", "inputs", "nbytes", "reads", "unread")
 
     def __init__(self, requests: Sequence[InferRequest], spec: ModelSpec) -> None:
         """Lay out the inputs of validated `requests`, which have equal batch keys."""
         self.inputs: list[GatheredInput] = []
+        self.reads: Sequence[RegionRead] = _NO_READS
+        # Of requests whose inputs could not be read, by their places in the batch.
+        self.unread: dict[int, TritiumError] | None = None
         self._parts: list[tuple[int, list[Tensor]]] = []
         at = 0
         sent = len(spec.inputs)
@@ -71,17 +80,32 @@ class Gather:
                 continue
             offset = at = align(at)
             for tensor in tensors:
-                at += len(tensor.data)
+                at += len(tensor.data) or self._elsewhere(tensor, at)
             self._parts.append((offset, tensors))
             self.inputs.append(_placed(index, declared, tensors, offset, at - offset, batches=spec.batches))
-        self.nbytes = at
+        self.nbytes = self.copied = at
+        if self.reads:
+            self._place_reads(requests)
+
+    def _elsewhere(self, tensor: Tensor, offset: int) -> int:
+        """Note where a tensor lies that has no data here, and return how long it is."""
+        if isinstance(tensor, RegionTensor):
+            self.reads = [*self.reads, RegionRead(tensor, offset)]
+        return tensor.nbytes
+
+    def _place_reads(self, requests: Sequence[InferRequest]) -> None:
+        for read in self.reads:
+            self.copied -= read.tensor.nbytes
+            while read.tensor not in requests[read.index].inputs:
+                read.index += 1
 
     def copy_into(self, view: memoryview) -> None:
         """Copy every input to its place; `view` holds at least `nbytes`."""
         for at, tensors in self._parts:
             for tensor in tensors:
-                end = at + len(tensor.data)
-                view[at:end] = tensor.data
+                end = at + (len(tensor.data) or tensor.nbytes)
+                if tensor.data:
+                    view[at:end] = tensor.data
                 at = end
 
     def copying(self, view: memoryview) -> Iterator[None]:
@@ -93,7 +117,59 @@ class Gather:
                     yield
                     piece = data[start : start + _PIECE]
                     view[at + start : at + start + len(piece)] = piece
-                at += len(data)
+                at += len(data) or tensor.nbytes
+
+    def reading(self, view: memoryview) -> Iterator[None]:
+        """Read what lies in regions, straight to its place. Yields before every piece.
+
+        A request that lies in a region which is too short is `unread`, and its rows are zeros.
+        """
+        unread: dict[int, TritiumError] = {}
+        for read in self.reads:
+            source, at = read.tensor.source, read.offset
+            done, end = 0, source.nbytes
+            while done < end:
+                yield
+                piece = view[at + done : at + min(done + _PIECE, end)]
+                count = _read(source.region.fileno, piece, source.at + done)
+                if count < len(piece):
+                    source.region.counts.reads_failed += 1
+                    unread.setdefault(read.index, _not_there(read.tensor, source.at + done + count))
+                    for _ in _zeroing(view[at + done + count : at + end]):
+                        yield
+                    break
+                done += count
+            else:
+                source.region.counts.read(source.nbytes)
+        self.unread = unread or None
+
+
+def _read(fileno: int, piece: memoryview, at: int) -> int:
+    """Read into `piece` from byte `at` of a file; return how many bytes there are."""
+    done = 0
+    try:
+        while done < len(piece):
+            count = os.preadv(fileno, [piece[done:]], at + done)
+            if not count:
+                break
+            done += count
+    except OSError:  # its client has gone, and so has the region
+        pass
+    return done
+
+
+def _not_there(tensor: RegionTensor, found: int) -> TritiumError:
+    source = tensor.source
+    ends = cut_off_at(source.region.fileno, found)
+    what = f"input '{tensor.name}'"
+    return InvalidArgument(too_short(source.region.name, what, ends=ends, needed=source.at + source.nbytes))
+
+
+def _zeroing(view: memoryview) -> Iterator[None]:
+    for start in range(0, len(view), _PIECE):
+        piece = view[start : start + _PIECE]
+        piece[:] = bytes(len(piece))
+        yield
 
 
 def _of_input(requests: Sequence[InferRequest], declared: InputSpec, index: int) -> list[Tensor]:
@@ -184,6 +260,8 @@ class Scatter:
         self.unchecked: list[Tensor] = []
         low = high = -1
         for output in _all_outputs(result):
+            if output.written:
+                continue
             start = output.offset
             end = start + output.nbytes
             if low < 0 or start < low:
@@ -208,10 +286,28 @@ class Scatter:
         if self._result.stacked is not None:
             return self._stacked_answers(requests, self._result.stacked)
         answers = self._result.answers or ()
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.trouble:
+                _count_trouble(request, answer.trouble)
         return [
-            (request, [self._tensor(p, p.shape, p.offset, p.nbytes) for p in answer.outputs], answer)
+            (request, [self._output(p, request) for p in answer.outputs], answer)
             for request, answer in zip(requests, answers, strict=True)
         ]
+
+    def _output(self, placed: Placed, request: InferRequest) -> Tensor:
+        """Return one output of a request that the worker answered by itself."""
+        if not placed.written:
+            return self._tensor(placed, placed.shape, placed.offset, placed.nbytes)
+        place = (request.output_regions or {}).get(placed.name)
+        if place is None or place.nbytes < placed.nbytes:
+            room = 0 if place is None else place.nbytes
+            raise FrameError(
+                f"a worker says that it wrote {placed.nbytes} bytes of output '{placed.name}' to a region,"
+                f" where the request has room for {room}"
+            )
+        place.region.counts.wrote(placed.nbytes)
+        shape = self._client_shape(placed, placed.shape)
+        return WrittenTensor(placed.name, placed.datatype, shape, placed.nbytes)
 
     def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
         if len(requests) == 1:
@@ -275,9 +371,7 @@ class Scatter:
 
     def _tensor(self, placed: Placed, shape: Sequence[int], offset: int, nbytes: int) -> Tensor:
         at = offset - self._base
-        declared = self._spec.outputs_by_name.get(placed.name)
-        if declared is not None and declared.reshape is not None:
-            shape = client_shape(shape, declared, batches=self._spec.batches)
+        shape = self._client_shape(placed, shape)
         tensor = Tensor(placed.name, placed.datatype, shape, self._data[at : at + nbytes])
         if placed.datatype is DataType.BYTES:
             self._effort += nbytes + _ELEMENT_EFFORT * min(element_count(shape), nbytes // 4)
@@ -286,6 +380,12 @@ class Scatter:
             else:
                 tensor.data = _checked_bytes(tensor.data, placed.name, shape)
         return tensor
+
+    def _client_shape(self, placed: Placed, shape: Sequence[int]) -> Sequence[int]:
+        declared = self._spec.outputs_by_name.get(placed.name)
+        if declared is None or declared.reshape is None:
+            return shape
+        return client_shape(shape, declared, batches=self._spec.batches)
 
     def checking(self) -> Iterator[None]:
         """Copy and check the `unchecked` outputs, whose tensors then have data of their own.
@@ -309,6 +409,18 @@ class Scatter:
                     f" bytes has {found.elements} of its {count} elements in its first {found.at} bytes"
                 )
             tensor.data = private.toreadonly()
+
+
+def _count_trouble(request: InferRequest, trouble: int) -> None:
+    """Count a request that a region has failed, as its worker says."""
+    for tensor in request.inputs:
+        if trouble == READ_FAILED and isinstance(tensor, RegionTensor):
+            tensor.source.region.counts.reads_failed += 1
+            return
+    for place in (request.output_regions or {}).values():
+        if trouble == WRITE_FAILED:
+            place.region.counts.writes_failed += 1
+            return
 
 
 def outputs_of(

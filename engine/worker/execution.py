@@ -16,6 +16,7 @@ from actors.wire.arena import INPUT, OUTPUT, ControlPage
 from actors.wire.batch_frames import Answer, Placed, Result
 from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
 from engine.worker.parts import WorkerSender
+from engine.worker.regions import BatchRegions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +118,9 @@ class WorkerRequest(BatchRequest):
         batch_frames.check_parameters(parameters or {})
         outputs = self._batch.own(self._index, outputs)
         placed = [
-            self._batch.put(name, datatype, array) for name, datatype, array in outputs if name in wanted
+            self._batch.deliver(self._index, name, datatype, array)
+            for name, datatype, array in outputs
+            if name in wanted
         ]
         self._batch.answer(self._index, Answer(placed, parameters))
 
@@ -169,6 +172,8 @@ class WorkerBatch(Batch):
         self._answers: list[Answer | None] = [None] * len(job.rows)
         self._any_answer = False
         self._stacked: list[Placed] | None = None
+        self._each: list[Answer] | None = None  # in place of `_stacked`, if regions take outputs
+        self._regions = BatchRegions(job) if job.descriptors else None
         self._requests: list[WorkerRequest] | None = None
         self._finished = False
         self.rows = sum(job.rows)
@@ -186,6 +191,10 @@ class WorkerBatch(Batch):
             self._senders = [None] * len(job.rows)
             end = max((gathered.offset + gathered.nbytes for gathered in job.inputs), default=0)
             self._input_view = memoryview(bytearray(slot.segments[INPUT].view[:end]))
+
+    def read_regions(self) -> bool:
+        """Read the inputs that lie in clients' regions; return whether the model has anything to do."""
+        return self._regions is None or self._regions.read_into(self._slot.segments[INPUT].view)
 
     @property
     def id(self) -> int:
@@ -366,6 +375,19 @@ class WorkerBatch(Batch):
             np.frombuffer(view, dtype=datatype.numpy).reshape(array.shape)[...] = array
         return Placed(name, datatype, array.shape, offset, nbytes)
 
+    def deliver(self, index: int, name: str, datatype: DataType, array: Array) -> Placed:
+        """Put an output of request `index` into its region, if it belongs into one; else as `put` does."""
+        if self._regions is not None:
+            if self.cancelled(index):
+                # Its client has left, and may use the region for something else by now.
+                self._regions.failed.setdefault(index, Answer(code=ErrorCode.CANCELLED))
+            if index in self._regions.failed:
+                return Placed(name, datatype, (0,), 0, 0)  # never sent
+            nbytes = self._regions.write(index, name, datatype, array)
+            if nbytes is not None:
+                return Placed(name, datatype, array.shape, 0, nbytes, written=True)
+        return self.put(name, datatype, array)
+
     def _write(self, data: bytes) -> int:
         offset = self._place(len(data))
         self._slot.segments[OUTPUT].view[offset : offset + len(data)] = data
@@ -419,12 +441,12 @@ class WorkerBatch(Batch):
             if any(joining.is_cut(name, shapes) for name, _, _ in outputs):
                 self._respond_apart(outputs, joining, shapes)
                 return
+        if self._regions is not None and self._regions.writes:
+            self._respond_each(outputs)
+            return
         stacked = []
         for name, datatype, array in outputs:
-            if self._model.max_batch_size and (not array.ndim or len(array) != self.rows):
-                raise ValueError(
-                    f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
-                )
+            self._check_rows(name, array)
             placed = self.put(name, datatype, array)
             if datatype is DataType.BYTES and len(self._job.rows) > 1:
                 placed.sizes = self._packed_sizes(array)
@@ -443,8 +465,34 @@ class WorkerBatch(Batch):
         for index, request in enumerate(self.requests):
             if self._answers[index] is None:
                 wanted = request.requested_outputs
-                own = [self.put(*column[index]) for column in columns if column[index][0] in wanted]
+                own = [
+                    self.deliver(index, *column[index]) for column in columns if column[index][0] in wanted
+                ]
                 self.answer(index, Answer(own))
+
+    def _check_rows(self, name: str, array: Array) -> None:
+        if self._model.max_batch_size and (not array.ndim or len(array) != self.rows):
+            raise ValueError(
+                f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+            )
+
+    def _respond_each(self, outputs: Sequence[Output]) -> None:
+        """Answer every request by itself, so that each output goes where its request wants it."""
+        for name, _, array in outputs:
+            self._check_rows(name, array)
+        each: list[Answer] = []
+        start = 0
+        for request in self.requests:
+            wanted = request.requested_outputs
+            end = start + request.rows
+            placed = []
+            for name, datatype, array in outputs:
+                if name in wanted:
+                    part = array if len(self._job.rows) == 1 else array[start:end]
+                    placed.append(self.deliver(len(each), name, datatype, part))
+            each.append(Answer(placed))
+            start = end
+        self._each = each
 
     def _packed_sizes(self, array: Array) -> list[int]:
         sizes = []
@@ -456,7 +504,7 @@ class WorkerBatch(Batch):
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""
-        self._stacked = None
+        self._stacked = self._each = None
         for index, answer in enumerate(self._answers):
             if self._senders and self._senders[index] is not None:
                 self._fail_sender(index, code, message)
@@ -475,14 +523,18 @@ class WorkerBatch(Batch):
         times = (0, 0, 0)
         self._finished = True
         self._requests = None  # they hold this, and their senders
+        failed: Mapping[int, Answer] = {}
+        if self._regions is not None:
+            self._regions.close()
+            failed = self._regions.failed
         if self._open_requests is not None:
             return self._finish_decoupled(self._open_requests)
-        if self._stacked is not None and not self._any_answer:
+        if self._stacked is not None and not self._any_answer and not failed:
             return Result(job.batch_id, job.slot, len(job.rows), times, stacked=self._stacked)
         answers = []
         start = 0
         for index, (answer, rows) in enumerate(zip(self._answers, job.rows)):
-            answers.append(answer or self._rows_of(index, start, rows))
+            answers.append(failed.get(index) or answer or self._rows_of(index, start, rows))
             start += rows
         return Result(job.batch_id, job.slot, len(job.rows), times, answers=answers)
 
@@ -501,6 +553,8 @@ class WorkerBatch(Batch):
         return Result(job.batch_id, job.slot, len(job.rows), (0, 0, 0), answers=answers)
 
     def _rows_of(self, index: int, start: int, rows: int) -> Answer:
+        if self._each is not None:
+            return self._each[index]
         if self._stacked is None:
             return Answer(
                 code=ErrorCode.INTERNAL,

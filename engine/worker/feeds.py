@@ -20,22 +20,28 @@ from typing import TYPE_CHECKING
 
 from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, Segment
+from actors.wire.region_spans import MOST_REGIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from engine.worker.slots import Slot
 
-_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array("i").itemsize)
-# A plain integer: operators of flags run Python code.
-_CUT_OFF = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_ANCILLARY_SIZE = socket.CMSG_SPACE(MOST_REGIONS * array("i").itemsize)
+# Plain integers: operators of flags run Python code.
+_CUT_OFF = int(socket.MSG_TRUNC)
+# A program that the model starts must not have them, clients' regions least of all.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _NONE: list[int] = []
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """Wait for a packet; return it, `b""` at the server's end, and the descriptors that came with it."""
+    """Wait for a packet; return it, `b""` at the server's end, and the descriptors that came with it.
+
+    There are fewer descriptors than the server sent where this process may open no more files.
+    """
     try:
-        packet, ancillary, flags, _ = sock.recvmsg(frames.MAX_FRAME, _ANCILLARY_SIZE)
+        packet, ancillary, flags, _ = sock.recvmsg(frames.MAX_FRAME, _ANCILLARY_SIZE, _CLOEXEC)
     except OSError:  # reset by the server's death: the same as its orderly end
         return b"", []
     if not ancillary and not flags & _CUT_OFF:
@@ -83,9 +89,14 @@ class Incoming:
             packet = bytes(self._slots[slot].segments[side].view[offset : offset + nbytes])
             kind = packet[0]
         if kind == frames.EXECUTE:
-            return True, batch_frames.Execute.decode(packet)
+            job = batch_frames.Execute.decode(packet)
+            if descriptors:
+                job.descriptors = descriptors
+            return True, job
         if kind == frames.SEGMENT:
             slot, side, size = frames.decode_segment(packet)
+            if not descriptors:
+                raise frames.FrameError("a segment came without its descriptor: too many files are open")
             segment = Segment(descriptors[0], size)
             segment.close_fd()
             self._slots[slot].replace(side, segment)

@@ -30,6 +30,7 @@ from engine.worker.forking import when_forked
 from engine.worker.joining import Joining, tensor_of
 from engine.worker.parts import OpenRequests
 from engine.worker.pointers import pointers_in
+from engine.worker.regions import close_all
 from engine.worker.slots import Slot
 
 if TYPE_CHECKING:
@@ -204,14 +205,17 @@ class Serving:
                 return
             started = clock()
             if not control.begin(lane, job.batch_id, job.slot, started):
+                close_all(job.descriptors)
                 self._send(frames.encode_skipped(job.slot, job.batch_id))
                 continue
             batch = WorkerBatch(
                 job, self._slots[job.slot], model, control, self._ask_for_room, self._open, joining
             )
+            any_read = batch.read_regions()
             prepared = clock()
             try:
-                backend.execute(batch)
+                if any_read:
+                    backend.execute(batch)
             except TritiumError as error:
                 batch.fail(error.code, error.message)
             except Exception as error:  # noqa: BLE001

@@ -17,6 +17,7 @@ from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.worker import LiveWorker
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
+from actors.values.regions import Region, RegionSlice, WrittenTensor
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
@@ -32,6 +33,7 @@ from tests.support.ports import Port
 
 _ROWS = ((1, 2), (1,))  # of the requests in each batch
 _WIDTH = 2  # elements of a row, four bytes each
+_ROOM = 40  # bytes for an output in a region, which requests of one row have
 _BATCHES = tuple(enumerate(_ROWS, start=1))  # by the number that the server gives them
 _KINDS = (
     *(frames.READY, frames.LOAD_FAILED, frames.RESULT, frames.ROOM, frames.LOG, frames.PROBED),
@@ -141,7 +143,9 @@ class _Heard:
     def finished(self, batch: InFlight, result: Result, answers: Sequence[Cut], *, borrowed: bool) -> None:
         """Take every answer apart as a frontend would."""
         for request, outputs, answer in answers:
-            _take_apart(outputs)
+            written = [tensor for tensor in outputs if isinstance(tensor, WrittenTensor)]
+            assert not written or (request.output_regions and max(each.nbytes for each in written) <= _ROOM)
+            _take_apart([tensor for tensor in outputs if tensor not in written])
             if answer is None or not (answer.open or answer.rescheduled):
                 self.finals.append(request)
 
@@ -179,6 +183,8 @@ def _request(rows: int) -> InferRequest:
         accepted_at=0.0,
     )
     request.rows = rows
+    if rows == 1:
+        request.output_regions = {"OUTPUT": RegionSlice(Region("region", "/region", 0, 4096, -1), 0, _ROOM)}
     return request
 
 
@@ -236,7 +242,8 @@ def _answer(rows: int, chance: Random) -> Answer:
         case 1:
             return Answer(open=True)
         case _:
-            placed = Placed("OUTPUT", DataType.FP32, (rows, _WIDTH), 0, rows * _WIDTH * 4)
+            written = chance.random() < 0.2
+            placed = Placed("OUTPUT", DataType.FP32, (rows, _WIDTH), 0, rows * _WIDTH * 4, written=written)
             return Answer([placed], {"a": 1, "b": "c"} if chance.random() < 0.5 else None)
 
 

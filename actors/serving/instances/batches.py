@@ -26,6 +26,7 @@ from typing import Final
 import trio
 
 from actors.seams.bell import Bell
+from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest
 from actors.wire.slots import Slot
 
@@ -62,7 +63,18 @@ class InFlight:
     A batch of a decoupled model stays `open` after its execution, as long as some of its requests are open.
     """
 
-    __slots__ = ("_places", "alone", "began_at", "id", "open", "requests", "slot", "started_at", "state")
+    __slots__ = (
+        "_places",
+        "alone",
+        "began_at",
+        "id",
+        "open",
+        "requests",
+        "slot",
+        "started_at",
+        "state",
+        "unread",
+    )
 
     def __init__(
         self, batch_id: int, requests: Sequence[InferRequest], slot: Slot, *, alone: bool, began_at: float
@@ -77,6 +89,8 @@ class InFlight:
         self.began_at = began_at
         self.open = 0  # requests whose answer comes in parts, and has not ended
         self.started_at = math.inf  # `began_at` as it was before the first part
+        # Of requests whose inputs could not be read from their regions, by their places.
+        self.unread: Mapping[int, TritiumError] | None = None
         self._places: dict[InferRequest, int] | None = None
 
     def become(self, state: BatchState) -> None:

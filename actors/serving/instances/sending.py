@@ -6,12 +6,18 @@ inputs is handed to the instance, which sends it from its own task. So is a batc
 another one. The copy of long inputs would hold the loop for about a millisecond per MiB, most of all into new
 pages. So it is made in slices, between other tasks. The `Execute` frame follows the last piece. Frames keep
 the order in which batches were dispatched.
+
+Inputs in clients' regions are read by the worker, whose `Execute` frame brings the regions' descriptors. A
+strict sandbox gets none, as a descriptor gives all of a client's object. There the instance reads, in slices.
+Requests for decoupled models bring no such inputs (`actors.serving.intake`).
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import trio
@@ -29,22 +35,36 @@ from actors.serving.instances.batches import (
 from actors.serving.instances.memory import WorkerMemory
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.streams import OpenStreams
+from actors.values.confinement import Sandbox
+from actors.values.regions import Region
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
 from actors.wire import batch_frames, frames
 from actors.wire.arena import INPUT
 from actors.wire.gathering import Gather, default_metadata
+from actors.wire.region_spans import RegionRead, tell_spans
 
 FILLED_AT_ONCE: Final = 4 * 1024 * 1024
 """Inputs of up to so many bytes are copied in one piece, which takes some 4 ms at worst."""
 
 
+class NotRead(Exception):
+    """No request of a batch has inputs: all lie in regions that are too short now. See `InFlight.unread`."""
+
+
 class Filling(NamedTuple):
-    """A batch whose long inputs are being copied, or are the next to be: what copies them, and its frame."""
+    """A batch that is prepared: what copies its inputs, its frame, and the regions that its worker needs."""
 
     batch: InFlight
     gather: Gather
     packet: bytes
+    regions: Sequence[Region]
+
+    @property
+    def long(self) -> bool:
+        """Whether its inputs must be copied in slices, as all that the server reads from regions is."""
+        gather = self.gather
+        return gather.copied > FILLED_AT_ONCE or (len(gather.reads) > 0 and not self.regions)
 
 
 class BatchSender:
@@ -73,6 +93,7 @@ class BatchSender:
         self._memory = memory
         self._held = held
         self._streams = streams
+        self._shares_regions = not spec.decoupled and spec.confinement.sandbox is not Sandbox.STRICT
         self.credit = held.lanes * (AHEAD if prefetch else 1)
         self._on_room = on_room
         self._on_unsent = on_unsent
@@ -97,13 +118,13 @@ class BatchSender:
         held.outstanding[batch.id] = batch
         try:
             if at_once:
-                gather, packet = self._prepare(batch)
-                at_once = gather.nbytes <= FILLED_AT_ONCE
+                filling = self._prepare(batch)
+                at_once = not filling.long
                 if at_once:
-                    self._send(batch, gather, packet)
+                    self._send(filling)
                     batch.began_at = begins
                 else:
-                    self.filling = Filling(batch, gather, packet)
+                    self.filling = filling
             if not at_once:
                 held.hand(batch)
         except BaseException:
@@ -118,12 +139,16 @@ class BatchSender:
             request.attempts += 1
         return batch
 
-    def _prepare(self, batch: InFlight) -> tuple[Gather, bytes]:
-        """Make room for the inputs of a batch; return what copies them, and the frame that sends it off."""
+    def _prepare(self, batch: InFlight) -> Filling:
+        """Make room for the inputs of a batch; return what copies them, and what sends it off."""
         slot, requests = batch.slot, batch.requests
         gather = Gather(requests, self._spec)
         used = gather.nbytes
         told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
+        regions: Sequence[Region] = ()
+        wanted = [each for each in requests if each.output_regions]
+        if self._shares_regions and (wanted or gather.reads):
+            regions = tell_spans(gather.reads, requests, told)
         rows = [request.rows for request in requests]
         packet = batch_frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
@@ -133,17 +158,35 @@ class BatchSender:
         if spilled:
             slot.segments[INPUT].view[used : used + spilled] = packet
             packet = frames.encode_spilled(slot.index, INPUT, used, spilled)
-        return gather, packet
+        return Filling(batch, gather, packet, regions)
 
-    def _send(self, batch: InFlight, gather: Gather, packet: bytes) -> None:
-        gather.copy_into(batch.slot.segments[INPUT].view)
+    def _send(self, filling: Filling) -> None:
+        filling.gather.copy_into(filling.batch.slot.segments[INPUT].view)
         passing.batches += 1
-        self._send_off(batch, packet)
+        self._send_off(filling)
 
-    def _send_off(self, batch: InFlight, packet: bytes) -> None:
+    def _send_off(self, filling: Filling) -> None:
+        batch, slot = filling.batch, filling.batch.slot.index
+        self._memory.control.offer(slot, len(batch.requests))
+        if filling.regions:
+            self._send_with(filling.regions, filling.gather.reads, filling.packet)
+        else:
+            self._pipe.send_nowait(filling.packet)
         batch.become(SENT)
-        self._memory.control.offer(batch.slot.index, len(batch.requests))
-        self._pipe.send_nowait(packet)
+        if batch.unread is not None:
+            for place in batch.unread:
+                self._memory.control.cancel(slot, place)
+
+    def _send_with(self, regions: Sequence[Region], reads: Sequence[RegionRead], packet: bytes) -> None:
+        """Send a frame and its regions. In place of one that has been closed, there is a file of no bytes."""
+        for read in reads:
+            read.tensor.source.region.counts.read(read.tensor.nbytes)
+        nothing = os.open(os.devnull, os.O_RDONLY) if any(each.fileno < 0 for each in regions) else -1
+        try:
+            self._pipe.send_nowait(packet, [each.fileno if each.fileno >= 0 else nothing for each in regions])
+        finally:
+            if nothing >= 0:
+                os.close(nothing)
 
     async def run(self) -> None:
         """Send what is handed over, for ever. If this is cancelled, what was not sent is never sent."""
@@ -161,26 +204,33 @@ class BatchSender:
         """Send a batch that was handed over. If its inputs are long, return the work that does it."""
         try:
             if self.filling is None:  # otherwise `batch` was prepared as it was dispatched
-                gather, packet = self._prepare(batch)
-                if gather.nbytes <= FILLED_AT_ONCE:
-                    self._send(batch, gather, packet)
+                filling = self._prepare(batch)
+                if not filling.long:
+                    self._send(filling)
                     self._held.sent(batch, trio.current_time())
                     return None
-                self.filling = Filling(batch, gather, packet)
+                self.filling = filling
         except Exception as error:
             self._unsent(batch, error)
             if not isinstance(error, (OSError, MemoryError)):
                 raise
             return None
-        return self._filled(*self.filling)
+        return self._filled(self.filling)
 
-    def _filled(self, batch: InFlight, gather: Gather, packet: bytes) -> Steps[None]:
-        for _ in gather.copying(batch.slot.segments[INPUT].view):
+    def _filled(self, filling: Filling) -> Steps[None]:
+        batch, gather = filling.batch, filling.gather
+        view = batch.slot.segments[INPUT].view
+        for _ in chain(gather.copying(view), () if filling.regions else gather.reading(view)):
             yield None
             if batch.state is not HANDED:  # it was taken back; its slot may be another batch's already
                 return
+        if gather.unread is not None:
+            batch.unread = gather.unread
+            if len(gather.unread) == len(batch.requests):
+                self._unsent(batch, NotRead())
+                return
         self.filling = None
-        self._send_off(batch, packet)
+        self._send_off(filling)
         self._held.sent(batch, trio.current_time())
         self._on_room()
 

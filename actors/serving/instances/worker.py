@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -27,10 +27,12 @@ from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.reports import ReportEvents, WorkerReports
 from actors.serving.instances.sending import BatchSender
 from actors.serving.instances.streams import OpenStreams, Slow
+from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest
 from actors.values.specs import InstanceSpec, ModelSpec
 from actors.wire import batch_frames, frames
 from actors.wire.arena import OUTPUT, Segment
+from actors.wire.batch_frames import Answer
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut, Scatter
 from actors.wire.parts import Arrived
@@ -341,6 +343,8 @@ class LiveWorker:
     def _finish(
         self, batch: InFlight, result: batch_frames.Result, scatter: Scatter, answers: Sequence[Cut]
     ) -> None:
+        if batch.unread is not None:
+            answers = _without(answers, batch.unread)
         if self._streams is not None:
             self._streams.close_answered(batch, answers)
         del self.outstanding[batch.id]
@@ -382,3 +386,11 @@ class LiveWorker:
         if inner[0] != frames.RESULT:
             raise FrameError(f"a worker spilled a frame of kind {inner[0]}")
         return self._on_result(inner)
+
+
+def _without(answers: Sequence[Cut], unread: Mapping[int, TritiumError]) -> list[Cut]:
+    """Return the answers, with errors for the requests whose inputs the model did not see."""
+    cuts = list(answers)
+    for place, error in unread.items():
+        cuts[place] = cuts[place][0], [], Answer(code=error.code, message=error.message)
+    return cuts

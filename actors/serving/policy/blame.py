@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from actors.values.regions import RegionTensor
 from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
 
@@ -20,6 +21,9 @@ QUARANTINE_SECONDS: Final = 600.0
 
 # Fingerprints; a batch that killed its worker has one for each request.
 _ACCUSED: Final = 4096
+
+_PIECE: Final = 128 * 1024
+"""Bytes of a client's region that are read at once."""
 
 
 class Fingerprint(NamedTuple):
@@ -168,10 +172,13 @@ def _quick_key(request: InferRequest) -> int:
     """Return a hash that equal requests share, and different ones seldom: sizes, and samples of the bytes."""
     parts: list[object] = []
     for tensor in sorted(request.inputs, key=_name):
-        data = tensor.data
-        middle = len(data) // 2
-        samples = bytes(data[:16]), bytes(data[middle : middle + 16]), bytes(data[-16:])
-        parts.append((tensor.name, tuple(tensor.shape), len(data), samples))
+        size = tensor.nbytes
+        if isinstance(tensor, RegionTensor):
+            samples = tensor.read(0, 16), tensor.read(size // 2, 16), tensor.read(max(0, size - 16), 16)
+        else:
+            data = tensor.data
+            samples = bytes(data[:16]), bytes(data[size // 2 : size // 2 + 16]), bytes(data[-16:])
+        parts.append((tensor.name, tuple(tensor.shape), size, samples))
     return hash(tuple(parts))
 
 
@@ -179,9 +186,13 @@ def _digest(request: InferRequest) -> bytes:
     """Return a fingerprint of all inputs: names, datatypes, shapes and contents, in any order of inputs."""
     fingerprint = blake2b(digest_size=16)
     for tensor in sorted(request.inputs, key=_name):
-        head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), len(tensor.data)))
+        head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), tensor.nbytes))
         fingerprint.update(head.encode())
-        fingerprint.update(tensor.data)
+        if isinstance(tensor, RegionTensor):
+            for start in range(0, tensor.nbytes, _PIECE):
+                fingerprint.update(tensor.read(start, _PIECE))
+        else:
+            fingerprint.update(tensor.data)
     return fingerprint.digest()
 
 

@@ -1,11 +1,13 @@
 """What is remembered of requests under which a worker died or hung, and what that means for their like."""
 
+import numpy as np
 import pytest
 
 from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, fingerprint_of
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from tests.support.ports import waiting_request
+from tests.support.shared_regions import ClientRegion, input_in
 
 LATER = QUARANTINE_SECONDS + 1
 
@@ -93,3 +95,20 @@ def test_a_request_that_hangs_is_quarantined_the_second_time(blame):
 def test_hangs_that_are_long_apart_are_bad_luck(blame):
     assert [blame.hung(request_of(), now, None) for now in (0.0, LATER)] == [False, False]
     assert blame.clean
+
+
+def test_inputs_in_a_region_are_told_by_what_the_region_holds():
+    """A client that uses the same bytes again, for something else, is not blamed for what was there before."""
+    region = ClientRegion(300_000)
+    place = region.put(np.arange(60_000, dtype=np.float32))
+    lying = waiting_request(inputs=[input_in(place, (60_000,))])
+    sent = waiting_request(inputs=[Tensor.from_numpy("INPUT", np.arange(60_000, dtype=np.float32))])
+    before = fingerprint_of(lying)
+    assert before == fingerprint_of(sent)
+    region.put(np.float32(-1), at=4 * 50_000)  # between the samples of the quick key
+    after = fingerprint_of(lying)
+    assert after.quick == before.quick
+    assert after.digest != before.digest
+    region.shrink(100_000)
+    assert fingerprint_of(lying).digest not in (before.digest, after.digest)
+    region.close()

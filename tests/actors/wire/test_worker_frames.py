@@ -13,7 +13,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import element_count
 from actors.wire import frames
-from actors.wire.batch_frames import Answer, Execute, GatheredInput, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, GatheredInput, Part, Placed, Result
 from actors.wire.frames import FrameError
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
@@ -54,7 +54,15 @@ def placeds(draw, requests=0):
     return Placed(draw(names), datatype, shape, draw(u64), nbytes, sizes)
 
 
-answers = st.builds(Answer, st.lists(placeds(), max_size=2), parameters) | st.builds(
+@st.composite
+def delivered(draw):
+    """An output of one request, which may have been written to its region."""
+    placed = draw(placeds())
+    placed.written = draw(st.booleans())
+    return placed
+
+
+answers = st.builds(Answer, st.lists(delivered(), max_size=2), parameters) | st.builds(
     Answer, code=st.sampled_from(ErrorCode), message=names
 )
 
@@ -90,6 +98,23 @@ def test_an_execute_frame_is_read_as_it_was_packed(job):
 def test_a_result_frame_is_read_as_it_was_packed(result):
     assert fields(Result.decode(result.encode())) == fields(result)
     assert fields(Result.decode(memoryview(result.encode()))) == fields(result)
+
+
+@pytest.mark.parametrize("nbytes", [4, 8])
+def test_only_the_answer_to_one_request_can_lie_in_a_region(nbytes):
+    written = Placed("o", DataType.FP32, (nbytes // 4,), 0, nbytes, written=True)
+    answered = Result(1, 2, 1, (0, 0, 0), answers=[Answer([written])])
+    (answer,) = Result.decode(answered.encode()).answers or ()
+    assert answer.outputs[0].written
+    for decoupled, result in (
+        (True, answered),
+        (False, Result(1, 2, 1, (0, 0, 0), stacked=[written])),
+    ):
+        with pytest.raises(FrameError, match="has datatype 139"):
+            Result.decode(result.encode(), decoupled=decoupled)
+    part = Part(1, 0, Answer([written]), b"", 0, final=True)
+    with pytest.raises(FrameError, match="has datatype 139"):
+        Part.decode(next(part.packets()))
 
 
 def test_an_answer_may_say_that_its_request_is_to_run_again():
