@@ -10,11 +10,12 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
-from actors.values.tensors import Tensor, element_count, pack_bytes
+from actors.values.tensors import element_count, pack_bytes
 from actors.wire import batch_frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage
 from actors.wire.batch_frames import Answer, Placed, Result
 from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
+from engine.worker.joining import BatchInputs
 from engine.worker.parts import WorkerSender
 from engine.worker.regions import BatchRegions
 
@@ -102,21 +103,21 @@ class WorkerRequest(BatchRequest):
 
     def input(self, name: str) -> Array:
         """Return one input as [rows, *dims]. See `BatchRequest.input`."""
-        return self._batch.input_of(name, self._index, self._start, self.rows)
+        return self._batch.inputs.of(name, self._index, self._start, self.rows)
 
     def feeds(self) -> Mapping[str, Array]:
         """Return all inputs of this request alone. See `BatchRequest.feeds`."""
-        return self._batch.feeds_of(self._index, self._start, self.rows)
+        return self._batch.inputs.feeds_of(self._index, self._start, self.rows)
 
     def input_datatype(self, name: str) -> DataType:
         """Return an input's declared datatype."""
-        return self._batch.datatype_of(name)
+        return self._batch.inputs.datatype_of(name)
 
     def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer this request. See `BatchRequest.respond`."""
         wanted = self.requested_outputs
         batch_frames.check_parameters(parameters or {})
-        outputs = self._batch.own(self._index, outputs)
+        outputs = self._batch.inputs.own(self._index, outputs)
         placed = [
             self._batch.deliver(self._index, name, datatype, array)
             for name, datatype, array in outputs
@@ -161,13 +162,10 @@ class WorkerBatch(Batch):
         `joining` is that of a model whose batches are not plain arrays.
         """
         self._job = job
-        self._joining = joining
         self._slot = slot
         self._model = model
         self._control = control
         self._ask_for_room = ask_for_room
-        self._inputs = {model.inputs[gathered.index].name: gathered for gathered in job.inputs}
-        self._decoded: dict[str, Array] = {}
         self._allocated: dict[str, tuple[Array, int, int]] = {}  # array, offset, generation
         self._answers: list[Answer | None] = [None] * len(job.rows)
         self._any_answer = False
@@ -182,7 +180,7 @@ class WorkerBatch(Batch):
         self._windows: list[Window] = []
         self._senders: list[Any] = []  # a weak reference to each sender that was asked for
         if open_requests is None:
-            self._input_view = slot.segments[INPUT].view
+            memory = slot.segments[INPUT].view
         else:
             self._windows = [open_requests.open(job.batch_id, index) for index in range(len(job.rows))]
             for index, window in enumerate(self._windows):
@@ -190,7 +188,8 @@ class WorkerBatch(Batch):
                 window.cancelled |= control.cancelled(slot.index, index)
             self._senders = [None] * len(job.rows)
             end = max((gathered.offset + gathered.nbytes for gathered in job.inputs), default=0)
-            self._input_view = memoryview(bytearray(slot.segments[INPUT].view[:end]))
+            memory = memoryview(bytearray(slot.segments[INPUT].view[:end]))
+        self.inputs = BatchInputs(job, model, memory, joining)
 
     def read_regions(self) -> bool:
         """Read the inputs that lie in clients' regions; return whether the model has anything to do."""
@@ -216,7 +215,7 @@ class WorkerBatch(Batch):
     @property
     def input_names(self) -> Sequence[str]:
         """Inputs present in this batch, in the configuration's order."""
-        return list(self._inputs)
+        return self.inputs.names
 
     @property
     def traced(self) -> Mapping[int, Sequence[str]]:
@@ -237,10 +236,6 @@ class WorkerBatch(Batch):
         """All outputs of the configuration."""
         return [output.name for output in self._model.outputs]
 
-    def datatype_of(self, name: str) -> DataType:
-        """Return an input's declared datatype. Raises KeyError for one that is absent."""
-        return self._model.inputs[self._inputs[name].index].datatype
-
     def cancelled(self, index: int) -> bool:
         """Whether the client of request `index` has gone."""
         if self._windows:
@@ -249,101 +244,11 @@ class WorkerBatch(Batch):
 
     def stacked(self, name: str) -> Array:
         """Return an input of all requests as [rows, *dims]. See `Batch.stacked`."""
-        gathered = self._inputs[name]
-        joining = self._joining
-        if joining is not None and name in joining.padded:
-            return self._padded(name, joining)
-        if gathered.shape is None:
-            raise ValueError(f"input '{name}' is ragged: its requests have different shapes")
-        return self._view(name, gathered.shape, gathered.offset, gathered.nbytes)
-
-    def _padded(self, name: str, joining: Joining) -> Array:
-        key = f"{name}\0"
-        array = self._decoded.get(key)
-        if array is None:
-            gathered = self._inputs[name]
-            if gathered.shape is not None:  # the requests agree, in whatever size
-                parts = [self._view(name, gathered.shape, gathered.offset, gathered.nbytes)]
-            else:
-                parts = [self._own_input(name, index, 0, 0) for index in range(len(self._job.rows))]
-            array = self._decoded[key] = joining.pad(name, parts)
-        return array
-
-    def input_of(self, name: str, index: int, start: int, rows: int) -> Array:
-        """Return one request's part of an input."""
-        if self._joining is not None and name in self._joining.padded:
-            return self._joining.pad(name, [self._own_input(name, index, start, rows)])
-        return self._own_input(name, index, start, rows)
+        return self.inputs.stacked(name)
 
     def feeds(self) -> Mapping[str, Array]:
         """Return all inputs as a model gets them that takes whole batches. See `Batch.feeds`."""
-        joining = self._joining
-        if joining is None:
-            return {name: self.stacked(name) for name in self._inputs}
-        feeds = {}
-        for name, gathered in self._inputs.items():
-            if name not in joining.flat:
-                feeds[name] = self.stacked(name)
-            elif gathered.shape is not None:
-                feeds[name] = self.stacked(name).reshape(-1)
-            else:
-                shape = (sum(element_count(part) for part, _ in gathered.parts or ()),)
-                feeds[name] = self._view(f"{name}\0", shape, gathered.offset, gathered.nbytes, name)
-        feeds.update(joining.made_of(self._shapes))
-        return feeds
-
-    def feeds_of(self, index: int, start: int, rows: int) -> Mapping[str, Array]:
-        """Return all inputs of one request, as if it were alone."""
-        feeds = {name: self.input_of(name, index, start, rows) for name in self._inputs}
-        joining = self._joining
-        if joining is not None:
-            for name in joining.flat & feeds.keys():
-                feeds[name] = feeds[name].reshape(-1)
-            feeds.update(joining.made_of({name: [of[index]] for name, of in self._shapes.items()}))
-        return feeds
-
-    @property
-    def _shapes(self) -> Mapping[str, Sequence[Sequence[int]]]:
-        """The shapes of the requests' own tensors."""
-        shapes: dict[str, Sequence[Sequence[int]]] = {}
-        for name, gathered in self._inputs.items():
-            if gathered.parts is not None:
-                shapes[name] = [shape for shape, _ in gathered.parts]
-            elif self._model.max_batch_size:
-                tail = tuple((gathered.shape or ())[1:])
-                shapes[name] = [(rows, *tail) for rows in self._job.rows]
-            else:
-                shapes[name] = [gathered.shape or ()]
-        return shapes
-
-    def own(self, index: int, outputs: Sequence[Output]) -> Sequence[Output]:
-        """Return what is a request's of the outputs that the model made for this request."""
-        joining = self._joining
-        if joining is None or not joining.reshapes:
-            return outputs
-        shapes = {name: of[index] for name, of in self._shapes.items()}
-        return [(name, datatype, joining.share(name, array, shapes)) for name, datatype, array in outputs]
-
-    def _own_input(self, name: str, index: int, start: int, rows: int) -> Array:
-        gathered = self._inputs[name]
-        if gathered.parts is not None:
-            offset = gathered.offset + sum(nbytes for _, nbytes in gathered.parts[:index])
-            shape, nbytes = gathered.parts[index]
-            return self._view(f"{name}\0{index}", shape, offset, nbytes, name)
-        whole = self._view(name, gathered.shape or (), gathered.offset, gathered.nbytes)
-        return whole[start : start + rows] if self._model.max_batch_size else whole
-
-    def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
-        array = self._decoded.get(key)
-        if array is None:
-            datatype = self.datatype_of(name or key)
-            if datatype is not DataType.BYTES and element_count(shape) * datatype.size == nbytes:
-                array = np.ndarray(shape, datatype.numpy, self._input_view, offset)
-            else:  # strings, or an error that names what is wrong
-                data = self._input_view[offset : offset + nbytes]
-                array = Tensor(key, datatype, shape, data).as_numpy()
-            self._decoded[key] = array
-        return array
+        return self.inputs.feeds()
 
     def allocate(self, name: str, datatype: DataType, shape: Sequence[int]) -> Array:
         """Return an uninitialised output array in shared memory. See `Batch.allocate`."""
@@ -435,12 +340,10 @@ class WorkerBatch(Batch):
 
     def respond(self, outputs: Sequence[Output]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
-        joining = self._joining
-        if joining is not None and joining.reshapes:
-            shapes = self._shapes
-            if any(joining.is_cut(name, shapes) for name, _, _ in outputs):
-                self._respond_apart(outputs, joining, shapes)
-                return
+        columns = self.inputs.shares(outputs)
+        if columns is not None:
+            self._respond_apart(columns)
+            return
         if self._regions is not None and self._regions.writes:
             self._respond_each(outputs)
             return
@@ -453,15 +356,8 @@ class WorkerBatch(Batch):
             stacked.append(placed)
         self._stacked = stacked
 
-    def _respond_apart(
-        self, outputs: Sequence[Output], joining: Joining, shapes: Mapping[str, Sequence[Sequence[int]]]
-    ) -> None:
+    def _respond_apart(self, columns: Sequence[Sequence[Output]]) -> None:
         """Answer every request that has no answer yet with its own outputs, which are not simply its rows."""
-        rows = self._job.rows
-        columns = [
-            [(name, datatype, own) for own in joining.shares(name, array, shapes, rows)]
-            for name, datatype, array in outputs
-        ]
         for index, request in enumerate(self.requests):
             if self._answers[index] is None:
                 wanted = request.requested_outputs

@@ -22,14 +22,15 @@ import numpy as np
 
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.padding import Buckets, CutBack, Padded
-from actors.values.tensors import element_count
+from actors.values.tensors import Tensor, element_count
 from engine.worker.backends.base import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from actors.values.tensors import Array
-    from engine.worker.backends.base import ModelInfo
+    from actors.wire.batch_frames import Execute
+    from engine.worker.backends.base import ModelInfo, Output
 
     Shape = Sequence[int]
     Shapes = Mapping[str, Sequence[Shape]]  # of each request, by the input's name
@@ -269,3 +270,144 @@ def _of(padded: Padded | None) -> Padded:
     if padded is None:
         raise TypeError("the tensor is not padded")
     return padded
+
+
+class BatchInputs:
+    """The inputs of one batch: of each request, and joined as the model takes them."""
+
+    __slots__ = ("_batches", "_declared", "_decoded", "_inputs", "_joining", "_memory", "_rows")
+
+    def __init__(
+        self, job: Execute, model: ModelInfo, memory: memoryview, joining: Joining | None = None
+    ) -> None:
+        """`memory` is the input segment, or a copy. `joining` is for batches that are not plain arrays."""
+        self._declared = model.inputs
+        self._batches = model.max_batch_size > 0
+        self._rows = job.rows
+        self._memory = memory
+        self._joining = joining
+        self._inputs = {model.inputs[gathered.index].name: gathered for gathered in job.inputs}
+        self._decoded: dict[str, Array] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Those that are present, in the configuration's order."""
+        return list(self._inputs)
+
+    def datatype_of(self, name: str) -> DataType:
+        """Return an input's declared datatype. Raises KeyError for one that is absent."""
+        return self._declared[self._inputs[name].index].datatype
+
+    def stacked(self, name: str) -> Array:
+        """Return an input of all requests as [rows, *dims]. See `Batch.stacked`."""
+        gathered = self._inputs[name]
+        joining = self._joining
+        if joining is not None and name in joining.padded:
+            return self._padded(name, joining)
+        if gathered.shape is None:
+            raise ValueError(f"input '{name}' is ragged: its requests have different shapes")
+        return self._view(name, gathered.shape, gathered.offset, gathered.nbytes)
+
+    def _padded(self, name: str, joining: Joining) -> Array:
+        key = f"{name}\0"
+        array = self._decoded.get(key)
+        if array is None:
+            gathered = self._inputs[name]
+            if gathered.shape is not None:  # the requests agree, in whatever size
+                parts = [self._view(name, gathered.shape, gathered.offset, gathered.nbytes)]
+            else:
+                parts = [self._own_input(name, index, 0, 0) for index in range(len(self._rows))]
+            array = self._decoded[key] = joining.pad(name, parts)
+        return array
+
+    def of(self, name: str, index: int, start: int, rows: int) -> Array:
+        """Return one request's part of an input."""
+        if self._joining is not None and name in self._joining.padded:
+            return self._joining.pad(name, [self._own_input(name, index, start, rows)])
+        return self._own_input(name, index, start, rows)
+
+    def feeds(self) -> Mapping[str, Array]:
+        """Return all inputs as a model gets them that takes whole batches. See `Batch.feeds`."""
+        joining = self._joining
+        if joining is None:
+            return {name: self.stacked(name) for name in self._inputs}
+        feeds = {}
+        for name, gathered in self._inputs.items():
+            if name not in joining.flat:
+                feeds[name] = self.stacked(name)
+            elif gathered.shape is not None:
+                feeds[name] = self.stacked(name).reshape(-1)
+            else:
+                shape = (sum(element_count(part) for part, _ in gathered.parts or ()),)
+                feeds[name] = self._view(f"{name}\0", shape, gathered.offset, gathered.nbytes, name)
+        feeds.update(joining.made_of(self._shapes))
+        return feeds
+
+    def feeds_of(self, index: int, start: int, rows: int) -> Mapping[str, Array]:
+        """Return all inputs of one request, as if it were alone."""
+        feeds = {name: self.of(name, index, start, rows) for name in self._inputs}
+        joining = self._joining
+        if joining is not None:
+            for name in joining.flat & feeds.keys():
+                feeds[name] = feeds[name].reshape(-1)
+            feeds.update(joining.made_of({name: [of[index]] for name, of in self._shapes.items()}))
+        return feeds
+
+    @property
+    def _shapes(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """The shapes of the requests' own tensors."""
+        shapes: dict[str, Sequence[Sequence[int]]] = {}
+        for name, gathered in self._inputs.items():
+            if gathered.parts is not None:
+                shapes[name] = [shape for shape, _ in gathered.parts]
+            elif self._batches:
+                tail = tuple((gathered.shape or ())[1:])
+                shapes[name] = [(rows, *tail) for rows in self._rows]
+            else:
+                shapes[name] = [gathered.shape or ()]
+        return shapes
+
+    def own(self, index: int, outputs: Sequence[Output]) -> Sequence[Output]:
+        """Return what is a request's of the outputs that the model made for this request."""
+        joining = self._joining
+        if joining is None or not joining.reshapes:
+            return outputs
+        shapes = {name: of[index] for name, of in self._shapes.items()}
+        return [(name, datatype, joining.share(name, array, shapes)) for name, datatype, array in outputs]
+
+    def shares(self, outputs: Sequence[Output]) -> list[list[Output]] | None:
+        """Return of each output what is each request's; None if that is simply its rows.
+
+        Raises ValueError where an output does not fit the requests' inputs.
+        """
+        joining = self._joining
+        if joining is None or not joining.reshapes:
+            return None
+        shapes = self._shapes
+        if not any(joining.is_cut(name, shapes) for name, _, _ in outputs):
+            return None
+        return [
+            [(name, datatype, own) for own in joining.shares(name, array, shapes, self._rows)]
+            for name, datatype, array in outputs
+        ]
+
+    def _own_input(self, name: str, index: int, start: int, rows: int) -> Array:
+        gathered = self._inputs[name]
+        if gathered.parts is not None:
+            offset = gathered.offset + sum(nbytes for _, nbytes in gathered.parts[:index])
+            shape, nbytes = gathered.parts[index]
+            return self._view(f"{name}\0{index}", shape, offset, nbytes, name)
+        whole = self._view(name, gathered.shape or (), gathered.offset, gathered.nbytes)
+        return whole[start : start + rows] if self._batches else whole
+
+    def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
+        array = self._decoded.get(key)
+        if array is None:
+            datatype = self.datatype_of(name or key)
+            if datatype is not DataType.BYTES and element_count(shape) * datatype.size == nbytes:
+                array = np.ndarray(shape, datatype.numpy, self._memory, offset)
+            else:  # strings, or an error that names what is wrong
+                data = self._memory[offset : offset + nbytes]
+                array = Tensor(key, datatype, shape, data).as_numpy()
+            self._decoded[key] = array
+        return array
