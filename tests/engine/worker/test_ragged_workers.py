@@ -74,7 +74,7 @@ async def test_every_request_gets_its_own_elements_back(serve, shapes, backend):
         await assert_doubled(model, await sent(model, arrays), arrays)
         statistics = model.state.statistics
         assert statistics.execution_count < statistics.inference_count
-        counts = counts_of(model.state.dispatcher.observers)
+        counts = counts_of(model.state.dispatcher.observers.told)
         assert (counts is not None) == (shapes is PADDED)
         if counts is not None:
             own = sum(x.nbytes for x in arrays)

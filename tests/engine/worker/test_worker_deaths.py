@@ -258,7 +258,8 @@ async def test_whatever_a_worker_says_each_request_has_one_answer_and_the_next_w
                 answer.release()
             assert (await model.infer(100.0)).tolist() == [[100.0] * 4]
             assert len(request.reply.parts) == 1
-        assert set(model.state.statistics.deaths) == {"protocol_error"}
+        # A talk may begin with the frame that says that the load has failed.
+        assert set(model.state.statistics.deaths) - {"start_failed"} == {"protocol_error"}
         assert model.state.statistics.reply_violations == 0
 
 
