@@ -101,13 +101,10 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _words_of(value: object) -> str:
-    """Return what a node tells of itself as words: of a list, such as that of regions, the first few."""
-    if not isinstance(value, list):
+    """Return what a node tells of itself as words: of a list of things, such as regions, the first few."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return str(value)
-    shown = [
-        " ".join(f"{key} {each}" for key, each in item.items()) if isinstance(item, dict) else str(item)
-        for item in value[:_LISTED]
-    ]
+    shown = [" ".join(f"{key} {each}" for key, each in item.items()) for item in value[:_LISTED]]
     more = [f"{len(value) - _LISTED} more"] if len(value) > _LISTED else []
     return f"[{'; '.join(shown + more)}]"
 
