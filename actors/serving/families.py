@@ -258,7 +258,7 @@ LOADS: Final[Families[LoadCounts]] = (
 
 
 MOST_FAILED: Final = 200
-"""Models that serve nothing whose loads are told by name. Clients that may upload models choose their names."""
+"""Models that serve nothing whose loads are told by name: clients that may upload models name them."""
 
 OTHERS: Final = "other"
 

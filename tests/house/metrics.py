@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.caching import families as caching
+from actors.events import families as events
 from actors.health import families as health
+from actors.padding import observing as padding
 from actors.regions import families as regions
 from actors.residency import residents
 from actors.serving import families as serving
@@ -78,6 +80,7 @@ SECTIONS: Final = (
         " the 20 largest others, are told by name, the rest as `other`.",
         fairness.FAMILIES,
     ),
+    _section("Padding", _OF_VERSIONS, "Of versions that have padded inputs.", padding.FAMILIES),
     _section("Latency promises", _OF_VERSIONS, "Of versions that make one.", slo.FAMILIES),
     _section("Readiness", "", "", health.READY),
     _section("Probes", _OF_VERSIONS, "Of versions that were probed.", health.PROBES),
@@ -115,6 +118,7 @@ SECTIONS: Final = (
         "See [shared_memory.md](shared_memory.md). `kind` is `system` or `cuda`.",
         regions.FAMILIES,
     ),
+    _section("Events", "", "The names of events are a closed list ([events.md](events.md)).", events.EVENTS),
     _section("Certificates", "", "Of ports that speak TLS.", tls.FAMILIES),
     _section(
         "Identities",
@@ -164,6 +168,7 @@ SPLIT: Final = {
     "tritium_identity_requests_total": "identity",
     "tritium_identity_refusals_total": "identity, code",
     "tritium_loop_lag_seconds": "stat",
+    "tritium_events_total": "event",
     "tritium_connections_turned_away_total": "reason",
     "tritium_workers_started_total": "spare",
     "tritium_shared_memory_regions": "kind",

@@ -68,10 +68,12 @@ def scrape(server):
 
 
 def series(text):
+    """The name and the labels of each series; without those of events, whose names are a closed list."""
     return {
         (sample.name, frozenset(sample.labels.items()))
         for family in text_string_to_metric_families(text)
         for sample in family.samples
+        if family.name != "tritium_events"
     }
 
 
