@@ -101,10 +101,7 @@ def help_text(width: int | None = None) -> str:
         if not flags:
             continue
         parts.append(f"\n{group.value}:\n")
-        if group is Group.REFUSED:
-            parts.append(_wrapped(", ".join(f"--{flag.name}" for flag in flags), columns, "  "))
-        else:
-            parts.extend(line for flag in flags for line in _described(flag, columns))
+        parts.extend(line for flag in flags for line in _described(flag, columns))
     parts.append("\n" + _ENVIRONMENT)
     return "".join(parts)
 

@@ -1,4 +1,4 @@
-"""Triton's flags that do nothing here, or ask for what is not offered."""
+"""Triton's flags that do nothing here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ _ONE_LOOP: Final = "one event loop serves all its connections"
 
 def _idle(name: str, why: str, form: AnyForm = _INT, *, repeatable: bool = False) -> Flag:
     return Flag(Group.COMPATIBLE, name, form, no_effect=why, repeatable=repeatable)
-
-
-def _refused(name: str, instead: str, form: AnyForm = _TEXT, *harmless: str) -> Flag:
-    off = ("false", "off", "0") if form is BOOL else ()
-    return Flag(Group.REFUSED, name, form, repeatable=True, instead=instead, harmless=harmless or off)
 
 
 COMPATIBLE: Final = (

@@ -2,13 +2,11 @@
 
 A settings class is a frozen dataclass whose fields are declared by `Group.option`, `Group.collected`, `combined` and `section`.
 The class is the table: the command line, the variables, the help, the errors and docs/options.md follow from it.
-A flag stands in one of three relations to this server:
+A flag stands in one of two relations to this server:
 
 - *honoured*: it does what its help says, and a field declares it;
 - *without effect* (`no_effect`): it tunes a part of Triton that has no counterpart here, so no answer can
-  differ for it. Giving it earns a warning, so that command lines written for Triton keep working;
-- *refused* (`instead`): what it asks for is not offered, and quietly serving without it would deceive. Words
-  in `harmless` ask for what happens anyway and are let through.
+  differ for it. Giving it earns a warning, so that command lines written for Triton keep working.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
-from engine.settings.forms import AnyForm, Form, SettingsError, text, to_bool
+from engine.settings.forms import AnyForm, Form, text, to_bool
 from engine.settings.sheet import declared, entries_of, read_sheet
 
 T = TypeVar("T")
@@ -39,8 +37,6 @@ class Flag:
     separator: str = ";"  # between the words of a repeatable flag in its environment variable
     aliases: tuple[str, ...] = ()
     no_effect: str = ""
-    instead: str = ""
-    harmless: tuple[str, ...] = ()
     # Whether a word holds a secret; None if none ever does. See `engine.settings.secrets`.
     secret: Callable[[str], bool] | None = None
 
@@ -77,10 +73,6 @@ class Given:
     def _check(self, flag: Flag, words: Sequence[str]) -> None:
         for word in words:
             flag.form.check(word, flag.name)
-            if flag.instead and word.lower() not in {harmless.lower() for harmless in flag.harmless}:
-                raise SettingsError(
-                    f"--{flag.name} is not supported by this version of Tritium: {flag.instead}"
-                )
         if flag.no_effect:
             self.warn_of(flag.name, flag.no_effect)
 
@@ -135,7 +127,6 @@ class Group(Enum):
     LOGGING = "Logging"
     TRACING = "Tracing"
     COMPATIBLE = "Accepted for Triton's sake, without effect (each one given is named in a warning)"
-    REFUSED = "Triton flags that this version refuses, rather than ignore"
 
     def flag(
         self,

@@ -743,7 +743,7 @@ def test_names_and_variables_are_unique():
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_flag_is_explained_in_exactly_one_way(flag):
-    assert sum(map(bool, (flag.help, flag.no_effect, flag.instead))) == 1
+    assert sum(map(bool, (flag.help, flag.no_effect))) == 1
 
 
 @settings(max_examples=examples(50))
