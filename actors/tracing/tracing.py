@@ -32,6 +32,9 @@ MOST_WAITING: Final = 1024
 AT_ONCE: Final = 64
 """Traces that are given to the sink in one call."""
 
+GATHERS: Final = 0.1
+"""Seconds for which the first trace waits for others, since each call of the sink wakes a thread."""
+
 CLOSES_WITHIN: Final = 5.0
 """Seconds that the sink has to write the rest as the server ends."""
 
@@ -212,7 +215,11 @@ class Tracing(Tracer, TraceBook, TraceControl):
         ctx.started()
         while not stopping.is_set():
             ctx.publish(sampled=self.sampled or None, dropped=self.dropped or None)
-            await self._write(await self._waiting.receive())
+            first = await self._waiting.receive()
+            if first is not None and self._waiting.statistics().current_buffer_used < AT_ONCE:
+                with trio.move_on_after(GATHERS):
+                    await stopping.wait()
+            await self._write(first)
         await self._finish()
 
     async def _write(self, first: Trace | None) -> None:

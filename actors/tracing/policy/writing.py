@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -20,6 +21,7 @@ from actors.values.tracing.spans import (
 from actors.values.tracing.traces import FinishedTrace, Moment, TracedRequest, TracedTensor
 
 _AT_ONCE: Final = 1024  # elements put into words in one call, which holds the interpreter lock
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)  # the name of a moment that needs no escapes
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -34,7 +36,8 @@ def objects_of(trace: FinishedTrace) -> Iterator[str]:
         if not request.parent_id:
             moments += trace.moments
         for moment in sorted(moments, key=lambda each: each.ns):
-            yield _json({"id": request.id, "timestamps": [{"name": moment.name, "ns": moment.ns}]})
+            name = moment.name if _PLAIN.fullmatch(moment.name) else json.dumps(moment.name)[1:-1]
+            yield f'{{"id":{request.id},"timestamps":[{{"name":"{name}","ns":{moment.ns}}}]}}'
         for tensor in request.tensors:
             yield _tensor(request.id, tensor)
 

@@ -128,10 +128,10 @@ class TraceFiles(TraceSink):
                 self._keep(sampler, text)
             sampler.collected += 1
         for sampler in [each for each in self._waiting if each.settled]:
-            if sampler.retired:
-                self._save(sampler, numbered=sampler.setting.log_frequency > 0)
-            elif sampler.left == 0:
+            if sampler.left == 0:
                 self._save(sampler, numbered=True)
+            elif sampler.retired:
+                self._save(sampler, numbered=sampler.setting.log_frequency > 0)
 
     def close(self) -> None:
         """See `TraceSink.close`."""

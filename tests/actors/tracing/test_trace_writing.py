@@ -126,6 +126,11 @@ def test_of_a_request_that_ran_again_the_last_execution_and_the_deaths_are_told(
     assert told[2]["timestamps"] == [{"name": "COMPUTE_START", "ns": 31}]
 
 
+@pytest.mark.parametrize("name", ["PLAIN_1", 'a "quoted" name', "é\n", ""])
+def test_the_name_of_a_moment_may_be_any_text(name):
+    assert written(request(moments=[(name, 7)]))[1] == {"id": 1, "timestamps": [{"name": name, "ns": 7}]}
+
+
 def test_times_that_are_not_known_are_left_out():
     told = written(
         request(executions=[replace(execution(FINISHED), input_end_ns=None, output_start_ns=None)])

@@ -43,7 +43,11 @@ class Context:
         self.told = {}
         self.stopping = self
         self._set = False
+        self._asked = trio.Event()
         self._callbacks = []
+
+    async def wait(self):
+        await self._asked.wait()
 
     def started(self):
         pass
@@ -59,6 +63,7 @@ class Context:
 
     def stop(self):
         self._set = True
+        self._asked.set()
         for callback in self._callbacks:
             callback()
 
@@ -77,6 +82,18 @@ async def test_finished_traces_go_to_the_sink(nursery):
     await settled(lambda: tracing.written == 3)
     assert [trace.requests[0].id for trace in sink.traces] == [1, 2, 3]
     assert names(sink.traces[0].requests[0].moments) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_traces_that_end_within_a_moment_are_written_together(nursery):
+    sink = KeptTraces()
+    tracing = tracing_of(sink)
+    nursery.start_soon(tracing.run, Context())
+    traced(tracing)
+    await trio.testing.wait_all_tasks_blocked()
+    traced(tracing, 2)
+    await settled(lambda: tracing.written == 3)
+    assert [len(call) for call in sink.calls] == [3]
     nursery.cancel_scope.cancel()
 
 

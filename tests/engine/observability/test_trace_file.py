@@ -129,6 +129,14 @@ def test_a_setting_that_is_replaced_is_written_when_its_last_trace_has_ended(tra
     assert traces.ids() == [3]
 
 
+def test_an_exhausted_count_has_its_file_although_the_setting_was_replaced_meanwhile(traces):
+    setting = traces.setting(count=1)
+    last = traces.sampled(setting)
+    setting.retired = True
+    traces.sink.write(last)
+    assert traces.ids(".0") == [1]
+
+
 def test_settings_share_the_numbers_of_files(traces):
     first, second = traces.setting(log_frequency=1), traces.setting(log_frequency=2)
     traces.write(first)
