@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import trio
@@ -19,7 +20,7 @@ from actors.regions.table import Entry, RegionTable
 from actors.regions.use import MemoryClaim, PlacingReply, Use
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
-from actors.supervision.offload import Offload
+from actors.supervision.offload import NotDone, Offload
 from actors.supervision.spec import ChildSpec
 from actors.values.errors import InvalidArgument, TritiumError, Unsupported
 from actors.values.interfaces import CudaRegion, SharedMemory, SystemRegion
@@ -51,14 +52,17 @@ class RegionRegistry(SharedMemory):
         devices: Devices | None = None,
     ) -> None:
         """`claims` makes claims on the memory for requests. `devices`: None where there is no GPU."""
-        self.table = RegionTable(limits)
+        self.table = RegionTable(limits, self._close_later)
         self._allowed = allowed
         self._claims = claims
         self._devices = devices
         self._known: dict[RegionPlace, RegionSlice] = {}
         self._lock = trio.Lock()  # one registration at a time: each looks, opens, and takes its name
         self._readers = trio.CapacityLimiter(_THREADS)
-        self._offload = Offload(limiter=trio.CapacityLimiter(_THREADS), jobs=_JOBS, nbytes=2**63)
+        # A thread reads what an answer lends it, so no answer is given back before its thread has ended.
+        self._offload = Offload(
+            limiter=trio.CapacityLimiter(_THREADS), jobs=_JOBS, nbytes=2**63, abandons=False
+        )
 
     # -- registration
 
@@ -84,7 +88,8 @@ class RegionRegistry(SharedMemory):
                     check_extent(name, offset, byte_size, object_size=size, page=_PAGE)
                     self.table.check_room(name, byte_size)
                 except TritiumError:
-                    os.close(fileno)
+                    with trio.CancelScope(shield=True):
+                        await in_thread(os.close, fileno)
                     raise
                 self.table.add(Region(name, key, offset, byte_size, fileno), trio.current_time())
         except TritiumError:
@@ -153,6 +158,9 @@ class RegionRegistry(SharedMemory):
         else:
             self.table.unregister_all(cuda=cuda)
 
+    def _close_later(self, fileno: int) -> bool:
+        return self._offload.submit(partial(os.close, fileno), partial(_closed, fileno))
+
     # -- requests
 
     def attach(self, request: InferRequest, places: RegionPlaces) -> None:
@@ -201,6 +209,11 @@ class RegionRegistry(SharedMemory):
     def close(self) -> None:
         """Close all regions: the server has ended."""
         self.table.close()
+
+
+def _closed(fileno: int, _: object, error: Exception | None) -> None:
+    if isinstance(error, NotDone):  # no thread has begun
+        os.close(fileno)
 
 
 class ToldRegions(Mapping[str, object]):

@@ -29,9 +29,15 @@ class Offload:
 
     At most `jobs`, with `nbytes` of inputs, are taken on; more are refused. A thread that hangs keeps its
     place until it ends, but its caller waits no longer than the time that was allowed for the work.
+
+    Unless it `abandons` threads, work that a thread has begun is waited for, and its caller is told once that
+    has ended. So the caller may then give back what the thread reads or writes. Such work must not hang.
     """
 
-    def __init__(self, *, limiter: trio.CapacityLimiter, jobs: int, nbytes: int) -> None:
+    def __init__(
+        self, *, limiter: trio.CapacityLimiter, jobs: int, nbytes: int, abandons: bool = True
+    ) -> None:
+        self._abandons = abandons
         self._limiter = limiter
         self._most_jobs = jobs
         self._most_bytes = nbytes
@@ -62,7 +68,7 @@ class Offload:
         error: Exception | None = NotDone("it took too long, or was interrupted")
         try:
             with trio.move_on_at(due):
-                result = await in_thread(work, limiter=self._limiter, abandon_on_cancel=True)
+                result = await in_thread(work, limiter=self._limiter, abandon_on_cancel=self._abandons)
                 error = None
         except Exception as failure:  # noqa: BLE001  # its owner is called back with it
             error = failure

@@ -9,6 +9,7 @@ import trio
 from actors.regions.objects import read_at_once, reading, write, write_at_once
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
+from actors.regions.table import CLOSED_AT_ONCE
 from actors.regions.use import AT_ONCE
 from actors.seams import threads
 from actors.supervision.supervisor import Supervisor
@@ -317,7 +318,7 @@ async def test_nothing_is_written_for_a_client_that_has_left(registry, memory):
     assert memory.get(1) == b"\0"
 
 
-async def test_a_region_may_go_while_a_thread_writes_to_it(registry, memory):
+async def test_a_region_stays_while_a_thread_writes_to_it(registry, memory):
     region = await registered(registry, memory)
     port = Port()
     request = request_of(port=port)
@@ -326,75 +327,107 @@ async def test_a_region_may_go_while_a_thread_writes_to_it(registry, memory):
     request.reply.put(part, final=True)
     request.regions.end()  # its client has left
     registry.unregister_system("R")
-    assert region.fileno == -1
+    assert region.fileno >= 0
     await port.wait()
     assert memory.get(LONG) == b"y" * LONG
+    assert (region.fileno, region.users) == (-1, 0)
 
 
-async def test_answers_that_are_being_written_fail_where_the_actor_dies(
+async def test_memory_of_a_gpu_is_not_closed_while_a_thread_writes_to_it(registry, devices):
+    held = devices.memory[b"h", 0] = FakeMemory(64)
+    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=4)}))
+    request.reply.put(answer(("Y", b"efgh"))[0], final=True)
+    request.regions.end()
+    registry.unregister_cuda("R")
+    assert not held.closed
+    await port.wait()
+    assert (held.closed, held.content[:4]) == (1, b"efgh")
+
+
+async def test_a_long_output_is_written_where_no_file_can_be_opened_any_more(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+        await port.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert memory.get(LONG) == b"y" * LONG
+    request.regions.end()
+
+
+async def test_a_region_of_much_memory_is_closed_on_a_thread(registry, memory):
+    # Its client may have unlinked it: then its pages go with the descriptor, which takes long.
+    region = await registered(registry, memory)
+    os.posix_fallocate(memory.fileno, 0, 2 * CLOSED_AT_ONCE)
+    fileno = region.fileno
+    registry.unregister_system("R")
+    assert (region.fileno, registry.system_regions()) == (-1, [])
+    os.fstat(fileno)
+    await trio.sleep(10)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fileno)
+
+
+async def test_no_descriptor_is_left_where_the_actor_dies_before_it_is_closed(
     autojump_clock, claims, memory, nursery
 ):
     threads.give(InlineThreads(1))
     registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim)
-    await registered(registry, memory)
-    port = Port()
-
-    def ask():
-        request = request_of(port=port)
-        registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
-        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
-        return request
-
-    # Before it runs, nothing is taken on.
-    first = ask()
-    assert isinstance(port.parts.pop(), Unavailable)
     supervisor = Supervisor([registry.spec()])
     await nursery.start(supervisor.serve)
-    second = ask()
+    os.posix_fallocate(memory.fileno, 0, 2 * CLOSED_AT_ONCE)
+    filenos = [(await registered(registry, memory, name)).fileno for name in "ABCDEFGH"]  # more than threads
+    registry.unregister_system()
     supervisor.stop()
     await trio.sleep(10)
-    assert list(map(str, port.parts)) == ["outputs could not be written to shared memory"]
-    for request in (first, second):
-        request.regions.end()
-    registry.close()
+    for fileno in filenos:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fileno)
 
 
-async def test_answers_that_wait_for_a_thread_leave_no_descriptor_where_the_actor_dies(
+async def test_an_answer_is_not_given_back_while_a_thread_writes_it_and_the_actor_dies(
     autojump_clock, claims, memory, nursery
 ):
-    threads.give(NeverThreads())
+    threads.give(InlineThreads(1))
     registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim)
-    # Registered as threads would do it.
-    fileno = os.open(memory.path, os.O_RDWR)
-    registry.table.add(Region("R", memory.key, 0, SIZE, fileno), 0.0)
+    region = await registered(registry, memory)
     supervisor = Supervisor([registry.spec()])
+    seen: dict[int, bytes] = {}  # what was in the region as each answer was given back
+
+    def ask(number):
+        port = Port()
+        request = request_of(port=port)
+        registry.attach(request, RegionPlaces([], {"Y": place(number * LONG, LONG)}))
+        part, _ = answer(("Y", b"y" * LONG))
+        part.on_release(lambda: seen.update({number: memory.get(1, (number + 1) * LONG - 1)}))
+        request.reply.put(part, final=True)
+        request.regions.end()  # its client has left, which gives nothing back
+        return port
+
+    # Before it runs, nothing is taken on.
+    first = ask(0)
+    assert isinstance(first.parts[0], Unavailable)
     await nursery.start(supervisor.serve)
-    before = len(os.listdir("/proc/self/fd"))
-    port = Port()
-    request = request_of(port=port)
-    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
-    request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    ports = {number: ask(number) for number in range(1, 7)}  # more than there are threads
+    await trio.lowlevel.checkpoint()
     supervisor.stop()
-    assert isinstance(await port.wait(), Internal)
-    assert len(os.listdir("/proc/self/fd")) == before
-    request.regions.end()
+    await trio.sleep(10)
+    written = [number for number, port in ports.items() if isinstance(port.parts[0], InferResponse)]
+    failed = [port.parts[0] for port in ports.values() if isinstance(port.parts[0], Internal)]
+    # What a thread had begun is written, and the others never are.
+    assert [str(each) for each in failed] == ["outputs could not be written to shared memory"] * 2
+    assert seen == {number: b"y" if number in written else b"\0" for number in range(7)}
+    assert [memory.get(1, number * LONG) for number in range(7)] == [seen[number] for number in range(7)]
+    assert (len(written), region.users) == (4, 0)
     registry.close()
-
-
-async def test_where_no_file_can_be_opened_an_answer_is_refused_for_now(registry, memory):
-    await registered(registry, memory)
-    port = Port()
-    request = request_of(port=port)
-    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
-    try:
-        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert str(await port.wait()) == "outputs can't be written to shared memory now: Too many open files"
-    request.regions.end()
 
 
 # Memory of a GPU, which is played
