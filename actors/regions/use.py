@@ -6,8 +6,10 @@ pieces, so that no size of a region holds the loop.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -232,24 +234,20 @@ class PlacingReply(ReplyPort):
         return writes, total
 
     def _write_later(self, part: InferResponse, writes: Writes, nbytes: int, *, final: bool) -> None:
-        # The client may leave meanwhile, and its request then holds nothing any more.
-        for _, target in writes:
-            target.region.hold()
+        job = _Writing(writes)
         self._waiting = deque()
-        done = partial(self._wrote, part, writes, final)
-        if not self._offload.submit(partial(_write_all, writes), done, nbytes=nbytes):
+        done = partial(self._wrote, part, job, final)
+        if not self._offload.submit(job.run, done, nbytes=nbytes):
             why = "the server has too many outputs to write to shared memory; send the request again"
             done(None, Unavailable(why, retry_after=1.0))
 
     def _wrote(
-        self, part: InferResponse, writes: Writes, final: bool, _: object, error: Exception | None
+        self, part: InferResponse, job: _Writing, final: bool, _: object, error: Exception | None
     ) -> None:
-        """No thread writes `part` any more. `error` says why it was not written."""
-        for _, target in writes:
-            target.region.let_go()
+        job.end()
         waiting, self._waiting = self._waiting, None
         if error is None:
-            self._written(part, writes, final=final)
+            self._written(part, job.writes, final=final)
         elif isinstance(error, TritiumError):
             self._fail(part, error, final=final)
         else:
@@ -279,13 +277,61 @@ class PlacingReply(ReplyPort):
         self._port.put(error.with_traceback(None), final=final)
 
 
-def _write_all(writes: Writes) -> None:
-    for tensor, target in writes:
-        region = target.region
-        if isinstance(region, DeviceRegion):
-            _write_device(region, target, tensor)
-        else:
-            write(target, tensor.name, tensor.data, region.fileno)
+class _Writing:
+    """Outputs that a thread writes. It has descriptors of its own, so that nothing else can close them.
+
+    They are closed by the thread or, if that never runs, by `end`. Raises Unavailable where there are none.
+    """
+
+    __slots__ = ("_held", "_own", "_turn", "writes")
+
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self._own: dict[Region, int] = {}
+        self._held: list[DeviceRegion] = []
+        self._turn = [self._own]  # taken by the one that closes them, by a step that can't be divided
+        try:
+            for _, target in writes:
+                region = target.region
+                if isinstance(region, DeviceRegion):
+                    region.hold()
+                    self._held.append(region)
+                elif region not in self._own:
+                    self._own[region] = os.dup(region.fileno)
+        except OSError as error:
+            self.end()
+            why = f"outputs can't be written to shared memory now: {error.strerror}"
+            raise Unavailable(why, retry_after=1.0) from error
+
+    def run(self) -> None:
+        """Write them: on a thread. Raises InvalidArgument and Internal."""
+        try:
+            own = self._turn.pop()
+        except IndexError:
+            return  # nothing waits for it any more
+        try:
+            for tensor, target in self.writes:
+                region = target.region
+                if isinstance(region, DeviceRegion):
+                    _write_device(region, target, tensor)
+                else:
+                    write(target, tensor.name, tensor.data, own[region])
+        finally:
+            _close(own)
+
+    def end(self) -> None:
+        """Nothing waits for it any more: on the loop's thread."""
+        if self._turn:
+            with suppress(IndexError):
+                _close(self._turn.pop())
+        held, self._held = self._held, []
+        for region in held:
+            region.let_go()
+
+
+def _close(own: Mapping[Region, int]) -> None:
+    for fileno in own.values():
+        os.close(fileno)
 
 
 def _read_device(region: DeviceRegion, source: RegionSlice, name: str) -> Buffer:

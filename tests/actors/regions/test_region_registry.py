@@ -318,7 +318,7 @@ async def test_nothing_is_written_for_a_client_that_has_left(registry, memory):
     assert memory.get(1) == b"\0"
 
 
-async def test_a_region_stays_while_a_thread_writes_to_it(registry, memory):
+async def test_a_region_may_go_while_a_thread_writes_to_it(registry, memory):
     region = await registered(registry, memory)
     port = Port()
     request = request_of(port=port)
@@ -327,10 +327,9 @@ async def test_a_region_stays_while_a_thread_writes_to_it(registry, memory):
     request.reply.put(part, final=True)
     request.regions.end()  # its client has left
     registry.unregister_system("R")
-    assert region.fileno >= 0
+    assert region.fileno == -1
     await port.wait()
     assert memory.get(LONG) == b"y" * LONG
-    assert (region.fileno, region.users) == (-1, 0)
 
 
 async def test_memory_of_a_gpu_is_not_closed_while_a_thread_writes_to_it(registry, devices):
@@ -345,22 +344,6 @@ async def test_memory_of_a_gpu_is_not_closed_while_a_thread_writes_to_it(registr
     assert not held.closed
     await port.wait()
     assert (held.closed, held.content[:4]) == (1, b"efgh")
-
-
-async def test_a_long_output_is_written_where_no_file_can_be_opened_any_more(registry, memory):
-    await registered(registry, memory)
-    port = Port()
-    request = request_of(port=port)
-    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
-        await port.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert memory.get(LONG) == b"y" * LONG
-    request.regions.end()
 
 
 async def test_a_region_of_much_memory_is_closed_on_a_thread(registry, memory):
@@ -428,6 +411,44 @@ async def test_an_answer_is_not_given_back_while_a_thread_writes_it_and_the_acto
     assert [memory.get(1, number * LONG) for number in range(7)] == [seen[number] for number in range(7)]
     assert (len(written), region.users) == (4, 0)
     registry.close()
+
+
+async def test_answers_that_wait_for_a_thread_leave_no_descriptor_where_the_actor_dies(
+    autojump_clock, claims, memory, nursery
+):
+    threads.give(NeverThreads())
+    registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim)
+    # Registered as threads would do it.
+    fileno = os.open(memory.path, os.O_RDWR)
+    registry.table.add(Region("R", memory.key, 0, SIZE, fileno), 0.0)
+    supervisor = Supervisor([registry.spec()])
+    await nursery.start(supervisor.serve)
+    before = len(os.listdir("/proc/self/fd"))
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    supervisor.stop()
+    assert isinstance(await port.wait(), Internal)
+    assert len(os.listdir("/proc/self/fd")) == before
+    request.regions.end()
+    registry.close()
+
+
+async def test_where_no_file_can_be_opened_an_answer_is_refused_for_now(registry, memory):
+    await registered(registry, memory)
+    port = Port()
+    request = request_of(port=port)
+    registry.attach(request, RegionPlaces([], {"Y": place(nbytes=LONG)}))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        request.reply.put(answer(("Y", b"y" * LONG))[0], final=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert str(await port.wait()) == "outputs can't be written to shared memory now: Too many open files"
+    request.regions.end()
 
 
 # Memory of a GPU, which is played
