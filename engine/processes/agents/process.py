@@ -30,7 +30,9 @@ PROGRAM: Final = Path(__file__).parent / "host.py"
 _LARGEST: Final = 4 * 1024 * 1024  # of one thing that an agent's process says
 # A process whose socket has ended is about to end.
 _DYING_SECONDS: Final = 2.0
-_LARGEST_OUTPUT: Final = 16 * 1024  # of what an agent prints during one action; the rest is passed over
+_LARGEST_OUTPUT: Final = 64 * 1024  # of what an agent prints during one action; the rest is counted
+_LONGEST_LINE: Final = 16 * 1024
+_LINE: Final = 32  # bytes that a line counts beside its text
 
 Printed = Callable[[str, str], None]
 """Told the agent's name and a line that it printed."""
@@ -72,6 +74,8 @@ class AgentProcess:
         self._line: socket.socket | None = None
         self._heard = b""
         self._told = b""
+        self._output_left = _LARGEST_OUTPUT  # of the action that runs
+        self._passed_over = 0  # lines
         self.killed = False  # or has ended: it does nothing any more
 
     def act(self, action: str, location: Path, within: float) -> Path:
@@ -85,6 +89,7 @@ class AgentProcess:
         if self._process is None:
             order |= self._first
             self._start()
+        self._output_left = _LARGEST_OUTPUT
         try:
             self._say(order)
             answer = self._answer(action, time.monotonic() + within, within)
@@ -95,6 +100,8 @@ class AgentProcess:
             words = self._last_words()
             self.kill()
             raise AgentFailed(f"repository agent '{self.name}' ended during {action}{words}") from error
+        finally:
+            self._tell_passed_over()
         if "error" in answer:
             raise AgentFailed(f"repository agent '{self.name}' failed in {action}: {answer['error']}")
         return Path(str(answer["location"]))
@@ -172,7 +179,8 @@ class AgentProcess:
             selector.register(self._line, selectors.EVENT_READ)
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._heard:
-                ready = selector.select(max(0.0, until - time.monotonic()))
+                left = until - time.monotonic()
+                ready = selector.select(left) if left > 0 else ()  # it may print without a pause
                 if not ready:
                     raise AgentFailed(
                         f"repository agent '{self.name}' did not end {action} within {within:g} s and was ended"
@@ -188,7 +196,7 @@ class AgentProcess:
         line, _, self._heard = self._heard.partition(b"\n")
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
             raise AgentFailed(f"repository agent '{self.name}' wrote to the server's socket in {action}")
@@ -209,12 +217,25 @@ class AgentProcess:
             piece = os.read(self._process.stdout.fileno(), 65536)
         except BlockingIOError:
             return True
-        self._told = (self._told + piece)[-_LARGEST_OUTPUT:]
-        *lines, rest = self._told.split(b"\n")
-        self._told = rest
+        *lines, rest = (self._told + piece).split(b"\n")
+        self._told = rest[-_LONGEST_LINE:]
         for line in lines:
-            self._printed(self.name, line.decode(errors="replace"))
+            self._tell(line[-_LONGEST_LINE:])
         return bool(piece)
+
+    def _tell(self, line: bytes) -> None:
+        size = len(line) + _LINE
+        if size > self._output_left:
+            self._output_left = 0  # what follows is passed over, whatever its size
+            self._passed_over += 1
+            return
+        self._output_left -= size
+        self._printed(self.name, line.decode(errors="replace"))
+
+    def _tell_passed_over(self) -> None:
+        count, self._passed_over = self._passed_over, 0
+        if count:
+            self._printed(self.name, f"({count} more lines were printed and are not in the log)")
 
     def _last_words(self) -> str:
         if self._process is None or self._process.stdout is None:
