@@ -16,14 +16,29 @@ RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
 _MOST: Final = 2**64 - 1
 _LONGEST_NAME: Final = 255  # bytes of the name of a file
+_LONGEST: Final = 4096  # characters of what a client calls a region or its object, which are kept
+_SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLimits:
-    """How much clients may register: regions, and bytes in all of them."""
+    """How much clients may register: regions, and bytes in all of them; and bytes of one request's inputs.
+
+    A region may be much larger than the memory that there is: its object need not have pages.
+    """
 
     regions: int = 1024
     nbytes: int = 2**40
+    inputs: int = 2**40
+
+
+def check_names(region: str, key: str = "") -> None:
+    """Raise InvalidArgument where a client calls a region, or its object, by a text that is too long to keep."""
+    for text, what in ((region, "the name of a shared memory region"), (key, "the key of a region")):
+        if len(text) > _LONGEST:
+            raise InvalidArgument(
+                f"{what} has {len(text)} characters, and may have {_LONGEST} at most: '{text[:_SHOWN]}...'"
+            )
 
 
 def object_name(region: str, key: str) -> str:
@@ -90,6 +105,15 @@ def check_room(region: str, byte_size: int, *, count: int, held: int, limits: Re
             f"cannot register shared memory region '{region}' of {byte_size} bytes: registered regions have"
             f" {held} bytes, and the server allows {limits.nbytes} in all; unregister some, or see"
             " --client-shm-bytes"
+        )
+
+
+def check_inputs(prefix: str, nbytes: int, limits: RegionLimits) -> None:
+    """Raise InvalidArgument where the inputs of a request that lie in regions are too long together."""
+    if nbytes > limits.inputs:
+        raise InvalidArgument(
+            f"{prefix}the inputs in shared memory have {nbytes} bytes, and those of one request may have"
+            f" {limits.inputs}; see --receive-memory"
         )
 
 

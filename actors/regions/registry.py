@@ -15,9 +15,16 @@ import trio
 
 from actors.regions.devices import DeviceError, DeviceRegion, Devices
 from actors.regions.objects import open_object
-from actors.regions.policy import RegionLimits, check_extent, check_place, object_name
+from actors.regions.policy import (
+    RegionLimits,
+    check_extent,
+    check_inputs,
+    check_names,
+    check_place,
+    object_name,
+)
 from actors.regions.table import Entry, RegionTable
-from actors.regions.use import MemoryClaim, PlacingReply, Use
+from actors.regions.use import AT_ONCE, MemoryClaim, PlacingReply, Use
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 from actors.supervision.offload import NotDone, Offload
@@ -80,6 +87,7 @@ class RegionRegistry(SharedMemory):
         """See `SharedMemory`."""
         try:
             self.check_allowed()
+            check_names(name, key)
             found = object_name(name, key)
             async with self._lock:
                 self.table.check_free(name)
@@ -104,6 +112,7 @@ class RegionRegistry(SharedMemory):
                     f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
                 )
             self.check_allowed()
+            check_names(name)
             async with self._lock:
                 await self._open_cuda(self._devices, name, raw_handle, device_id, byte_size)
         except TritiumError:
@@ -169,6 +178,9 @@ class RegionRegistry(SharedMemory):
         try:
             sources = [None if place is None else self._hold(use, place) for place in places.inputs]
             targets = {name: self._hold(use, place) for name, place in places.outputs.items()}
+            nbytes = sum([source.nbytes for source in sources if source is not None])
+            if nbytes > AT_ONCE:
+                check_inputs(request.prefix, nbytes, self.table.limits)
             request.inputs = use.taken(request.inputs, sources)
         except BaseException:
             use.end()

@@ -301,7 +301,7 @@ def _regions(settings: SharedMemorySettings, room: ReceivingRoom, devices: Devic
     nbytes = to_memory(settings.nbytes, memory_total(), "client-shm-bytes")
     # Connections and workers need open files as well.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
-    limits = RegionLimits(regions=min(settings.regions, most), nbytes=nbytes)
+    limits = RegionLimits(regions=min(settings.regions, most), nbytes=nbytes, inputs=room.counts().limit)
     return RegionRegistry(
         allowed=settings.allowed, limits=limits, claims=lambda: Claim(room), devices=devices
     )

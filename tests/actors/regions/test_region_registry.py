@@ -114,6 +114,21 @@ async def registered(registry, memory, name="R"):
     return registry.table.find(name)
 
 
+async def test_names_that_are_too_long_to_be_kept_are_refused(registry, devices, memory):
+    # Slashes before a key change nothing, and a message has room for millions of them.
+    devices.memory[b"h", 0] = FakeMemory(64)
+    long = "R" * 4097
+    text = "the name of a shared memory region has 4097 characters, and may have 4096 at most: 'R{80}...'"
+    with pytest.raises(InvalidArgument, match=text):
+        await registry.register_system(long, memory.key, offset=0, byte_size=SIZE)
+    with pytest.raises(InvalidArgument, match=text):
+        await registry.register_cuda(long, b"h", device_id=0, byte_size=64)
+    with pytest.raises(InvalidArgument, match="the key of a region has 10000042 characters"):
+        await registry.register_system("R", "/" * 10_000_000 + memory.name[:42], offset=0, byte_size=SIZE)
+    await registry.register_system(long[1:], memory.key, offset=0, byte_size=SIZE)
+    assert [region.name for region in registry.system_regions()] == [long[1:]]
+
+
 # Inputs
 
 
@@ -137,6 +152,31 @@ async def test_what_is_read_at_once_has_a_bound_for_all_inputs_together(registry
     registry.attach(request, RegionPlaces([place(nbytes=half)] * 3 + [place(nbytes=0)], {}))
     assert [type(tensor) for tensor in request.inputs] == [Tensor, Tensor, RegionTensor, Tensor]
     request.regions.end()
+
+
+async def test_inputs_that_are_longer_than_all_requests_may_be_are_refused_before_they_are_read(
+    autojump_clock, claims, memory
+):
+    # An object without pages has any size, and would be read into memory.
+    memory.resize(2**40)
+    limits = RegionLimits(inputs=2 * LONG)
+    registry = RegionRegistry(allowed=True, limits=limits, claims=claims.claim)
+    await registry.register_system("R", memory.key, offset=0, byte_size=2**40)
+    for nbytes, refused in ((LONG, False), (LONG + 1, True), (2**40 - LONG, True)):
+        request = request_of(an_input(LONG), an_input(nbytes, "Y"))
+        places = RegionPlaces([place(nbytes=LONG), place(nbytes=nbytes)], {"Z": place(nbytes=2**40)})
+        if refused:
+            text = (
+                f"the inputs in shared memory have {LONG + nbytes} bytes, and those of one request may have"
+                f" {2 * LONG}; see --receive-memory"
+            )
+            with pytest.raises(InvalidArgument, match=text):
+                registry.attach(request, places)
+        else:
+            registry.attach(request, places)
+            request.regions.end()
+        assert registry.table.find("R").users == 0
+    registry.close()
 
 
 @pytest.mark.parametrize("stay", [True, False])
