@@ -21,7 +21,7 @@ from actors.values.tensors import Buffer
 from actors.values.tracing.spans import Span
 from protocols.http.answers import ONLY_JSON, Answer, Receive, Scope, failure
 from protocols.http.bodies import NO_DECOUPLED, read_body
-from protocols.http.fields import Header, peer_of, put_marks, server_timing
+from protocols.http.fields import Header, connecting, peer_of, put_marks, server_timing
 from protocols.http.options import Outcome, V2Options
 from protocols.http.reply import DisconnectHook, HttpReply, watched
 from protocols.http.routes import Route
@@ -40,6 +40,7 @@ from protocols.kserve.documents import TooLong
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import OutputPlan
+from protocols.kserve.permitted import check_regions
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
 from protocols.transport.budget import FREE
@@ -102,6 +103,9 @@ class InferEndpoint:
                 request, plan = await in_slices(self.decoder.decode_long(*given))
                 decoded = request
                 model = self.models.resolve(route.model, route.version)  # once more, for the same reason
+            caller: Caller | None = scope.get("tritium.caller")
+            if caller is not None:
+                check_regions(caller, request, partial(connecting, scope), self.options.auditor)
             del body, given  # the request keeps nothing of a long JSON text
             if model.marks is not None:
                 put_marks(

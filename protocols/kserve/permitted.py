@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, Peer
 from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError
 from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, anywhere
+from actors.values.requests import InferRequest
 from protocols.kserve.auditing import tell_denied
 
 LONGEST_CONFIG: Final = 512 * 1024
@@ -125,6 +126,14 @@ def check_upload(
     """Raise PermissionDenied if a load's `parameters` bring files, and `caller` at `peer` may bring none."""
     if caller is not None and _brings_files(parameters):
         _require(caller, Action.UPLOAD, model, peer, auditor)
+
+
+def check_regions(
+    caller: Caller, request: InferRequest, peer: Callable[[], Peer], auditor: Auditor | None
+) -> None:
+    """Raise PermissionDenied if `request` names clients' shared memory, and `caller` may not use that."""
+    if request.regions is not None:
+        _require(caller, Action.SHARED_MEMORY, "", peer(), auditor)
 
 
 def _require(caller: Caller, action: Action, model: str, peer: Peer | None, auditor: Auditor | None) -> None:

@@ -13,6 +13,7 @@ connection, as it does in the application, and never the instance whose answer m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -32,6 +33,7 @@ from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import choose_coding
 from protocols.kserve.documents import TooLong
 from protocols.kserve.meanings import OutputPlan
+from protocols.kserve.permitted import check_regions
 from protocols.kserve.requests import Arrival
 
 _MOST_DIGITS: Final = 19  # of a version, a number below 2**63
@@ -116,6 +118,7 @@ class DirectPath:
                 self._trace(asked, said, desk)
         try:
             if request.caller is not None:
+                check_regions(request.caller, asked, partial(desk.peer, request.head), self._options.auditor)
                 asked.made_by(request.caller)
             model.submit_nowait(asked)
         except trio.WouldBlock:

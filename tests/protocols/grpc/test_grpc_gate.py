@@ -13,8 +13,9 @@ from protocols.kserve.caps import REPOSITORY_BODY
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from tests.protocols.fakes import FakeServer
 from tests.protocols.grpc_calls import infer_request
-from tests.protocols.grpc_serving import INFER, LIVE, in_thread, serve, unary
+from tests.protocols.grpc_serving import INFER, LIVE, bidi, in_thread, serve, unary
 from tests.support.callers import KnownCaller, ListedGate
+from tests.support.shared_memory import PAGE, an_object
 
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 KEY = (("authorization", "Bearer alice"),)
@@ -73,3 +74,34 @@ async def test_models_are_not_told_the_credentials_that_the_gate_judges(backend,
     (request,) = backend.model("add").submitted
     assert request.parameters["x-user"] == "u"
     assert "authorization" not in request.parameters
+
+
+async def test_regions_in_a_request_need_the_right_to_shared_memory(backend, alice):
+    message = infer_request("add")
+    for name in ("A", "B"):
+        given = message.inputs.add(name=name, datatype="FP32", shape=[1, 16])
+        given.parameters["shared_memory_region"].string_param = "R"
+        given.parameters["shared_memory_byte_size"].int64_param = 64
+    with an_object(PAGE) as memory:
+        await backend.regions.register_system("R", memory.key, offset=0, byte_size=PAGE)
+        async with offered(backend, alice) as served:
+            with served.channel() as channel:
+
+                def asked():
+                    unary(channel, INFER)(message.SerializeToString(), metadata=KEY, timeout=20)
+
+                def streamed():
+                    stream = bidi(channel)(iter([message.SerializeToString()]), metadata=KEY, timeout=20)
+                    return [pb.ModelStreamInferResponse.FromString(each).error_message for each in stream]
+
+                await in_thread(asked)
+                assert await in_thread(streamed) == [""]
+                alice.allowed = RIGHTS - {(Action.SHARED_MEMORY, ""), (Action.SHARED_MEMORY, "add")}
+                for counted in (True, False):
+                    alice.counted = counted
+                    with pytest.raises(grpc.RpcError, match="alice may not shared-memory") as caught:
+                        await in_thread(asked)
+                    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                    assert await in_thread(streamed) == ["alice may not shared-memory"]
+        assert len(backend.model("add").submitted) == 2
+        assert (alice.running, backend.regions.table.find("R").users) == (0, 0)

@@ -22,6 +22,7 @@ from tests.protocols.http.test_http_app import add_body
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, serve_on_loopback
 from tests.support.callers import KnownCaller, ListedGate
 from tests.support.cores import python_only
+from tests.support.shared_memory import PAGE, an_object
 
 BATCH = [("X", DataType.INT64, (1,))]
 SCRATCH = 64 * 1024  # bytes that a connection reads at once
@@ -233,6 +234,25 @@ async def test_a_full_queue_is_waited_for_by_the_application(backend, held):
         assert (await client.response())[0] == 200
         assert len(alice.bytes) == 1  # its admission was not paid for twice
         assert alice.running == 0
+
+
+async def test_regions_in_a_request_need_the_right_to_shared_memory(backend):
+    alice = KnownCaller("alice", {(Action.INFERENCE, "add")})
+    with an_object(PAGE) as memory:
+        await backend.regions.register_system("R", memory.key, offset=0, byte_size=PAGE)
+        place = {"shared_memory_region": "R", "shared_memory_byte_size": 64}
+        inputs = [
+            {"name": name, "datatype": "FP32", "shape": [1, 16], "parameters": place} for name in ("A", "B")
+        ]
+        request = post(json.dumps({"inputs": inputs}).encode())
+        async with serving(backend, gate=ListedGate({b"": alice})) as (app, _, client):
+            await client.send(request)
+            assert (await client.response())[0] == 403
+            alice.allowed = {(Action.INFERENCE, "add"), (Action.SHARED_MEMORY, "")}
+            await client.send(request)
+            assert (await client.response())[0] == 200
+            assert app.asked == []
+        assert (alice.running, backend.regions.table.find("R").users) == (0, 0)
 
 
 async def test_requests_behind_one_under_way_are_answered_behind_it(backend, held):

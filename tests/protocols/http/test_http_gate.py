@@ -13,6 +13,7 @@ from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeModel, FakeServer, hold, make_spec
 from tests.protocols.http.test_http_app import INFER, Client, add_body
 from tests.support.callers import KnownCaller, ListedGate
+from tests.support.shared_memory import PAGE, an_object
 
 EVERYTHING = {(action, model) for action in Action for model in ("", "add", "*")}
 KEY = {"authorization": "Bearer alice"}
@@ -229,3 +230,23 @@ async def test_models_are_not_told_the_credentials_that_the_gate_judges(backend,
     (request,) = backend.model("add").submitted
     assert request.parameters["x-user"] == "u"
     assert ("authorization" in request.parameters) is not gated
+
+
+@pytest.mark.parametrize("way", ["input", "output"])
+async def test_regions_in_a_request_need_the_right_to_shared_memory(client, backend, alice, way):
+    with an_object(PAGE) as memory:
+        await backend.regions.register_system("R", memory.key, offset=0, byte_size=PAGE)
+        place = {"parameters": {"shared_memory_region": "R", "shared_memory_byte_size": 64}}
+        document = json.loads(add_body())
+        if way == "input":
+            document["inputs"][0] = {"name": "A", "datatype": "FP32", "shape": [1, 16], **place}
+        else:
+            document["outputs"] = [{"name": "S", **place}]
+        body = json.dumps(document).encode()
+        headers = {**KEY, "content-length": str(len(body))}
+        assert (await client.ask("POST", INFER, body, headers))[0] == 200
+        alice.allowed = EVERYTHING - {(Action.SHARED_MEMORY, model) for model in ("", "add", "*")}
+        status, _, told = await client.ask("POST", INFER, body, headers)
+        assert (status, json.loads(told)["error"]) == (403, "alice may not shared-memory")
+        assert len(backend.model("add").submitted) == 1
+        assert (alice.running, backend.regions.table.find("R").users) == (0, 0)
