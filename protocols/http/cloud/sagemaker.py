@@ -116,6 +116,7 @@ class SageMaker(Platform):
         self._invocations = f"/v2/models/{quote(default_model, safe='')}/{inferring}".encode()
         self._auditor = auditor
         self._loaded: dict[str, _Loaded] = {}
+        self._coming: set[str] = set()  # the platform's names of models that are being loaded
 
     def is_health(self, path: bytes) -> bool:
         """Whether it is `/ping`."""
@@ -196,11 +197,15 @@ class SageMaker(Platform):
 
     async def _load_from(self, place: Place, key: str, name: str, scope: Scope) -> None:
         taken = self._loaded.get(key)
-        if taken is not None and taken.repository != place.repository:
+        if key in self._coming or (taken is not None and taken.repository != place.repository):
             raise AlreadyExists(f"failed to register '{key}', there is a conflicting mapping for '{key}'")
-        change = load_change(name, {})
-        await self._recorded(change, scope, partial(self._register_and_load, place, name, scope))
-        self._loaded[key] = _Loaded(name, place.repository)
+        self._coming.add(key)
+        try:
+            change = load_change(name, {})
+            await self._recorded(change, scope, partial(self._register_and_load, place, name, scope))
+            self._loaded[key] = _Loaded(name, place.repository)
+        finally:
+            self._coming.remove(key)
 
     async def _register_and_load(self, place: Place, name: str, scope: Scope) -> None:
         await self._registrations.register(place.repository, {name: place.folder} if place.folder else {})

@@ -374,6 +374,26 @@ async def test_a_load_that_is_cut_off_leaves_nothing_behind(sagemaker):
     assert sagemaker.registered.models == {}
 
 
+async def test_a_model_that_is_being_loaded_is_a_conflict(sagemaker):
+    # Otherwise the later of two loads would take the place of the other, which could never be unloaded.
+    go = trio.Event()
+
+    async def load(*_arguments, **_options):
+        await go.wait()
+
+    sagemaker.backend.repository.load = load
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sagemaker.ask, "POST", "/models", load_body("h1"))
+        await trio.testing.wait_all_tasks_blocked()
+        other = load_body("h1", "/opt/ml/models/other/model")
+        status, _, body = await sagemaker.ask("POST", "/models", other, {TARGET: "second"})
+        assert status == 409
+        assert json.loads(body) == error("failed to register 'h1', there is a conflicting mapping for 'h1'")
+        go.set()
+    assert list(sagemaker.registered.models) == ["/opt/ml/models/h1"]
+    assert (await sagemaker.ask("GET", "/models/h1"))[0] == 200
+
+
 async def test_a_repository_that_can_not_be_registered_is_a_bad_request(sagemaker):
     sagemaker.registered.failure = NotFound("failed to register '/x', repository not found")
     status, _, body = await sagemaker.ask("POST", "/models", load_body())
