@@ -13,6 +13,8 @@ import json
 import os
 import queue
 import resource
+import shutil
+import signal
 import socket
 import sys
 import threading
@@ -34,6 +36,7 @@ class _Line:
     """The server at the other end: orders come in, answers and questions go out."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self.given: set[str] = set()  # folders that the server made for this agent
         self._connection = connection
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -42,6 +45,11 @@ class _Line:
         with self._connection.makefile("rb") as lines:
             for line in lines:
                 self._said.put(json.loads(line))
+        # Where the server was killed, nobody else removes what the agent has decrypted or fetched.
+        for folder in list(self.given):
+            shutil.rmtree(Path(folder).parent, ignore_errors=True)
+        if os.getpgrp() == os.getpid():  # the server has started a session for this process
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     def hear(self) -> dict[str, Any]:
@@ -82,6 +90,7 @@ def _made(line: _Line, order: dict[str, Any]) -> Any:
         answer = line.hear()
         if "error" in answer:
             raise OSError(answer["error"])
+        line.given.add(answer["folder"])
         return Path(answer["folder"])
 
     def release(folder: Path) -> None:
@@ -89,6 +98,7 @@ def _made(line: _Line, order: dict[str, Any]) -> Any:
         answer = line.hear()
         if "error" in answer:
             raise ValueError(answer["error"])
+        line.given.discard(str(folder))
 
     public = importlib.import_module("tritium.agents")
     model = public.AgentModel(

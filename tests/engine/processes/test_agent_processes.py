@@ -1,7 +1,11 @@
 """Processes of repository agents that do what they should not, as a thread of the server sees it."""
 
 import os
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,18 @@ from engine.processes.agents.process import AgentFailed, AgentProcess
 pytestmark = pytest.mark.system
 
 WITHIN = 2.0
+SERVER = """
+import os, sys
+from pathlib import Path
+from engine.processes.agents.declared import Wanted
+from engine.processes.agents.process import AgentProcess
+
+folder = Path(sys.argv[1])
+AgentProcess(
+    Wanted("busy", {}), str(folder / "agent.py"), model="m", config={}, environ=dict(os.environ), memory=0,
+    printed=lambda _, line: print(line, flush=True),
+).act("LOAD", folder, 3600.0)
+"""
 
 
 @pytest.fixture
@@ -80,3 +96,37 @@ def test_one_that_writes_nonsense_to_the_socket_is_ended(agent, tmp_path):
     with pytest.raises(AgentFailed, match="wrote to the server's socket in LOAD"):
         busy.act("LOAD", tmp_path, 60.0)
     assert busy.killed
+
+
+def test_where_the_server_is_killed_neither_processes_nor_folders_are_left(tmp_path):
+    (tmp_path / "agent.py").write_text(
+        "import subprocess, time\n"
+        "from tritium import agents\n"
+        "class Agent(agents.Agent):\n"
+        "    def load(self):\n"
+        "        folder = self.model.acquire()\n"
+        "        (folder / 'plain').write_text('secret')\n"
+        "        child = subprocess.Popen(['sleep', '3600'])\n"
+        "        print(child.pid, folder, flush=True)\n"
+        "        time.sleep(3600)\n"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    child, folder = server.stdout.readline().split()
+    assert (Path(folder) / "plain").read_text() == "secret"
+    server.kill()
+    server.wait()
+    server.stdout.close()
+    deadline = time.monotonic() + 30
+    while Path(folder).parent.exists() or runs(child):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
