@@ -16,7 +16,7 @@ RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
 _MOST: Final = 2**64 - 1
 _LONGEST_NAME: Final = 255  # bytes of the name of a file
-_LONGEST: Final = 4096  # characters of what a client calls a region or its object, which are kept
+_LONGEST: Final = 1024  # characters of what a client calls a region or its object, which are kept
 _SHOWN: Final = 80
 
 

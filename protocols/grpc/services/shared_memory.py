@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import trio
 
 from actors.values.interfaces import SharedMemory
 from protocols.grpc.generated.grpc_service_base import GRPCInferenceServiceBase
@@ -11,6 +13,9 @@ from protocols.kserve.proto import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from protocols.grpc.call import ServerStream
+
+_AT_ONCE: Final = 64
+"""Regions that are told before other tasks have a turn; that takes a third of a millisecond."""
 
 
 class SharedMemoryService(GRPCInferenceServiceBase):
@@ -25,12 +30,12 @@ class SharedMemoryService(GRPCInferenceServiceBase):
         """Tell the regions of system shared memory. Raises NotFound."""
         request = await only_request(stream)
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self.shared_memory.system_regions(request.name):
-            answer.regions[region.name].CopyFrom(
-                pb.SystemSharedMemoryStatusResponse.RegionStatus(
-                    name=region.name, key=region.key, offset=region.offset, byte_size=region.byte_size
-                )
-            )
+        for number, system in enumerate(self.shared_memory.system_regions(request.name), 1):
+            told = answer.regions[system.name]
+            told.name, told.key = system.name, system.key
+            told.offset, told.byte_size = system.offset, system.byte_size
+            if not number % _AT_ONCE:
+                await trio.lowlevel.checkpoint()
         await stream.send_message(answer)
 
     async def SystemSharedMemoryRegister(
@@ -59,12 +64,11 @@ class SharedMemoryService(GRPCInferenceServiceBase):
         """Tell the regions of CUDA shared memory. Raises NotFound."""
         request = await only_request(stream)
         answer = pb.CudaSharedMemoryStatusResponse()
-        for region in self.shared_memory.cuda_regions(request.name):
-            answer.regions[region.name].CopyFrom(
-                pb.CudaSharedMemoryStatusResponse.RegionStatus(
-                    name=region.name, device_id=region.device_id, byte_size=region.byte_size
-                )
-            )
+        for number, cuda in enumerate(self.shared_memory.cuda_regions(request.name), 1):
+            told = answer.regions[cuda.name]
+            told.name, told.device_id, told.byte_size = cuda.name, cuda.device_id, cuda.byte_size
+            if not number % _AT_ONCE:
+                await trio.lowlevel.checkpoint()
         await stream.send_message(answer)
 
     async def CudaSharedMemoryRegister(

@@ -117,8 +117,8 @@ async def registered(registry, memory, name="R"):
 async def test_names_that_are_too_long_to_be_kept_are_refused(registry, devices, memory):
     # Slashes before a key change nothing, and a message has room for millions of them.
     devices.memory[b"h", 0] = FakeMemory(64)
-    long = "R" * 4097
-    text = "the name of a shared memory region has 4097 characters, and may have 4096 at most: 'R{80}...'"
+    long = "R" * 1025
+    text = "the name of a shared memory region has 1025 characters, and may have 1024 at most: 'R{80}...'"
     with pytest.raises(InvalidArgument, match=text):
         await registry.register_system(long, memory.key, offset=0, byte_size=SIZE)
     with pytest.raises(InvalidArgument, match=text):
