@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence  # compiled, a class looks its fields' types up
 from typing import TYPE_CHECKING, NamedTuple
 
 from actors.values.errors import NotFound
@@ -17,6 +17,8 @@ from actors.values.native import mypyc_attr
 from actors.values.tensors import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.values.datatypes import DataType
 
 
