@@ -32,10 +32,17 @@ def counters(statistics):
     return [
         name
         for name in names
-        if name not in moments
-        and type(getattr(statistics, name)) is int
-        and not isinstance(getattr(type(statistics), name, None), property)
+        if name not in moments and type(getattr(statistics, name)) is int and is_set(statistics, name)
     ]
+
+
+def is_set(statistics, name):
+    """Whether it is no property. Compiled, a class has neither `__dict__` nor `property`."""
+    try:
+        setattr(statistics, name, getattr(statistics, name))
+    except AttributeError:
+        return False
+    return True
 
 
 def told(statistics):
