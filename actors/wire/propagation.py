@@ -48,11 +48,13 @@ def ids_in(text: str) -> tuple[int, int]:
 def next_execution(span: Span) -> list[str]:
     """Return `traceparent` and `tracestate` of the execution that is about to begin, for its worker.
 
-    Neither where no other program gets to know the trace.
+    Neither where no other program gets to know the trace. A batch that could not be sent at once is prepared
+    after its execution was noted: that is the one that is about to begin.
     """
     trace = span.trace
     if not trace.exported:
         return []
-    parent = traceparent(trace.w3c_id, execution_id(span.w3c_id, len(span.executions)))
+    number = len(span.executions) - (span.execution is not None)
+    parent = traceparent(trace.w3c_id, execution_id(span.w3c_id, number))
     state = "" if trace.context is None else trace.context.state
     return [parent, state] if state else [parent]

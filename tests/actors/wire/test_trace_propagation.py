@@ -3,7 +3,7 @@
 import pytest
 
 from actors.values.requests import InferRequest
-from actors.values.tracing.spans import MOST_OWN, Execution, OwnSpan, TraceContext
+from actors.values.tracing.spans import DIED, MOST_OWN, Execution, OwnSpan, TraceContext
 from actors.wire.gathering import default_metadata
 from actors.wire.propagation import execution_id, ids_in, next_execution, own_id, wait_id
 from tests.support.model_doubles import make_spec
@@ -33,12 +33,20 @@ def test_a_worker_is_told_of_the_execution_that_begins(book):
     request = traced(book, exported=True, context=TraceContext(TRACE, SPAN, 1, "rojo=1"))
     first = next_execution(request.span)
     executed(request)
+    request.span.execution.outcome = DIED
     second = next_execution(request.span)
     assert [each[1] for each in (first, second)] == ["rojo=1"] * 2
     assert [ids_in(each[0]) for each in (first, second)] == [
         (TRACE, execution_id(request.span.w3c_id, number)) for number in (0, 1)
     ]
     assert first != second
+
+
+def test_a_batch_that_is_prepared_after_it_was_handed_over_names_the_execution_that_waits_for_that(book):
+    request = traced(book, exported=True)
+    executed(request)
+    (parent,) = next_execution(request.span)
+    assert ids_in(parent)[1] == execution_id(request.span.w3c_id, 0)
 
 
 def test_without_a_state_there_is_none_to_tell(book):
