@@ -60,12 +60,13 @@ class Gather:
     is in `reads`, and `copied` are the bytes of all else. Either the worker reads it, or `reading` does.
     """
 
-    __slots__ = ("_parts", "copied", "inputs", "nbytes", "reads", "unread")
+    __slots__ = ("_parts", "_reads", "copied", "inputs", "nbytes", "reads", "unread")
 
     def __init__(self, requests: Sequence[InferRequest], spec: ModelSpec) -> None:
         """Lay out the inputs of validated `requests`, which have equal batch keys."""
         self.inputs: list[GatheredInput] = []
         self.reads: Sequence[RegionRead] = _NO_READS
+        self._reads: list[RegionRead] | None = None
         # Of requests whose inputs could not be read, by their places in the batch.
         self.unread: dict[int, TritiumError] | None = None
         self._parts: list[tuple[int, list[Tensor]]] = []
@@ -90,14 +91,16 @@ class Gather:
     def _elsewhere(self, tensor: Tensor, offset: int) -> int:
         """Note where a tensor lies that has no data here, and return how long it is."""
         if isinstance(tensor, RegionTensor):
-            self.reads = [*self.reads, RegionRead(tensor, offset)]
+            if self._reads is None:
+                self.reads = self._reads = []
+            self._reads.append(RegionRead(tensor, offset))
         return tensor.nbytes
 
     def _place_reads(self, requests: Sequence[InferRequest]) -> None:
+        places = {tensor: index for index, request in enumerate(requests) for tensor in request.inputs}
         for read in self.reads:
             self.copied -= read.tensor.nbytes
-            while read.tensor not in requests[read.index].inputs:
-                read.index += 1
+            read.index = places[read.tensor]
 
     def copy_into(self, view: memoryview) -> None:
         """Copy every input to its place; `view` holds at least `nbytes`."""

@@ -70,6 +70,30 @@ def test_inputs_in_regions_are_read_to_their_places_beside_the_others(region):
     assert gather.nbytes - gather.copied == values.nbytes
 
 
+def test_inputs_of_a_large_batch_find_their_requests(region):
+    """By place: to look for each among all would hold the loop for tens of milliseconds."""
+    looked = []
+
+    class Inputs(list):
+        def __contains__(self, tensor):
+            looked.append(tensor)
+            return super().__contains__(tensor)
+
+    requests = [
+        request(
+            SPEC,
+            input_in(region.slice(0, 8), (1, 2), name="A"),
+            input_in(region.slice(8, 8), (1, 2), name="B"),
+        )
+        for _ in range(64)
+    ]
+    for each in requests:
+        each.inputs = Inputs(each.inputs)
+    gather = Gather(requests, SPEC)
+    assert [read.index for read in gather.reads] == [*range(64), *range(64)]
+    assert len(looked) <= len(gather.reads)
+
+
 def test_copying_at_once_leaves_the_places_of_regions_alone(region):
     place = region.put(np.ones((1, 2), np.float32))
     gather = Gather(
