@@ -22,6 +22,7 @@ from actors.serving.policy.blame import QUARANTINE_SECONDS, Fingerprint, fingerp
 from actors.serving.policy.retries import DeathReason, Hang, ProtocolError, after_death
 from actors.serving.records import named
 from actors.values.events import Event
+from actors.values.regions import RegionTensor
 from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 from actors.wire.frames import FrameError
@@ -198,7 +199,8 @@ async def _fingerprints(
 ) -> Mapping[InferRequest, Fingerprint]:
     """Return the fingerprints of the inputs that executed.
 
-    Large inputs are hashed on a thread, so that the event loop goes on meanwhile.
+    Large inputs are hashed on a thread, so that the event loop goes on meanwhile. Those in clients' regions
+    are read there, so the regions are held: another file could get the number of one that is closed.
     """
     if not reason.blames_request:
         return {}
@@ -214,4 +216,16 @@ async def _fingerprints(
 
     if sum(request.nbytes for request in requests) <= HASHED_AT_ONCE:
         return make()
-    return await in_thread(make)
+    held = [
+        tensor.source.region
+        for request in requests
+        for tensor in request.inputs
+        if isinstance(tensor, RegionTensor)
+    ]
+    for region in held:
+        region.hold()
+    try:
+        return await in_thread(make)
+    finally:
+        for region in held:
+            region.let_go()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import trio
 
+from actors.serving.instances import burial
 from actors.serving.instances.batches import HANDED, SENT
 from actors.serving.instances.sending import NotRead
 from actors.values.confinement import Confinement, Sandbox
@@ -16,6 +17,8 @@ from actors.wire import frames
 from actors.wire.arena import INPUT
 from actors.wire.batch_frames import READ_FAILED, WRITE_FAILED, Answer, Execute, Placed, Result
 from actors.wire.region_spans import DIRECT_FROM, read_spans, write_spans
+from tests.actors.serving.test_instance_in_virtual_time import SEGFAULT, serving
+from tests.support.model_doubles import make_request
 from tests.support.shared_regions import ClientRegion, input_in
 
 STRICT = Confinement(sandbox=Sandbox.STRICT)
@@ -156,6 +159,30 @@ async def test_what_a_worker_could_not_read_or_write_is_counted(connection, regi
     answer = Answer(code=ErrorCode.INTERNAL, message="no", trouble=trouble)
     connection.worker.on_packet(Result(batch.id, batch.slot.index, 1, (1, 2, 3), answers=[answer]).encode())
     assert (region.region.counts.reads_failed, region.region.counts.writes_failed) == counts
+
+
+async def test_regions_stay_open_while_a_thread_reads_what_killed_a_worker(nursery, region, monkeypatch):
+    """A client that leaves meanwhile, and ends its region, must not have another file be read in its place."""
+    life = await serving(nursery)
+    request = make_request()
+    request.inputs = [input_in(region.put(np.ones((1, 2), np.float32)), (1, 2))]
+    request.nbytes = 8
+    request.requested_outputs = life.state.spec.output_names
+    life.state.in_flight[request] = None
+    life.state.dispatcher.dispatch(life.instance, [request])
+    await life.worker.batch()
+    users = []
+
+    def fingerprint_of(request):
+        users.append(region.region.users)
+        return original(request)
+
+    original = burial.fingerprint_of
+    monkeypatch.setattr(burial, "fingerprint_of", fingerprint_of)
+    monkeypatch.setattr(burial, "HASHED_AT_ONCE", 0)
+    await life.die(SEGFAULT)
+    assert users == [1]
+    assert region.region.users == 0
 
 
 async def until_sent(batch):
