@@ -126,7 +126,8 @@ class Dispatcher:
         for observer in self.observers.told:
             observer.taken_back(batch)
         for place, why in (batch.unread or {}).items():
-            self._outcome.fail(batch.requests[place], why, FailureReason.OTHER)
+            if not batch.requests[place].answered:
+                self._outcome.fail(batch.requests[place], why, FailureReason.OTHER)
         unanswered = [request for request in batch.requests if not (request.padding or request.answered)]
         self._fail_unsent(unanswered, error)
         self.ended(instance)

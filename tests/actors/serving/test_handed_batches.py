@@ -9,9 +9,10 @@ import trio
 import trio.testing
 
 from actors.serving.instances.batches import BATCH_CHANGES, BatchState, HeldBatches, InFlight
-from actors.serving.instances.sending import FILLED_AT_ONCE
+from actors.serving.instances.sending import FILLED_AT_ONCE, NotRead
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.policy.retries import Signal
+from actors.values.errors import InvalidArgument
 from actors.values.specs import InstanceSpec, RateLimit, Resource
 from actors.wire.arena import INPUT
 from actors.wire.slots import Slot
@@ -164,6 +165,18 @@ async def test_a_batch_that_cannot_be_sent_is_answered_and_costs_no_credit(life,
     assert not life.instance.held.outstanding
     assert life.instance.held.withdrawn == 0
     assert waiting.attempts == 0
+
+
+async def test_a_request_that_was_answered_before_its_region_proved_too_short_is_answered_once(life):
+    life.queue(rows=LONG)
+    (batch,) = life.instance.held.outstanding.values()
+    life.state.outcome.fail_all("the model is gone")
+    life.instance.held.revoke(batch)
+    batch.unread = {0: InvalidArgument("too short")}
+    failed = dict(life.state.statistics.failures)
+    life.state.dispatcher.unsent(life.instance, batch, NotRead())
+    assert life.state.statistics.reply_violations == 0
+    assert life.state.statistics.failures == failed
 
 
 async def test_suspects_that_a_crashed_actor_left_do_not_wait_for_an_instance_that_was_removed(life):
