@@ -9,6 +9,7 @@ from typing import Final
 from chaos.faults import actors, collector, control, machine, repository
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
+from chaos.faults.regions import harms
 from chaos.faults.workers import deeds, hangs, signals, starts
 
 
@@ -20,6 +21,7 @@ def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
 _ANY: Final = (
     *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
     *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS, collector.FAULTS),
+    harms.FAULTS,
 )
 
 
@@ -72,17 +74,20 @@ def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
 
 _ALONE: Final = ("server_stopped", "disk_full")
 _ENDS_CONNECTIONS: Final = ("frontends_supervisor_crash", "http_connection_crash", "grpc_connection_crash")
-_HOLDS_CONNECTIONS: Final = [each.name for each in (*clients.FAULTS, *crowds.FAULTS, *streams.FAULTS)]
+_HOLDS_CONNECTIONS: Final = [
+    each.name for each in (*clients.FAULTS, *crowds.FAULTS, *streams.FAULTS, *harms.FAULTS)
+]
 _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("supervisor_crash")) | {
     "all_workers_sigkill"
 }
-_HAS_GUESTS: Final = [each.name for each in (*hangs.FAULTS, *streams.FAULTS)]
+_HAS_GUESTS: Final = [each.name for each in (*hangs.FAULTS, *streams.FAULTS, *harms.FAULTS)]
 
 EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     _TAKES_ALL,
     *(frozenset({"corrupted_model", name}) for name in _TAKES_ALL),
     *(frozenset({takes, has}) for takes in _TAKES_ALL for has in _HAS_GUESTS),
     frozenset(each.name for each in collector.FAULTS),
+    frozenset(each.name for each in harms.FAULTS),
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
@@ -92,6 +97,7 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
 - A model whose file is broken and whose workers are all gone can't come back.
 - A fault that has models of its own asked accepts no error as an answer.
 - What is traced is set for all requests.
+- Clients with regions have one guest.
 - A client that misbehaves has to see how its own connections fare.
 - A server that stands still, or whose log has no room, tells nothing about anything else.
 """

@@ -27,6 +27,7 @@ from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
 from chaos.faults.collector import reserved_port, tracing_flags
+from chaos.faults.regions.asking import SHARED_MEMORY
 from chaos.plan import Plan
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -103,7 +104,7 @@ async def _serving(
 ) -> AsyncIterator[tuple[Server, SabotageClient]]:
     """Have a server around the block; nothing of it is left afterwards. Raises ServerFailed."""
     folder = setting.folder
-    flags = (*setting.flags, "--log-requests=true", *more)
+    flags = (*setting.flags, "--log-requests=true", SHARED_MEMORY, *more)
     server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
     try:
         await server.wait_ready()
