@@ -33,7 +33,7 @@ class RegionLimits:
 
 
 def check_names(region: str, key: str = "") -> None:
-    """Raise InvalidArgument where a client calls a region, or its object, by a text that is too long to keep."""
+    """Raise InvalidArgument where the name of a region, or the key of its object, is too long to keep."""
     for text, what in ((region, "the name of a shared memory region"), (key, "the key of a region")):
         if len(text) > _LONGEST:
             raise InvalidArgument(

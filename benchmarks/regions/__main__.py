@@ -4,7 +4,8 @@
     python -m benchmarks.regions --seconds 1 --rounds 5   # better where other work runs
     python -m benchmarks.regions --turns-only --sandbox=strict
 
-Flags that it does not know go to the server. Both rows of a pair name their outputs, and only the place of the tensors differs. It prints requests a second
+Flags that it does not know go to the server. Both rows of a pair name their outputs, and only the place of
+the tensors differs. It prints requests a second
 and CPU time a request for both, and the medians of the ratios of neighbouring rounds. Then it prints the
 longest turn of the server's loop, in CPU time of its own, for requests of growing size.
 """
@@ -184,7 +185,8 @@ def report(cells: Sequence[Measured]) -> None:
         ratio = median(theirs.load.rate / ours.load.rate for ours, theirs in pairs)
         costs = [(each.cpu_per_request or 0) * 1e6 for each in (wire, region)]
         print(
-            f"{wire.cell.title:14} {wire.cell.concurrency:4} {wire.rate:8,.0f} {region.rate:8,.0f} {ratio:6.2f}"
+            f"{wire.cell.title:14} {wire.cell.concurrency:4}"
+            f" {wire.rate:8,.0f} {region.rate:8,.0f} {ratio:6.2f}"
             f" {costs[0]:9.1f} {costs[1]:9.1f}"
         )
 

@@ -33,7 +33,7 @@ def _post(port: int, path: str, body: object) -> int:
 
 def _ask(port: int, region: str, model: str, number: int, told: threading.Event) -> None:
     at, nbytes = 8 * _ROWS * number, 4 * _ROWS
-    place: dict[str, object] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
+    place: dict[str, str | int] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
     given = {"name": "VALUE", "shape": [_ROWS, 1], "datatype": "INT32"}
     for count in itertools.count():
         body = {

@@ -23,8 +23,8 @@ from engine.settings.models import AgentSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelRepositoryAgents
 
 _NO_SIGNATURE: Final = (
-    "no signature covers what a repository agent makes of a model, and --require-signed forbids that; sign what"
-    " the agent makes"
+    "no signature covers what a repository agent makes of a model, and --require-signed forbids that; sign"
+    " what the agent makes"
 )
 
 

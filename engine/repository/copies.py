@@ -115,7 +115,7 @@ class Janitor:
 
 
 class Copy:
-    """One such directory. Implements `actors.catalog.found.LocalCopy`; made with one user, on the loop's thread.
+    """One such directory, with one user at first. On the loop's thread only (`actors.catalog.found.LocalCopy`).
 
     `told` is called off the loop, like a removal, when it is known whether the model was loaded from it.
     """

@@ -272,7 +272,7 @@ def _positive(seconds: float, given: Given) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Where repository agents are looked for, and what each may take. `memory` is bytes, 0 without a limit."""
+    """Where repository agents are, and what each may take. `memory` is bytes, 0 without a limit."""
 
     directory: str = Group.MODELS.option(f"--repoagent-directory={_AGENTS}", text("DIR")).means(
         "Where repository agents are looked for besides installed packages: NAME/agent.py with a class Agent"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def begin(
     tracer: Tracer, request: InferRequest, fields: Sequence[tuple[bytes, bytes]], came_at: float
 ) -> Trace | None:
-    """Trace `request` if it is to be traced. `fields` are its metadata; `came_at` is when the first of it came."""
+    """Trace `request` if it is to be traced. `fields` are its metadata; its first byte came at `came_at`."""
     parent = state = ""
     if tracer.reads_context:
         parent, state = _text(fields, b"traceparent"), _text(fields, b"tracestate")

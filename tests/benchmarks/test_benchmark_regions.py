@@ -1,4 +1,4 @@
-"""The pairs of the shared memory benchmark: both rows ask for the same, and only the tensors' place differs."""
+"""The pairs of the shared memory benchmark: only the place of the tensors differs."""
 
 import json
 

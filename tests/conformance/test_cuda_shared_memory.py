@@ -1,4 +1,4 @@
-"""CUDA shared memory over both protocols, with the stand-in for the driver: what is around the driver, end to end."""
+"""CUDA shared memory over both protocols, with the stand-in for the driver."""
 
 import base64
 import signal

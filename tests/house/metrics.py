@@ -103,8 +103,8 @@ SECTIONS: Final = (
     _section(
         "The response cache",
         "",
-        "Where there is a cache. `nv_cache_*` are of the local one, `tritium_cache_available` and what follows"
-        " it of Redis, the last two of either.",
+        "Where there is a cache. `nv_cache_*` are of the local one, `tritium_cache_available` and what"
+        " follows it of Redis, the last two of either.",
         caching.NEAR,
         caching.FAR,
         caching.WHOLE,
@@ -134,7 +134,8 @@ SECTIONS: Final = (
         "gpu_uuid",
         "With the extra `gpu` (`pip install 'tritium[gpu]'`), NVIDIA's driver and a GPU. Where they are not,"
         " the table at the start says why (`gpu_metrics`), as does the event `gpus_unavailable`, and the"
-        " server serves. `--allow-gpu-metrics=false` and the variable `TRITON_SERVER_CPU_ONLY` leave them out."
+        " server serves. `--allow-gpu-metrics=false` and the variable `TRITON_SERVER_CPU_ONLY` leave them"
+        " out."
         " `CUDA_VISIBLE_DEVICES` says which GPUs are this server's. A GPU that can't tell something has no"
         " series for it. Energy is counted since the server started.",
         gpus.FAMILIES,

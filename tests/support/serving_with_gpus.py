@@ -1,4 +1,4 @@
-"""`tritium serve` on a machine whose driver is the stand-in of `fake_gpu`: `python -m tests.support.serving_with_gpus FLAG…`."""
+"""`tritium serve` on a machine whose driver is the stand-in of `fake_gpu`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Repository agents of an operator's, in real processes: what they may do to a model, and what they can't to a server."""
+"""Repository agents in real processes: what they may do to a model, and can't to a server."""
 
 import base64
 import http.server

@@ -113,7 +113,7 @@ async def _replace(stand: Stand, target: random.Random) -> list[str]:
         troubles += await stand.crowd(*stand.clients(memory, region, target), harm=replace)
         with Memory(memory.key, ROOM, there=True) as new:
             if new.take(0, ROOM // 4).any():
-                troubles.append("what nobody has registered was written to")
+                troubles.append("what no client has registered was written to")
             troubles += _refused("unregister", await stand.unregister(region))
             troubles += _refused("register anew", await stand.register(region, new))
             return troubles + await stand.ask_all(new, region, target)
@@ -236,35 +236,39 @@ _LEFT: Final = "; once they are unregistered the server has nothing of them open
 FAULTS: Final[Sequence[Fault]] = (
     RegionHarm(
         name="region_shrunk",
-        expected="Requests whose region is cut off and grows again are answered by what was there, or refused as INVALID_ARGUMENT with the"
+        expected="Requests whose region is cut off and grows again are answered by what was there, or"
+        " refused as INVALID_ARGUMENT with the"
         " region's name; no answer makes it longer, and no worker dies" + _LEFT,
         harm=_shrink,
         detail="a client's region is cut off and grows, over and over",
     ),
     RegionHarm(
         name="region_replaced",
-        expected="A region whose object is unlinked, and replaced by another of its name, is served on as it was registered; the other is"
+        expected="A region whose object is unlinked, and replaced by another of its name, is served on as"
+        " it was registered; the other is"
         " not touched before it is registered anew" + _LEFT,
         harm=_replace,
         detail="a client's region is unlinked, and another takes its name",
     ),
     RegionHarm(
         name="region_overlapped",
-        expected="Clients that write to the same bytes by three regions get answers made of nothing but what one of them has sent, and no"
+        expected="Clients that write to the same bytes by three regions get answers made of nothing but"
+        " what one of them has sent, and no"
         " error" + _LEFT,
         harm=_overlap,
         detail="three regions overlap, and clients write to all of them",
     ),
     RegionHarm(
         name="region_unregistered",
-        expected="Requests to a region that is unregistered and registered all the time are answered rightly, or NOT_FOUND"
-        + _LEFT,
+        expected="Requests to a region that is unregistered and registered all the time are answered"
+        " rightly, or NOT_FOUND" + _LEFT,
         harm=_unregister,
         detail="a client's region is unregistered and registered, over and over",
     ),
     RegionHarm(
         name="region_client_killed",
-        expected="The region of a client that is killed while the server reads and writes it stays, and is served to others until it is"
+        expected="The region of a client that is killed while the server reads and writes it stays, and is"
+        " served to others until it is"
         " unregistered" + _LEFT,
         harm=_kill_client,
         detail="a client is killed in the middle of its requests, and leaves its region",

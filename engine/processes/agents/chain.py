@@ -16,7 +16,7 @@ from typing import Final
 from engine.processes.agents.process import AgentFailed, AgentProcess
 
 AFTERWARDS_SECONDS: Final = 10.0
-"""The longest that an agent's action may take which nobody waits for: every one but LOAD."""
+"""The longest that an agent's action may take, unless it is LOAD, for which a client waits."""
 
 Step = Callable[[Path], None]
 """An agent that runs in the server: it checks the files at a place, and raises AgentFailed."""

@@ -55,8 +55,8 @@ class KnownAgents:
         path = self._in_directory(name, library)
         if path is not None and path.is_file():
             return (
-                f"repository agent '{name}' is the library '{path}', and repository agents as shared libraries are"
-                " not supported; write it as a Python entry point",
+                f"repository agent '{name}' is the library '{path}', and repository agents as shared libraries"
+                " are not supported; write it as a Python entry point",
                 f"a package with an entry point '{name}' of the group '{GROUP}' (docs/agents.md)",
             )
         searched = self._directory or "no --repoagent-directory"

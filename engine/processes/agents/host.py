@@ -45,7 +45,7 @@ class _Line:
         with self._connection.makefile("rb") as lines:
             for line in lines:
                 self._said.put(json.loads(line))
-        # Where the server was killed, nobody else removes what the agent has decrypted or fetched.
+        # Where the server was killed, no other process removes what the agent has decrypted or fetched.
         for folder in list(self.given):
             shutil.rmtree(Path(folder).parent, ignore_errors=True)
         if os.getpgrp() == os.getpid():  # the server has started a session for this process

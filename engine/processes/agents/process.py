@@ -183,8 +183,8 @@ class AgentProcess:
                 ready = selector.select(left) if left > 0 else ()  # it may print without a pause
                 if not ready:
                     raise AgentFailed(
-                        f"repository agent '{self.name}' did not end {action} within {within:g} s and was ended"
-                        " (--repoagent-timeout)"
+                        f"repository agent '{self.name}' did not end {action} within {within:g} s and was"
+                        " ended (--repoagent-timeout)"
                     )
                 for key, _ in ready:
                     if key.fileobj is self._process.stdout:

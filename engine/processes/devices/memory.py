@@ -64,7 +64,7 @@ class _Allocation(DeviceMemory):
             raise DeviceError(str(error)) from error
 
     def close(self) -> None:
-        """See `DeviceMemory`. Returns at once; a thread waits for the driver, whose refusal changes nothing."""
+        """See `DeviceMemory`. Returns at once: a thread waits for the driver."""
         threading.Thread(target=self._close, name="device-close", daemon=True).start()
 
     def _close(self) -> None:

@@ -79,7 +79,7 @@ class DeviceProcess:
                 raise
 
     def close(self, number: int) -> None:
-        """Let go of an allocation. The last one ends the process, and gives back the device memory that it takes.
+        """Let go of an allocation. The last one ends the process, which takes device memory itself.
 
         Raises DeviceRefused where the driver can't, and the region is closed all the same.
         """

@@ -1,4 +1,4 @@
-"""The program that reaches one GPU's memory for the server; run by path, `python …/devices/program.py <fd> <gpu>`.
+"""The program that reaches one GPU's memory for the server: `python …/devices/program.py <fd> <gpu>`.
 
 The server loads no driver: one that faults would take it along. This process opens regions of CUDA shared
 memory by their handles, and copies between them and a window of host memory that it shares with the server.

@@ -1,4 +1,4 @@
-"""Unpack a model that lies in its folder as one archive: parameter `archive` names it, such as model.tar.gz."""
+"""Unpack a model that lies in its folder as one archive, such as model.tar.gz: parameter `archive`."""
 
 import shutil
 import tarfile

@@ -98,7 +98,7 @@ def test_hangs_that_are_long_apart_are_bad_luck(blame):
 
 
 def test_inputs_in_a_region_are_told_by_what_the_region_holds():
-    """A client that uses the same bytes again, for something else, is not blamed for what was there before."""
+    """A client that uses the same bytes for something else is not blamed for what was there."""
     region = ClientRegion(300_000)
     place = region.put(np.arange(60_000, dtype=np.float32))
     lying = waiting_request(inputs=[input_in(place, (60_000,))])

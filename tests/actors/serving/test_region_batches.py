@@ -162,7 +162,7 @@ async def test_what_a_worker_could_not_read_or_write_is_counted(connection, regi
 
 
 async def test_regions_stay_open_while_a_thread_reads_what_killed_a_worker(nursery, region, monkeypatch):
-    """A client that leaves meanwhile, and ends its region, must not have another file be read in its place."""
+    """Where a client leaves and ends its region, no other file is read in its place."""
     life = await serving(nursery)
     request = make_request()
     request.inputs = [input_in(region.put(np.ones((1, 2), np.float32)), (1, 2))]

@@ -122,7 +122,7 @@ def test_a_server_that_refuses_from_the_start_ends_it(server, capsys, status, bo
 
 
 def following(url, pauses, most, *query):
-    """The records of a stream that is followed, until it was lost more than `most` times in a row or in all."""
+    """The records of a stream that is followed, until it was lost more than `most` times."""
 
     def pause(seconds):
         pauses.append(seconds)

@@ -1,4 +1,4 @@
-"""How the server reaches device memory of clients: by a process of its own, with a stand-in for the driver."""
+"""How the server reaches device memory of clients: by a process, with a stand-in for the driver."""
 
 import os
 import signal

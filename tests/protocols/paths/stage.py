@@ -205,7 +205,7 @@ class Inline:
 
 
 class TracedAll(Tracer, TraceBook):
-    """Traces every request, and keeps what frontends note of each: which request, and which moments, in order."""
+    """Traces every request, and keeps what frontends note of each: the request, and moments in order."""
 
     def __init__(self) -> None:
         super().__init__()

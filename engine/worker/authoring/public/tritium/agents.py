@@ -55,7 +55,7 @@ class AgentModel:
         return self._acquire()
 
     def release(self, folder: Path) -> None:
-        """Have a folder of `acquire` removed now: it was not needed. Raises ValueError for any other folder."""
+        """Have a folder of `acquire` removed: it was not needed. Raises ValueError for another folder."""
         self._release(folder)
 
     def relocate(self, folder: Path | str) -> None:
