@@ -36,7 +36,7 @@ def _ask(port: int, region: str, model: str, number: int, told: threading.Event)
     place: dict[str, str | int] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
     given = {"name": "VALUE", "shape": [_ROWS, 1], "datatype": "INT32"}
     for count in itertools.count():
-        body = {
+        body: dict[str, object] = {
             "id": f"fault-{region}-{number}-{count}",
             "inputs": [{**given, "parameters": {**place, "shared_memory_offset": at}}],
             "outputs": [{"name": "ANSWER", "parameters": {**place, "shared_memory_offset": at + nbytes}}],
