@@ -33,13 +33,13 @@ def _post(port: int, path: str, body: object) -> int:
 
 def _ask(port: int, region: str, model: str, number: int, told: threading.Event) -> None:
     at, nbytes = 8 * _ROWS * number, 4 * _ROWS
-    place: dict[str, str | int] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
+    place: dict[str, object] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
     given = {"name": "VALUE", "shape": [_ROWS, 1], "datatype": "INT32"}
     for count in itertools.count():
         body: dict[str, object] = {
             "id": f"fault-{region}-{number}-{count}",
-            "inputs": [{**given, "parameters": {**place, "shared_memory_offset": at}}],
-            "outputs": [{"name": "ANSWER", "parameters": {**place, "shared_memory_offset": at + nbytes}}],
+            "inputs": [{**given, "parameters": place | {"shared_memory_offset": at}}],
+            "outputs": [{"name": "ANSWER", "parameters": place | {"shared_memory_offset": at + nbytes}}],
         }
         if _post(port, f"/v2/models/{model}/infer", body) == 200:
             told.set()

@@ -293,6 +293,7 @@ class _Play:
             target.users += 1
             used.append(target)
         self._asked.append((request, used))
+        assert request.regions is not None
         try:
             if request.regions.must_read(stay=False):
                 await request.regions.read(stay=False)
@@ -329,7 +330,7 @@ class _Play:
             assert isinstance(decoder, HttpDecoder)
             return decoder.decode(text + behind, len(text), _SPEC, Arrival(-1, port, 0.0))[0]
         message = ModelInferRequest(model_name="add", raw_input_contents=[behind])
-        holders = [message.inputs.add(name="X", datatype="UINT8", shape=[size])]
+        holders: list[Any] = [message.inputs.add(name="X", datatype="UINT8", shape=[size])]
         message.inputs.add(name="Z", datatype="UINT8", shape=[2])
         places = [(name, at, size)]
         if out != "-":

@@ -45,7 +45,7 @@ def options() -> str:
 def _item(flag: Flag) -> str:
     word = f"={flag.form.metavar}" if flag.form.metavar else ""
     default = f" (default `{flag.default}`)" if flag.default else ""
-    about = flag.help or f"{flag.no_effect or flag.instead}."
+    about = flag.help or f"{flag.no_effect}."
     return (
         textwrap.fill(
             f"- `--{flag.name}{word}`{default}: {about}",

@@ -100,6 +100,8 @@ def client(environ):
     finally:
         process.kill()
         process.wait()
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.close()
         process.stdout.close()
 

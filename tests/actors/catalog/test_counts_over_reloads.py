@@ -78,6 +78,8 @@ def test_histograms_are_added_up_where_their_bounds_are_the_same():
     new, same, other = with_bounds(1.0), with_bounds(1.0), with_bounds(1.0, 5.0)
     new.earlier = (same, other)
     whole = in_all(new)
+    assert whole.first_response is not None
+    assert whole.durations is not None
     assert (whole.first_response.counts, whole.first_response.total) == ([0, 2], 4.0)
     assert whole.durations.request == [0, 3, 0]
     assert whole.durations.output == [0, 3, 0]

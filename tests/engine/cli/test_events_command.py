@@ -30,7 +30,8 @@ class Asked(Exception):
 @pytest.fixture
 def server():
     """A server with a list of answers, (status, body), and what it was asked: (path, last id, key)."""
-    answers, asked = [], []
+    answers: list = []
+    asked: list = []
 
     def answer(request):
         headers = request.headers

@@ -175,6 +175,7 @@ def test_a_sink_says_it_in_the_form_of_its_lines(tmp_path, form, start):
 def test_stages_of_requests_are_told_while_requests_are_logged_and_the_log_is_verbose():
     logs = RunningLogs(LogSettings(requests=True))
     kept = recorder(logs, Logged())
+    assert kept is not None
     levels = []
     for level in (0, 1, 2, 0):
         logs.change(LogState(verbose_level=level))

@@ -60,8 +60,8 @@ def test_an_event_is_logged_and_streamed_with_the_same_keys(taken, log):
 def test_the_reader_of_logs_reads_a_record(taken, log):
     log(Event.WORKER_EXITED, level="warning", actor="models/a/1/instances/0", odd=object)
     line = parse(taken.told[0].text)
-    assert (line.time, line.level, line.event) == (NOON / 1000, "warning", "worker_exited")
-    assert line.keys == {"actor": "models/a/1/instances/0", "odd": "<class 'object'>"}
+    assert (line.time, line.level, line.event) == (NOON / 1000, "warning", "worker_exited")  # type: ignore[union-attr]
+    assert line.keys == {"actor": "models/a/1/instances/0", "odd": "<class 'object'>"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_crash_has_its_traceback(taken, log):
         raise ValueError("on cue")
     except ValueError as error:
         crash = Crashed(error)
-    spec = ChildSpec("instance", lambda _: None)
+    spec = ChildSpec("instance", lambda _: None)  # type: ignore[arg-type, return-value]
     observe = supervision_observer(log)
     observe(ChildExited("models", "models/add/1", spec, crash, Context.CHILD_TERMINATED))
     (record,) = taken.records

@@ -113,7 +113,7 @@ def test_every_family_is_on_the_page_of_metrics(warm):
 
 
 def test_each_series_has_the_labels_that_the_page_tells(warm):
-    found = {}
+    found: dict[str, set[str]] = {}
     for name, labels in series(scrape(warm)):
         found.setdefault(name, set()).update(key for key, _ in labels)
     for section in SECTIONS:

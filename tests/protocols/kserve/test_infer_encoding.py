@@ -74,11 +74,11 @@ def test_outputs_come_each_in_the_form_that_was_asked_for():
 def test_an_output_in_shared_memory_has_no_data_in_the_answer():
     plan = named(S=OutputChoice(False, 0, True), D=OutputChoice(True, 0))
     placed = Tensor("S", DataType.FP32, (1, 2), b"")
-    body = encode(response(placed, tensor("D", np.float32([1]))), plan, SPEC)
+    body = encode(response(placed, tensor("D", np.array([1], np.float32))), plan, SPEC)
     whole = joined(body)
     outputs = json.loads(whole[: body.json_size])["outputs"]
     assert outputs[0] == {"name": "S", "datatype": "FP32", "shape": [1, 2]}
-    assert whole[body.json_size :] == np.float32([1]).tobytes()
+    assert whole[body.json_size :] == np.array([1], np.float32).tobytes()
     # So it is in an answer that is made in slices.
     long = tensor("D", np.arange(10_000, dtype=np.float32))
     plan = named(S=OutputChoice(False, 0, True), D=OutputChoice(False, 0), Z=OutputChoice(False, 0, True))

@@ -43,8 +43,8 @@ class World:
             span = self.book.trace().open(request, 0.0)
             for _ in range(executions):
                 span.dispatched(Execution(0.0, instance="m_0", pid=1, batch=7, requests=3, rows=3), request)
-        self.worker = Worker({7: InFlight(7, self.requests, None, alone=False, began_at=0.0)})
-        self.caller = CallingWorker(None, "m_0", self.worker)
+        self.worker = Worker({7: InFlight(7, self.requests, None, alone=False, began_at=0.0)})  # type: ignore[arg-type]
+        self.caller = CallingWorker(None, "m_0", self.worker)  # type: ignore[arg-type]
 
     def tell(self, *spans, batch=7, left_out=0):
         note({"batch": batch, "spans": list(spans), "left_out": left_out}, self.caller, NOW)
@@ -81,7 +81,7 @@ def test_spans_go_to_the_requests_they_name(world):
 def test_they_belong_to_the_last_execution():
     world = World(executions=3)
     world.tell(span(0))
-    assert [each.execution for each in world.requests[0].span.own] == [2]
+    assert [each.execution for each in world.requests[0].span.own] == [2]  # type: ignore[union-attr]
 
 
 def test_a_batch_whose_requests_are_still_open_takes_them(world):
@@ -92,7 +92,7 @@ def test_a_batch_whose_requests_are_still_open_takes_them(world):
     world.worker.open = {}
     world.tell(span(0))
     assert len(world.own(0)) == 1
-    note({"batch": 7, "spans": [span(0)], "left_out": 0}, CallingWorker(None, "m_0"), NOW)
+    note({"batch": 7, "spans": [span(0)], "left_out": 0}, CallingWorker(None, "m_0"), NOW)  # type: ignore[arg-type]
 
 
 def test_times_are_no_later_than_now_and_none_ends_before_it_begins(world):
@@ -204,8 +204,8 @@ def test_whatever_a_worker_says_is_taken_or_ends_it(spans, batch):
         except FrameError:
             continue
     for request in (world.requests[0], world.requests[2]):
-        request.span.end(1.0)
-        request.span.trace.sent(1.0)
+        request.span.end(1.0)  # type: ignore[union-attr]
+        request.span.trace.sent(1.0)  # type: ignore[union-attr]
     for trace in world.book.finished:
         for made in planned(trace).spans:
             assert 0 < made.span_id < 2**64

@@ -83,7 +83,7 @@ def model(tmp_path, told):
             run(backend, info, requests)
             return requests
 
-        ask.calls = calls
+        ask.calls = calls  # type: ignore[attr-defined]
         return ask
 
     yield load
