@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +20,7 @@ from typing import Final
 from actors.seams.threads import in_thread
 from actors.values.errors import AlreadyExists, InvalidArgument, Unsupported
 from engine.repository.reader import RepositoryReader
-from engine.repository.source import Fetched, FetchProgress, Source, Stamp
+from engine.repository.source import Fetched, FetchProgress, Source, SourceUnavailable, Stamp
 
 NOT_EXPLICIT: Final = "repository registration is not allowed if model control mode is not EXPLICIT"
 
@@ -84,13 +86,16 @@ class Registry:
         """See `Registrations`."""
         if not self._explicit:
             raise Unsupported(NOT_EXPLICIT)
-        if not await in_thread(os.path.isdir, path, abandon_on_cancel=True):
+        look = partial(_look, path, list(self._reader.sources), frozenset(models))
+        is_there, elsewhere = await in_thread(look, abandon_on_cancel=True)
+        if not is_there:
             raise InvalidArgument(f"failed to register '{path}', repository not found")
         # No other task has a turn from here on.
         if any(source.uri == path for source in self._reader.sources):
             raise AlreadyExists(f"model repository '{path}' has already been registered")
         for name in models:
-            if any(name in taken for taken in self._models.values()):
+            # A model that another repository has would be in two, and then neither would be served.
+            if name in elsewhere or any(name in taken for taken in self._models.values()):
                 raise AlreadyExists(
                     f"failed to register '{name}', there is a conflicting mapping for '{name}'"
                 )
@@ -104,3 +109,15 @@ class Registry:
             raise InvalidArgument(f"failed to unregister '{path}', repository not found")
         self._reader.remove(path)
         self._leaving(models.keys(), path)
+
+
+def _look(path: str, sources: Sequence[Source], models: frozenset[str]) -> tuple[bool, frozenset[str]]:
+    """Return whether there is a folder at `path`, and which of `models` other repositories have."""
+    elsewhere: set[str] = set()
+    for source in sources:
+        if models and source.uri != path:
+            with suppress(
+                OSError, SourceUnavailable
+            ):  # one that can't be read has no model that could be loaded either
+                elsewhere.update(models.intersection(source.names()))
+    return os.path.isdir(path), frozenset(elsewhere)

@@ -110,6 +110,16 @@ async def test_with_namespaces_a_registered_repository_is_one(tmp_path):
     assert found.specs[0].namespace == path
 
 
+async def test_a_name_that_another_repository_has_is_a_conflict(world):
+    # Neither would be served: a load could take away a model that is not the platform's.
+    world.write("first/resnet", "hash/model")
+    with pytest.raises(AlreadyExists) as caught:
+        await world.registry.register(str(world.folder / "hash"), {"resnet": "model"})
+    assert caught.value.message == "failed to register 'resnet', there is a conflicting mapping for 'resnet'"
+    assert await world.names() == ["resnet"]
+    assert world.left == []
+
+
 async def test_what_is_registered_once_is_a_conflict(world):
     world.write("a/model", "b/model")
     await world.registry.register(str(world.folder / "a"), {"resnet": "model"})
