@@ -36,7 +36,7 @@ def open_object(name: str, key: str) -> tuple[int, int]:
     if not can_be_opened(name):
         raise not_opened(key)
     try:
-        fileno = os.open(_FOLDER + os.fsdecode(name.encode("utf-8", "surrogateescape")), _FLAGS)
+        fileno = os.open(_FOLDER.encode() + name.encode(), _FLAGS)
     except OSError as error:
         raise not_opened(key) from error
     try:

@@ -55,11 +55,14 @@ def object_name(region: str, key: str) -> str:
 
 
 def can_be_opened(name: str) -> bool:
-    """Whether an object can have this name: it lies in /dev/shm itself, as `shm_open` has it."""
+    """Whether an object can have this name: it lies in /dev/shm itself, as `shm_open` has it.
+
+    One that is no UTF-8 can't: neither gRPC nor the tree could tell it.
+    """
     if "/" in name or "\0" in name or name in {".", ".."}:
         return False
     try:
-        return len(name.encode("utf-8", "surrogateescape")) <= _LONGEST_NAME
+        return len(name.encode()) <= _LONGEST_NAME
     except UnicodeEncodeError:
         return False
 
