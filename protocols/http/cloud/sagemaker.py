@@ -45,6 +45,7 @@ from protocols.http.cloud.shortage import tells_of_shortage
 from protocols.http.fields import Header, connecting
 from protocols.http.routes import Route
 from protocols.kserve.auditing import load_change, unload_change
+from protocols.kserve.caps import check_name
 from protocols.kserve.documents import dump, not_a
 from protocols.kserve.permitted import permit_in
 
@@ -261,10 +262,15 @@ def _target_of(headers: Sequence[Header]) -> str:
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
-    """Return a member of a load's body; empty if there is none."""
+    """Return a member of a load's body; empty if there is none. Raises InvalidArgument."""
     value = document.get(key, "")
     if type(value) is not str:
         raise InvalidArgument(not_a("string"))
+    check_name(value, f"'{key}'")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # neither the list of models nor gRPC could tell it
+        raise InvalidArgument(f"'{key}' has bytes that are no UTF-8") from None
     return value
 
 

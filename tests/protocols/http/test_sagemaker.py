@@ -319,6 +319,26 @@ async def test_a_load_that_makes_no_sense_is_a_bad_request(sagemaker, body, mess
     assert sagemaker.registered.models == {}
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            b'{"model_name":"h\x80","url":"/opt/ml/models/h1/model"}',
+            "'model_name' has bytes that are no UTF-8",
+        ),
+        (b'{"model_name":"h1","url":"/opt/ml/models/\x80/model"}', "'url' has bytes that are no UTF-8"),
+        (
+            load_body("h" * 4097),
+            "the name of 'model_name' has 4097 characters, and may have 4096 at most: '" + "h" * 80 + "...'",
+        ),
+    ],
+)
+async def test_a_load_by_names_that_could_not_be_told_is_a_bad_request(sagemaker, body, message):
+    status, _, told = await sagemaker.ask("POST", "/models", body)
+    assert (status, json.loads(told)) == (400, error(message))
+    assert await sagemaker.ask("GET", "/models") == (200, JSON, b'{"models":[]}')
+
+
 async def test_a_load_whose_body_is_no_json_is_a_bad_request(sagemaker):
     status, _, body = await sagemaker.ask("POST", "/models/h1", b"{")
     assert status == 400
