@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.events import Event, Log
 
 TRIES: Final = 3  # of one removal: the first crash may have been chance
+LAST_THREADS: Final = 32  # that remove at the end of the server
 INTENSITY: Final = Intensity(5, 60.0)
 
 
@@ -99,19 +101,21 @@ class Janitor:
         )
 
     def finish(self) -> None:
-        """Remove what is left, here and now, and what was in use to the end.
+        """Remove what is left, now, and what was in use to the end.
 
-        The server has ended, and its workers with it.
+        The server has ended, and its workers with it. Removals do not wait for each other: one may wait for a
+        repository agent that hangs.
         """
         left = [*(job.removal for job in self._jobs), *(copy.removal for copy in self._in_use)]
         self._jobs.clear()
         self._in_use.clear()
-        for removal in left:
-            try:
-                removal.run()
-            except Exception as error:  # noqa: BLE001
-                # No supervisor is left, and the other directories must still be removed.
-                self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
+        with ThreadPoolExecutor(LAST_THREADS, "tritium-janitor") as threads:
+            for removal, ended in [(each, threads.submit(each.run)) for each in left]:
+                try:
+                    ended.result()
+                except Exception as error:  # noqa: BLE001
+                    # No supervisor is left, and the other directories must still be removed.
+                    self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
 
 
 class Copy:
