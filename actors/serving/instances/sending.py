@@ -230,7 +230,11 @@ class BatchSender:
                 self._unsent(batch, NotRead())
                 return
         self.filling = None
-        self._send_off(filling)
+        try:
+            self._send_off(filling)
+        except OSError as error:  # of the descriptors that go with it
+            self._unsent(batch, error)
+            return
         self._held.sent(batch, trio.current_time())
         self._on_room()
 

@@ -9,7 +9,7 @@ import trio
 
 from actors.serving.instances import burial
 from actors.serving.instances.batches import HANDED, SENT
-from actors.serving.instances.sending import NotRead
+from actors.serving.instances.sending import FILLED_AT_ONCE, NotRead
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
@@ -159,6 +159,27 @@ async def test_what_a_worker_could_not_read_or_write_is_counted(connection, regi
     answer = Answer(code=ErrorCode.INTERNAL, message="no", trouble=trouble)
     connection.worker.on_packet(Result(batch.id, batch.slot.index, 1, (1, 2, 3), answers=[answer]).encode())
     assert (region.region.counts.reads_failed, region.region.counts.writes_failed) == counts
+
+
+async def test_a_long_batch_whose_regions_find_no_descriptor_is_not_sent(
+    connect, region, nursery, monkeypatch, autojump_clock
+):
+    connection = connect()
+    nursery.start_soon(connection.worker.sender.run)
+    long = connection.request(columns=FILLED_AT_ONCE // 4 + 1)
+    long.output_regions = {"OUTPUT": region.slice(0, DIRECT_FROM + 8)}
+
+    def send_nowait(packet, descriptors=()):
+        raise OSError(24, "Too many open files")
+
+    batch = connection.worker.dispatch([long], now=0.0)
+    monkeypatch.setattr(connection.worker.pipe, "send_nowait", send_nowait)
+    await trio.sleep(1.0)
+    ((unsent, error),) = connection.events.failures
+    assert unsent is batch
+    assert error.errno == 24
+    assert connection.worker.idle
+    assert not batch.slot.leased
 
 
 async def test_regions_stay_open_while_a_thread_reads_what_killed_a_worker(nursery, region, monkeypatch):
