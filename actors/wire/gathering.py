@@ -106,10 +106,13 @@ class Gather:
         """Copy every input to its place; `view` holds at least `nbytes`."""
         for at, tensors in self._parts:
             for tensor in tensors:
-                end = at + (len(tensor.data) or tensor.nbytes)
-                if tensor.data:
-                    view[at:end] = tensor.data
-                at = end
+                data = tensor.data
+                nbytes = len(data)
+                if nbytes:
+                    view[at : at + nbytes] = data
+                    at += nbytes
+                else:
+                    at += tensor.nbytes
 
     def copying(self, view: memoryview) -> Iterator[None]:
         """Do as `copy_into` does. Yields before every piece."""

@@ -62,7 +62,12 @@ def encode(response: InferResponse, plan: OutputPlan, spec: ModelSpec) -> Body:
             as_binary = choice.binary
             if choice.classes:
                 tensor = classified(tensor, choice.classes, spec)
-        output = described(tensor)
+        # As `described` has it; a call would cost as much as the rest of this turn.
+        output: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype.protocol_name,
+            "shape": tensor.shape,
+        }
         if as_binary:
             data = tensor.data
             output["parameters"] = {"binary_data_size": len(data)}

@@ -144,12 +144,17 @@ class BatchSender:
         slot, requests = batch.slot, batch.requests
         gather = Gather(requests, self._spec)
         used = gather.nbytes
-        told = [{} if request.padding else default_metadata(request, self._spec) for request in requests]
+        told: list[dict[str, object]] = []
+        rows: list[int] = []
+        wanted = False
+        for request in requests:
+            told.append({} if request.padding else default_metadata(request, self._spec))
+            rows.append(request.rows)
+            if request.output_regions:
+                wanted = True
         regions: Sequence[Region] = ()
-        wanted = [each for each in requests if each.output_regions]
-        if self._shares_regions and (wanted or gather.reads):
+        if (wanted or gather.reads) and self._shares_regions:
             regions = tell_spans(gather.reads, requests, told)
-        rows = [request.rows for request in requests]
         packet = batch_frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
         ).encode()
