@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import struct
@@ -22,6 +23,8 @@ from actors.values.tracing.traces import FinishedTrace, Moment, TracedRequest, T
 
 _AT_ONCE: Final = 1024  # elements put into words in one call, which holds the interpreter lock
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)  # the name of a moment that needs no escapes
+_BYTES_AT_ONCE: Final = 16 * 1024  # of a string, as well
+_DECODER: Final = codecs.getincrementaldecoder("utf-8")
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -119,5 +122,16 @@ def _strings(data: bytes) -> Iterator[str]:
     while at + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
-        yield '"' + data[at : at + length].decode("utf-8", "backslashreplace") + '"'
+        if length <= _BYTES_AT_ONCE:
+            yield '"' + data[at : at + length].decode("utf-8", "backslashreplace") + '"'
+        else:
+            yield '"' + "".join(_decoded(data, at, min(at + length, len(data)))) + '"'
         at += length
+
+
+def _decoded(data: bytes, start: int, end: int) -> Iterator[str]:
+    """Yield a string in pieces: where it is no text, each byte takes its time."""
+    decoder = _DECODER("backslashreplace")
+    for at in range(start, end, _BYTES_AT_ONCE):
+        yield decoder.decode(data[at : min(at + _BYTES_AT_ONCE, end)])
+    yield decoder.decode(b"", final=True)

@@ -177,6 +177,24 @@ def test_long_tensors_are_put_into_words_in_pieces():
     assert in_words(DataType.INT32, numbers.tobytes()) == ",".join(map(str, range(5000)))
 
 
+@pytest.mark.parametrize(
+    "text", [b"\xff" * 100_000, "aé\u20ac\U0001f600".encode() * 10_000, b"a\xe2\x82" * 30_000]
+)
+def test_long_strings_are_read_piece_by_piece_as_if_at_once(text):
+    """One call would hold the interpreter lock for 0.1 s and more if a MiB is no text."""
+    taken = []
+
+    class Data(bytes):
+        def __getitem__(self, key):
+            part = super().__getitem__(key)
+            taken.append(len(part))
+            return part
+
+    words = in_words(DataType.BYTES, Data(pack_bytes([text])))
+    assert words == '"' + text.decode("utf-8", "backslashreplace") + '"'
+    assert max(taken) <= 16 * 1024
+
+
 def test_strings_are_escaped_in_the_file():
     told = written(
         request(tensors=[TracedTensor(BACKEND_OUTPUT, "S", DataType.BYTES, (1,), pack_bytes([b"hi"]), 5)])
