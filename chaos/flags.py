@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.faults import actors, collector, control, machine, repository
+from chaos.faults import actors, certificates, collector, control, machine, repository
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.regions import harms
@@ -21,7 +21,7 @@ def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
 _ANY: Final = (
     *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
     *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS, collector.FAULTS),
-    harms.FAULTS,
+    *(harms.FAULTS, certificates.FAULTS),
 )
 
 
@@ -88,6 +88,7 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
     *(frozenset({takes, has}) for takes in _TAKES_ALL for has in _HAS_GUESTS),
     frozenset(each.name for each in collector.FAULTS),
     frozenset(each.name for each in harms.FAULTS),
+    frozenset(each.name for each in certificates.FAULTS),
     *(frozenset({ends, holds}) for ends in _ENDS_CONNECTIONS for holds in _HOLDS_CONNECTIONS),
     *(frozenset({alone, name}) for alone in _ALONE for name in EVERY_FAULT if name != alone),
 )
@@ -97,7 +98,7 @@ EXCLUSIONS: Final[Sequence[frozenset[str]]] = (
 - A model whose file is broken and whose workers are all gone can't come back.
 - A fault that has models of its own asked accepts no error as an answer.
 - What is traced is set for all requests.
-- Clients with regions have one guest.
+- Clients with regions have one guest, and the metrics one certificate.
 - A client that misbehaves has to see how its own connections fare.
 - A server that stands still, or whose log has no room, tells nothing about anything else.
 """

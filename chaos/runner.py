@@ -26,6 +26,7 @@ from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
+from chaos.faults.certificates import served_files
 from chaos.faults.collector import reserved_port, tracing_flags
 from chaos.faults.regions.asking import SHARED_MEMORY
 from chaos.plan import Plan
@@ -79,8 +80,10 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
         history = stack.enter_context(History(folder / "history.jsonl"))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         collector = stack.enter_context(reserved_port())
-        flags = tracing_flags(collector)
+        certificates = served_files(folder / "tls")
+        flags = [*tracing_flags(collector), *(certificates.flags if certificates else ())]
         async with _serving(setting, sockets / "1", *flags) as (server, sabotage):
+            server.trust = certificates.trust if certificates else None
             async with open_clients(history, server.http_port, server.grpc_port, seed=plan.seed) as clients:
                 stage = Stage(
                     server=server,
@@ -90,6 +93,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
                     send=clients.send,
                     folder=folder,
                     collector=collector,
+                    certificates=certificates,
                 )
                 await _phases(plan, setting, server, stage, clients, tell)
                 tally = await _tally(server, clients)

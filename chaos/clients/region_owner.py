@@ -34,7 +34,7 @@ def _post(port: int, path: str, body: object) -> int:
 def _ask(port: int, region: str, model: str, number: int, told: threading.Event) -> None:
     at, nbytes = 8 * _ROWS * number, 4 * _ROWS
     place: dict[str, object] = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
-    given = {"name": "VALUE", "shape": [_ROWS, 1], "datatype": "INT32"}
+    given: dict[str, object] = {"name": "VALUE", "shape": [_ROWS, 1], "datatype": "INT32"}
     for count in itertools.count():
         body: dict[str, object] = {
             "id": f"fault-{region}-{number}-{count}",

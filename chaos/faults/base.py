@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -26,6 +26,9 @@ from chaos.record.records import Injected
 from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import Server
 from chaos.workload.control import Control
+
+if TYPE_CHECKING:
+    from chaos.subject.certificates import ServedFiles
 
 T = TypeVar("T")
 
@@ -41,7 +44,8 @@ class Stage:
     # `Clients.send`, for requests that a fault sends beside the ordinary load; all of these are in the history.
     send: Callable[..., Awaitable[End]]
     folder: Path  # of the run
-    collector: int = 0  # the port to which the server exports traces; 0 if it can't
+    collector: int = 0  # the port to which the server exports traces; 0 if it does not
+    certificates: ServedFiles | None = None  # of the metrics' listener, if it speaks TLS
 
 
 Heal = Callable[[], Awaitable[object]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import uuid
@@ -27,7 +28,7 @@ from actors.values.events import Event
 from chaos.record.records import Phase, Sample
 from chaos.subject import processes
 from chaos.subject.sabotage import SOCKET_FLAG
-from chaos.wires.http import LOOPBACK, Broken, Reply, ask
+from chaos.wires.http import LOOPBACK, Broken, Connection, Reply, ask
 from engine.core.choosing import PURE
 
 PATIENCE: Final = 60.0
@@ -97,9 +98,10 @@ class LogLines:
     Lines that are not JSON are skipped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """`fresh`: what is in the file already is not given."""
         self._path = path
-        self._at = 0
+        self._at = path.stat().st_size if fresh else 0
 
     def fresh(self) -> Iterator[dict[str, Any]]:
         """Yield the lines that are whole and were not given before."""
@@ -135,6 +137,8 @@ class Server:
         self.http_port = 0
         self.grpc_port = 0
         self.metrics_port = 0
+        self.trust: ssl.SSLContext | None = None
+        """Whom to trust at the metrics' port, if it speaks TLS."""
 
     @classmethod
     def start(
@@ -308,7 +312,8 @@ class Server:
         Raises OSError, Broken, and ServerFailed if there is no answer in `asking` seconds.
         """
         with trio.move_on_after(self.asking):
-            return await ask(port or self.http_port, method, path, body)
+            trust = self.trust if port and port == self.metrics_port else None
+            return await ask(port or self.http_port, method, path, body, trust=trust)
         raise ServerFailed(f"no answer to {method} {path} within {self.asking:g} s")
 
     async def is_ready(self) -> bool:
@@ -346,6 +351,10 @@ class Server:
             raise LookupError(f"no version of '{model}' runs")
         latest = versions[max(versions)]
         return list(find(latest, f"{latest['path']}/instances")["children"])
+
+    async def scraper(self, *, receive_buffer: int = 0) -> Connection:
+        """Connect to the metrics' port. Raises OSError, and Broken."""
+        return await Connection.open(self.metrics_port, receive_buffer=receive_buffer, trust=self.trust)
 
     async def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric over the series that carry `labels`; 0 if there is none.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping
@@ -106,23 +107,47 @@ class Connection:
     After any exception of its methods, and after a cancelled `ask`, close it.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: trio.SocketStream, tls: trio.SSLStream[trio.SocketStream] | None = None
+    ) -> None:
+        """`tls` is what is spoken over the stream, if it is not spoken in the clear."""
+        self._raw = stream
+        self._tls = tls
+        self._stream = tls or stream
         self._waiting = bytearray()
         self._reading = _Reading()
         self._sending = trio.Lock()
         self._kept = True
 
     @classmethod
-    async def open(cls, address: int | bytes, *, receive_buffer: int = 0) -> Self:
-        """Connect as `connect` does. Raises OSError."""
-        return cls(await connect(address, receive_buffer=receive_buffer))
+    async def open(
+        cls, address: int | bytes, *, receive_buffer: int = 0, trust: ssl.SSLContext | None = None
+    ) -> Self:
+        """Connect as `connect` does, and speak TLS with those whom `trust` vouches for. Raises OSError, and Broken."""
+        stream = await connect(address, receive_buffer=receive_buffer)
+        if trust is None:
+            return cls(stream)
+        tls = trio.SSLStream(stream, trust, server_hostname="localhost", https_compatible=True)
+        try:
+            await tls.do_handshake()
+        except BaseException as error:
+            stream.socket.close()
+            if isinstance(error, trio.BrokenResourceError):
+                raise Broken(f"no TLS with the server: {error.__cause__ or error}") from error
+            raise
+        return cls(stream, tls)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def shown(self) -> str:
+        """The common name of the certificate that the server has shown; empty in the clear."""
+        certificate = {} if self._tls is None else self._tls.getpeercert()
+        return str(dict(part[0] for part in certificate.get("subject", ())).get("commonName", ""))
 
     @property
     def kept(self) -> bool:
@@ -134,7 +159,7 @@ class Connection:
 
         Returns b"" if the server has closed the connection, and None for neither. Returns at once.
         """
-        if not self._stream.socket.is_readable():
+        if not self._raw.socket.is_readable():
             return None
         try:
             return await self.read()
@@ -143,17 +168,17 @@ class Connection:
 
     def close(self) -> None:
         """Leave, without saying anything."""
-        self._stream.socket.close()
+        self._raw.socket.close()
 
     def reset(self) -> None:
         """Leave by a reset."""
-        self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self._stream.socket.close()
+        self._raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._raw.socket.close()
 
     async def half_close(self) -> None:
         """Say that nothing more comes. Raises Broken."""
         try:
-            await self._stream.send_eof()
+            await self._raw.send_eof()
         except trio.BrokenResourceError as error:
             raise Broken("the connection broke before its end was said") from error
 
@@ -228,9 +253,11 @@ class Connection:
         return said
 
 
-async def ask(address: int | bytes, method: str, path: str, body: bytes = b"") -> Reply:
-    """Send one request on a connection of its own. Raises OSError and Broken."""
-    async with await Connection.open(address) as connection:
+async def ask(
+    address: int | bytes, method: str, path: str, body: bytes = b"", *, trust: ssl.SSLContext | None = None
+) -> Reply:
+    """Send one request on a connection of its own, as `Connection.open` makes it. Raises OSError and Broken."""
+    async with await Connection.open(address, trust=trust) as connection:
         return await connection.ask(request(method, path, body))
 
 

@@ -15,6 +15,7 @@ import trio
 from chaos.clients.clients import Clients, open_clients
 from chaos.clients.mix import ORDINARY, arrivals
 from chaos.faults.base import Fault, Injection, Stage, Trouble
+from chaos.faults.certificates import served_files
 from chaos.faults.collector import tracing_flags
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -95,17 +96,18 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    folder: Path, *flags: str, rate: float = RATE, seed: int = 1, collector: int = 0
+    folder: Path, *flags: str, rate: float = RATE, seed: int = 1, collector: int = 0, tls: bool = False
 ) -> AsyncIterator[Bench]:
     """Run a server and a load around the block; then check that each answer was right or is excused.
 
-    `collector` is the port to which it exports traces. No request may remain unanswered.
+    `collector` is the port to which it exports traces. `tls`: its metrics are told over TLS. No request may remain unanswered.
     """
     repository, socket = folder / "models", folder / "saboteur"
     write_repository(repository, run=folder)
-    async with served(
-        repository, folder / "server", *flags, *tracing_flags(collector), sabotage=socket
-    ) as server:
+    certificates = served_files(folder / "tls") if tls else None
+    flags = (*flags, *tracing_flags(collector), *(certificates.flags if certificates else ()))
+    async with served(repository, folder / "server", *flags, sabotage=socket) as server:
+        server.trust = certificates.trust if certificates else None
         with History(folder / "history.jsonl") as history:
             async with open_clients(history, server.http_port, server.grpc_port) as clients:
                 stage = Stage(
@@ -116,6 +118,7 @@ async def bench(
                     send=partial(clients.send, by=1),
                     folder=folder,
                     collector=collector,
+                    certificates=certificates,
                 )
                 made = Bench(stage, server, clients, folder)
                 async with trio.open_nursery() as nursery:

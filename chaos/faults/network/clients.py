@@ -155,7 +155,7 @@ async def _read_http_slowly(stage: Stage, question: Question) -> str:
 
 async def _read_metrics_slowly(stage: Stage, question: Question) -> str:
     """Read a large answer a little at a time: whole, to its end."""
-    async with await Connection.open(stage.server.metrics_port, receive_buffer=_SMALL_BUFFER) as connection:
+    async with await stage.server.scraper(receive_buffer=_SMALL_BUFFER) as connection:
         await connection.send(request("GET", "/metrics"))
         answer = await connection.answer(piece=1024, pause=0.02)
     whole = answer.status == 200 and answer.body.endswith(b"\n")

@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -76,10 +76,15 @@ _PROBE_PAUSE: Final = 0.01
 _SCRAPE_PAUSE: Final = 0.02
 
 
-async def _storm(paths: Sequence[str], port: int, fine: Callable[[int, bytes], bool], pause: float) -> str:
+async def _storm(
+    paths: Sequence[str],
+    connect: Callable[[], Awaitable[Connection]],
+    fine: Callable[[int, bytes], bool],
+    pause: float,
+) -> str:
     """Ask for these paths in turn on one connection, for as long as a storm lasts."""
     until = trio.current_time() + LASTS
-    async with await Connection.open(port) as connection:
+    async with await connect() as connection:
         for path in itertools.cycle(paths):
             if trio.current_time() >= until:
                 break
@@ -108,9 +113,8 @@ async def _storm_grpc(port: int) -> str:
 
 async def _health(stage: Stage, target: random.Random) -> list[str]:
     # A server that is not ready answers 400, and another fault may have made it not ready.
-    ask = partial(
-        _storm, _PROBES, stage.server.http_port, lambda status, _: status in (200, 400), _PROBE_PAUSE
-    )
+    connect = partial(Connection.open, stage.server.http_port)
+    ask = partial(_storm, _PROBES, connect, lambda status, _: status in (200, 400), _PROBE_PAUSE)
     over_grpc = partial(_storm_grpc, stage.server.grpc_port)
     return await together([ask] * _PROBERS + [over_grpc] * _PROBERS)
 
@@ -119,7 +123,7 @@ async def _scrape(stage: Stage, target: random.Random) -> list[str]:
     def whole(status: int, body: bytes) -> bool:
         return status == 200 and body.endswith(b"\n")
 
-    ask = partial(_storm, ["/metrics"], stage.server.metrics_port, whole, _SCRAPE_PAUSE)
+    ask = partial(_storm, ["/metrics"], stage.server.scraper, whole, _SCRAPE_PAUSE)
     return await together([ask] * _PROBERS)
 
 
