@@ -120,6 +120,7 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
         folder=folder,
         catalogue=catalogue,
         flags=mode.flags,
+        writes_traces=mode.writes_traces,
         command=shlex.join([*parser.prog.split(), *_without_places(words)]),
         end=not options.no_endings,
     )

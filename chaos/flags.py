@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.faults import actors, certificates, collector, control, machine, repository
+from chaos.faults import actors, certificates, collector, control, machine, repository, trace_file
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.regions import harms
@@ -20,7 +20,7 @@ def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
 
 _ANY: Final = (
     *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
-    *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS, collector.FAULTS),
+    *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS),
     *(harms.FAULTS, certificates.FAULTS),
 )
 
@@ -29,23 +29,28 @@ _ANY: Final = (
 class Mode:
     """How the server learns of changes in its repository: it looks by itself, or it is told.
 
-    No server does both.
+    No server does both. `writes_traces`: its traces go to a file, not to a collector. No server does both of
+    these either.
     """
 
     name: str
     flags: Sequence[str]
     catalogue: Mapping[str, Fault]
+    writes_traces: bool = False
 
 
-POLL: Final = Mode("poll", repository.POLLED, catalogue(*_ANY, repository.FAULTS, control.REFUSED))
+POLL: Final = Mode(
+    "poll", repository.POLLED, catalogue(*_ANY, collector.FAULTS, repository.FAULTS, control.REFUSED)
+)
 EXPLICIT: Final = Mode(
     "explicit",
     control.EXPLICIT,
     {
         name: fault
-        for name, fault in catalogue(*_ANY, control.FAULTS).items()
+        for name, fault in catalogue(*_ANY, trace_file.FAULTS, control.FAULTS).items()
         if not name.startswith("watcher_")  # it has none
     },
+    writes_traces=True,
 )
 
 MODES: Final[Mapping[str, Mode]] = {mode.name: mode for mode in (POLL, EXPLICIT)}

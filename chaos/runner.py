@@ -29,6 +29,7 @@ from chaos.faults.base import Fault, Stage
 from chaos.faults.certificates import served_files
 from chaos.faults.collector import reserved_port, tracing_flags
 from chaos.faults.regions.asking import SHARED_MEMORY
+from chaos.faults.trace_file import file_flags
 from chaos.plan import Plan
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -56,6 +57,7 @@ class Setting:
     folder: Path  # for the record; it must not hold another's
     catalogue: Mapping[str, Fault]
     flags: Sequence[str]  # of the server
+    writes_traces: bool = False  # to a file, and exports none
     command: str  # that a reader can repeat
     end: bool = True  # with the ways to end a server
 
@@ -79,9 +81,10 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
     with ExitStack() as stack:
         history = stack.enter_context(History(folder / "history.jsonl"))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        collector = stack.enter_context(reserved_port())
+        collector = 0 if setting.writes_traces else stack.enter_context(reserved_port())
+        traces = file_flags(folder) if setting.writes_traces else tracing_flags(collector)
         certificates = served_files(folder / "tls")
-        flags = [*tracing_flags(collector), *(certificates.flags if certificates else ())]
+        flags = [*traces, *(certificates.flags if certificates else ())]
         async with _serving(setting, sockets / "1", *flags) as (server, sabotage):
             server.trust = certificates.trust if certificates else None
             async with open_clients(history, server.http_port, server.grpc_port, seed=plan.seed) as clients:

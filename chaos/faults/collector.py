@@ -76,7 +76,7 @@ class CollectorAway(Fault):
             if self.silent:
                 listening = stack.enter_context(_bound(stage.collector))
                 listening.listen(16)  # what connects waits for ever
-            await _trace(stage.server, "TIMESTAMPS")
+            await set_traces(stage.server, trace_level=["TIMESTAMPS"], trace_rate="1")
             opened = stack.pop_all()
         how = "says nothing" if self.silent else "refuses"
         return Injection(
@@ -95,12 +95,12 @@ async def _trace_no_more(stage: Stage, lost: float, opened: ExitStack) -> None:
             lambda seen: seen > lost,
             lambda seen: f"every request was traced, and {SPANS} still counts {seen} spans as lost",
         )
-        await _trace(stage.server, "OFF")
+        await set_traces(stage.server, trace_level=["OFF"])
 
 
-async def _trace(server: Server, level: str) -> None:
-    body = json.dumps({"trace_level": [level], "trace_rate": "1"}).encode()
-    reply = await ask(server.http_port, "POST", SETTING, body)
+async def set_traces(server: Server, **fields: object) -> None:
+    """Change what is traced of all models. Raises Trouble if the server refuses."""
+    reply = await ask(server.http_port, "POST", SETTING, json.dumps(fields).encode())
     if reply.status != 200:
         raise Trouble(f"HTTP {reply.status} to POST {SETTING}: {reply.body[:200]!r}")
 
