@@ -44,7 +44,7 @@ def served_files(folder: Path) -> ServedFiles | None:
 LISTENER: Final = "tls-metrics"
 """What the log calls the files."""
 
-_SEEN_WITHIN: Final = 15.0  # seconds until the log tells: a look or two, if nobody tells the server
+_SEEN_WITHIN: Final = 15.0  # seconds until the log tells: a look or two, if the server is not told
 _PAUSE: Final = 0.02  # seconds between two requests of one client
 _MORE: Final = 3  # answers that each client must have had after each step
 _KEPT: Final = 1  # clients that keep their connection
@@ -226,13 +226,15 @@ def _told(lines: Sequence[LogLines], found: list[str]) -> Callable[[], Awaitable
 FAULTS: Final[Sequence[Fault]] = (
     CertificateChange(
         name="certificate_replaced",
-        expected="Clients of TLS that ask without a rest are all answered: new connections are shown the new certificate from some time on,"
+        expected="Clients of TLS that ask without a rest are all answered: new connections are shown the"
+        " new certificate from some time on,"
         " and those that stand live on.",
         well=True,
     ),
     CertificateChange(
         name="certificate_broken",
-        expected="A key that is not the certificate's is refused, and the log says so; clients of TLS are all answered, and shown the"
+        expected="A key that is not the certificate's is refused, and the log says so; clients of TLS are"
+        " all answered, and shown the"
         " certificate before until a pair is whole again.",
         well=False,
     ),

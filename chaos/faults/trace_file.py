@@ -34,7 +34,7 @@ def trace_file(run: Path) -> Path:
 
 
 def file_flags(run: Path) -> Sequence[str]:
-    """Make the link in a run's folder. Returns the flags of a server that writes there, and traces nothing yet."""
+    """Make the link in a run's folder; return the flags of a server that writes there."""
     link = trace_file(run)
     link.parent.mkdir(parents=True)
     link.symlink_to(_FULL)
@@ -107,7 +107,8 @@ async def _lost(stage: Stage) -> float:
 FAULTS: Final[Sequence[Fault]] = (
     TraceDiskFull(
         name="trace_disk_full",
-        expected="No request fails or waits: traces are lost, counted, and told of in one line of the log; files for which there is room are"
+        expected="No request fails or waits: traces are lost, counted, and told of in one line of the log;"
+        " files for which there is room are"
         " written whole.",
         lasts=2.0,
     ),

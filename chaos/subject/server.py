@@ -138,7 +138,7 @@ class Server:
         self.grpc_port = 0
         self.metrics_port = 0
         self.trust: ssl.SSLContext | None = None
-        """Whom to trust at the metrics' port, if it speaks TLS."""
+        """The authority to trust at the metrics' port, if it speaks TLS."""
 
     @classmethod
     def start(

@@ -123,7 +123,7 @@ class Connection:
     async def open(
         cls, address: int | bytes, *, receive_buffer: int = 0, trust: ssl.SSLContext | None = None
     ) -> Self:
-        """Connect as `connect` does, and speak TLS with those whom `trust` vouches for. Raises OSError, and Broken."""
+        """Connect as `connect` does, and speak TLS, trusting `trust`. Raises OSError, and Broken."""
         stream = await connect(address, receive_buffer=receive_buffer)
         if trust is None:
             return cls(stream)
@@ -256,7 +256,7 @@ class Connection:
 async def ask(
     address: int | bytes, method: str, path: str, body: bytes = b"", *, trust: ssl.SSLContext | None = None
 ) -> Reply:
-    """Send one request on a connection of its own, as `Connection.open` makes it. Raises OSError and Broken."""
+    """Send one request on a connection of its own (`Connection.open`). Raises OSError and Broken."""
     async with await Connection.open(address, trust=trust) as connection:
         return await connection.ask(request(method, path, body))
 

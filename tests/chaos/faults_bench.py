@@ -100,7 +100,7 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """Run a server and a load around the block; then check that each answer was right or is excused.
 
-    `collector` is the port to which it exports traces. `tls`: its metrics are told over TLS. No request may remain unanswered.
+    `collector` is the port to which it exports traces. `tls`: its metrics are told over TLS.
     """
     repository, socket = folder / "models", folder / "saboteur"
     write_repository(repository, run=folder)

@@ -60,8 +60,9 @@ def test_an_event_is_logged_and_streamed_with_the_same_keys(taken, log):
 def test_the_reader_of_logs_reads_a_record(taken, log):
     log(Event.WORKER_EXITED, level="warning", actor="models/a/1/instances/0", odd=object)
     line = parse(taken.told[0].text)
-    assert (line.time, line.level, line.event) == (NOON / 1000, "warning", "worker_exited")  # type: ignore[union-attr]
-    assert line.keys == {"actor": "models/a/1/instances/0", "odd": "<class 'object'>"}  # type: ignore[union-attr]
+    assert line is not None
+    assert (line.time, line.level, line.event) == (NOON / 1000, "warning", "worker_exited")
+    assert line.keys == {"actor": "models/a/1/instances/0", "odd": "<class 'object'>"}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class World:
             span = self.book.trace().open(request, 0.0)
             for _ in range(executions):
                 span.dispatched(Execution(0.0, instance="m_0", pid=1, batch=7, requests=3, rows=3), request)
-        self.worker = Worker({7: InFlight(7, self.requests, None, alone=False, began_at=0.0)})  # type: ignore[arg-type]
+        held = InFlight(7, self.requests, None, alone=False, began_at=0.0)  # type: ignore[arg-type]
+        self.worker = Worker({7: held})
         self.caller = CallingWorker(None, "m_0", self.worker)  # type: ignore[arg-type]
 
     def tell(self, *spans, batch=7, left_out=0):
@@ -92,7 +93,8 @@ def test_a_batch_whose_requests_are_still_open_takes_them(world):
     world.worker.open = {}
     world.tell(span(0))
     assert len(world.own(0)) == 1
-    note({"batch": 7, "spans": [span(0)], "left_out": 0}, CallingWorker(None, "m_0"), NOW)  # type: ignore[arg-type]
+    gone = CallingWorker(None, "m_0")  # type: ignore[arg-type]
+    note({"batch": 7, "spans": [span(0)], "left_out": 0}, gone, NOW)
 
 
 def test_times_are_no_later_than_now_and_none_ends_before_it_begins(world):
