@@ -48,7 +48,17 @@ _KNOWN: Final = 1024  # places that are remembered: clients name the same ones o
 class RegionRegistry(SharedMemory):
     """The regions of one server. Passive; `spec` is its actor."""
 
-    __slots__ = ("_allowed", "_claims", "_devices", "_known", "_lock", "_offload", "_readers", "table")
+    __slots__ = (
+        "_allowed",
+        "_claims",
+        "_device_lock",
+        "_devices",
+        "_known",
+        "_lock",
+        "_offload",
+        "_readers",
+        "table",
+    )
 
     def __init__(
         self,
@@ -64,7 +74,9 @@ class RegionRegistry(SharedMemory):
         self._claims = claims
         self._devices = devices
         self._known: dict[RegionPlace, RegionSlice] = {}
-        self._lock = trio.Lock()  # one registration at a time: each looks, opens, and takes its name
+        # One registration of a kind at a time: each looks, opens, and takes its name. A device may take long.
+        self._lock = trio.Lock()
+        self._device_lock = trio.Lock()
         self._readers = trio.CapacityLimiter(_THREADS)
         # A thread reads what an answer lends it, so no answer is given back before its thread has ended.
         self._offload = Offload(
@@ -94,6 +106,7 @@ class RegionRegistry(SharedMemory):
                 fileno, size = await in_thread(open_object, found, key)
                 try:
                     check_extent(name, offset, byte_size, object_size=size, page=_PAGE)
+                    self.table.check_free(name)  # the other kind may have it by now
                     self.table.check_room(name, byte_size)
                 except TritiumError:
                     with trio.CancelScope(shield=True):
@@ -113,7 +126,7 @@ class RegionRegistry(SharedMemory):
                 )
             self.check_allowed()
             check_names(name)
-            async with self._lock:
+            async with self._device_lock:
                 await self._open_cuda(self._devices, name, raw_handle, device_id, byte_size)
         except TritiumError:
             self.table.refused += 1
@@ -130,6 +143,7 @@ class RegionRegistry(SharedMemory):
         try:
             if byte_size > memory.nbytes:
                 raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+            self.table.check_free(name)  # as above
             self.table.check_room(name, byte_size)
         except TritiumError:
             with suppress(DeviceError):

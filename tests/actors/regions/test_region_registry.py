@@ -2,6 +2,7 @@
 
 import os
 import resource
+import threading
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from actors.regions.use import AT_ONCE
 from actors.seams import threads
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
-from actors.values.errors import Cancelled, Internal, InvalidArgument, NotFound, Unavailable
+from actors.values.errors import AlreadyExists, Cancelled, Internal, InvalidArgument, NotFound, Unavailable
 from actors.values.regions import Region, RegionPlace, RegionPlaces, RegionSlice, RegionTensor
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor
@@ -127,6 +128,39 @@ async def test_names_that_are_too_long_to_be_kept_are_refused(registry, devices,
         await registry.register_system("R", "/" * 10_000_000 + memory.name[:42], offset=0, byte_size=SIZE)
     await registry.register_system(long[1:], memory.key, offset=0, byte_size=SIZE)
     assert [region.name for region in registry.system_regions()] == [long[1:]]
+
+
+class SlowDevices(FakeDevices):
+    """GPUs of which one does not answer before `go` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def open(self, raw_handle, device_id):
+        self.asked.set()
+        assert self.go.wait(20)
+        return super().open(raw_handle, device_id)
+
+
+async def test_a_device_that_takes_long_holds_up_no_registration_of_system_memory(claims, memory):
+    devices = SlowDevices()
+    held = devices.memory[b"h", 0] = FakeMemory(64)
+    registry = RegionRegistry(allowed=True, limits=RegionLimits(), claims=claims.claim, devices=devices)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+
+            async def late():
+                with pytest.raises(AlreadyExists, match="shared memory region 'R' already in manager"):
+                    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+
+            nursery.start_soon(late)
+            await trio.to_thread.run_sync(devices.asked.wait)
+            await registry.register_system("R", memory.key, offset=0, byte_size=SIZE)
+            devices.go.set()
+    assert held.closed == 1
+    assert [region.name for region in registry.system_regions()] == ["R"]
+    registry.close()
 
 
 # Inputs
