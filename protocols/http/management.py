@@ -42,10 +42,11 @@ from protocols.kserve.documents import dump, misfit
 from protocols.kserve.extensions import log_settings, shared_memory
 from protocols.kserve.loading import load_parameters, parameters_of
 from protocols.kserve.permitted import (
+    Named,
+    check_config,
     check_sees_all,
-    check_steps,
     check_upload,
-    named_models,
+    named_in,
     permit_in,
     visible_entries,
     visible_report,
@@ -167,8 +168,8 @@ class ManagementEndpoints:
         check_upload(caller, route.model, parameters_of(document), peer, self._auditor)
         parameters = await in_slices(load_parameters(document))
         if caller is not None and "config" in parameters:
-            names = await in_slices(_named_models(parameters["config"]))
-            check_steps(caller, names, peer, self._auditor)
+            named = await in_slices(_named_in(parameters["config"]))
+            check_config(caller, route.model, named, peer, self._auditor)
         permit = permit_in(caller, parameters)
         load = partial(self._server.repository.load, route.model, parameters, permit=permit)
         await self._recorded(load_change(route.model, parameters), scope, load)
@@ -300,9 +301,9 @@ def _asks_deep(query: bytes) -> bool:
     return False
 
 
-def _named_models(config: object) -> Steps[frozenset[str]]:
-    names: frozenset[str] = yield partial(named_models, config)
-    return names
+def _named_in(config: object) -> Steps[Named]:
+    named: Named = yield partial(named_in, config)
+    return named
 
 
 def _refuse_repository_name(route: Route) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, Peer
@@ -23,6 +23,9 @@ _STEP_MODEL: Final = (
     "model_name",
     "modelName",
 )  # in both spellings of JSON for protobuf; no other message has it
+
+
+_AGENTS: Final = ("model_repository_agents", "modelRepositoryAgents")
 
 
 def visible_entries(caller: Caller | None, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
@@ -82,38 +85,53 @@ def permit_in(caller: Caller | None, parameters: Iterable[str] = ()) -> PermitIn
     return permit
 
 
-def named_models(config: object) -> frozenset[str]:
-    """Return the models that a load's `config`, a ModelConfig in JSON, names as steps of an ensemble.
+class Named(NamedTuple):
+    """What a load's configuration names: models as steps of an ensemble, and whether repository agents."""
 
-    What can't be read names none: the load refuses it. Raises InvalidArgument for a text that is longer than
-    `LONGEST_CONFIG`.
+    models: frozenset[str] = frozenset()
+    agents: bool = False
+
+
+def named_in(config: object) -> Named:
+    """Return what a load's `config`, a ModelConfig in JSON, names.
+
+    What can't be read names nothing: the load refuses it. Raises InvalidArgument for a text that is longer
+    than `LONGEST_CONFIG`.
     """
     if not isinstance(config, str):
-        return frozenset()
+        return Named()
     if len(config) > LONGEST_CONFIG:
         raise InvalidArgument(
             f"'config' has {len(config)} characters, and may have {LONGEST_CONFIG} at most where rules say"
             " which models a caller may ask: put the rest into the model's config.pbtxt"
         )
     names: set[str] = set()
+    agents = False
 
     def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal agents
         names.update(value for key, value in pairs if key in _STEP_MODEL and isinstance(value, str))
+        agents = agents or any(key in _AGENTS for key, _ in pairs)
 
     try:
         json.loads(config, object_pairs_hook=look)
     except (ValueError, RecursionError):
-        return frozenset()
-    return frozenset(names)
+        return Named()
+    return Named(frozenset(names), agents)
 
 
-def check_steps(
-    caller: Caller | None, models: Iterable[str], peer: Peer | None = None, auditor: Auditor | None = None
+def check_config(
+    caller: Caller, model: str, named: Named, peer: Peer | None = None, auditor: Auditor | None = None
 ) -> None:
-    """Raise PermissionDenied if `caller` may not itself ask one of `models`, which its ensemble would ask."""
-    if caller is not None:
-        for model in models:
-            _require(caller, Action.INFERENCE, model, peer, auditor)
+    """Raise PermissionDenied if `caller` may not bring the configuration of `model` that names these.
+
+    It may itself ask the models that its ensemble would ask. Agents are code of the operator's, which does to
+    the model's files what their parameters say: they may fetch some, so that is an upload.
+    """
+    for each in named.models:
+        _require(caller, Action.INFERENCE, each, peer, auditor)
+    if named.agents:
+        _require(caller, Action.UPLOAD, model, peer, auditor)
 
 
 def check_upload(

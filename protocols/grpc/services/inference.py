@@ -32,10 +32,10 @@ from protocols.kserve.auditing import load_change, log_change, trace_change, unl
 from protocols.kserve.caps import check_name
 from protocols.kserve.extensions import log_settings, trace_settings
 from protocols.kserve.permitted import (
-    check_steps,
+    check_config,
     check_traces,
     check_upload,
-    named_models,
+    named_in,
     permit_in,
     visible_entries,
     visible_statistics,
@@ -189,8 +189,8 @@ class InferenceService(SharedMemoryService):
             threads = stream.call.wire.threads
             parameters = await in_thread(load_parameters, request.parameters, limiter=threads)
             if caller is not None and "config" in parameters:
-                names = await in_thread(named_models, parameters["config"], limiter=threads)
-                check_steps(caller, names, peer, self._auditor)
+                named = await in_thread(named_in, parameters["config"], limiter=threads)
+                check_config(caller, request.model_name, named, peer, self._auditor)
         name, permit = _model_name(request), permit_in(caller, parameters)
         load = partial(self._server.repository.load, name, parameters, permit=permit)
         await recorded(self._auditor, load_change(name, parameters), Requester.of(caller, peer), load)

@@ -7,11 +7,12 @@ from actors.values.errors import InvalidArgument, PermissionDenied
 from actors.values.interfaces import DeepReport, IndexEntry
 from protocols.kserve.permitted import (
     LONGEST_CONFIG,
+    Named,
+    check_config,
     check_sees_all,
-    check_steps,
     check_traces,
     check_upload,
-    named_models,
+    named_in,
     permit_in,
     visible_entries,
     visible_report,
@@ -96,23 +97,42 @@ def test_a_load_is_judged_by_where_each_model_was_found():
     ],
 )
 def test_models_that_an_ensemble_would_ask_are_found(config, models):
-    assert named_models(config) == models
+    assert named_in(config) == (models, False)
 
 
 def test_a_configuration_that_would_hold_the_interpreter_is_not_searched():
     with pytest.raises(InvalidArgument, match=rf"'config' has {LONGEST_CONFIG + 1} characters"):
-        named_models(" " * (LONGEST_CONFIG + 1))
-    assert named_models(" " * LONGEST_CONFIG) == frozenset()
+        named_in(" " * (LONGEST_CONFIG + 1))
+    assert named_in(" " * LONGEST_CONFIG) == Named()
 
 
 def test_a_caller_composes_models_only_that_it_may_ask():
     caller = KnownCaller("alice", {(Action.INFERENCE, "a"), (Action.MODEL_REPOSITORY, "b")})
-    check_steps(caller, ["a"])
-    check_steps(None, ["a", "b"])
+    check_config(caller, "b", Named(frozenset("a")))
     auditor = KeptAuditor()
     with pytest.raises(PermissionDenied, match="alice may not inference b"):
-        check_steps(caller, ["a", "b"], Peer("192.0.2.7"), auditor)
+        check_config(caller, "b", Named(frozenset("ab")), Peer("192.0.2.7"), auditor)
     assert auditor.told == [("denied", "inference", "b", "alice")]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"model_repository_agents": {"agents": [{"name": "fetch"}]}}',
+        '{"modelRepositoryAgents": {}}',
+        '{"\\u006dodel_repository_agents": {}}',
+    ],
+)
+def test_agents_in_a_configuration_are_files_that_a_caller_brings(config):
+    # Their parameters may say where files come from: those of `fetch` in the examples do.
+    named = named_in(config)
+    assert named == Named(agents=True)
+    allowed = {(Action.MODEL_REPOSITORY, "a")}
+    check_config(KnownCaller("alice", {*allowed, (Action.UPLOAD, "a")}), "a", named)
+    auditor = KeptAuditor()
+    with pytest.raises(PermissionDenied, match="alice may not upload a"):
+        check_config(KnownCaller("alice", allowed), "a", named, Peer("192.0.2.7"), auditor)
+    assert auditor.told == [("denied", "upload", "a", "alice")]
 
 
 def test_a_caller_changes_the_traces_of_models_that_it_may_and_of_all_if_it_may_on_all():
