@@ -244,7 +244,7 @@ async def test_a_request_that_finds_no_memory_is_refused(registry, memory, claim
 
 
 async def test_a_client_that_leaves_while_its_inputs_are_read_holds_nothing(
-    registry, memory, claims, nursery
+    registry, memory, claims, nursery, autojump_clock
 ):
     region = await registered(registry, memory)
     request = request_of(an_input(LONG), an_input(LONG, "Y"))
@@ -420,7 +420,7 @@ async def test_memory_of_a_gpu_is_not_closed_while_a_thread_writes_to_it(registr
     assert (held.closed, held.content[:4]) == (1, b"efgh")
 
 
-async def test_a_region_of_much_memory_is_closed_on_a_thread(registry, memory):
+async def test_a_region_of_much_memory_is_closed_on_a_thread(registry, memory, autojump_clock):
     # Its client may have unlinked it: then its pages go with the descriptor, which takes long.
     region = await registered(registry, memory)
     os.posix_fallocate(memory.fileno, 0, 2 * CLOSED_AT_ONCE)

@@ -102,7 +102,9 @@ async def test_in_place_of_a_region_that_was_closed_the_worker_gets_a_file_of_no
         os.close(each)
 
 
-async def test_a_strict_worker_is_sent_no_region_and_finds_the_bytes_in_its_slot(strict, region):
+async def test_a_strict_worker_is_sent_no_region_and_finds_the_bytes_in_its_slot(
+    strict, region, autojump_clock
+):
     batch = strict.worker.dispatch([strict.request(8), in_region(strict, region)], now=0.0)
     assert batch.state is HANDED  # to be read in slices, however short
     await until_sent(batch)
@@ -114,7 +116,9 @@ async def test_a_strict_worker_is_sent_no_region_and_finds_the_bytes_in_its_slot
     assert region.region.counts.reads == 1
 
 
-async def test_a_request_that_could_not_be_read_gets_its_error_and_its_batchmate_the_answer(strict, region):
+async def test_a_request_that_could_not_be_read_gets_its_error_and_its_batchmate_the_answer(
+    strict, region, autojump_clock
+):
     lost = in_region(strict, region, at=64)
     region.shrink(64)
     batch = strict.worker.dispatch([strict.request(8), lost], now=0.0)
@@ -132,7 +136,7 @@ async def test_a_request_that_could_not_be_read_gets_its_error_and_its_batchmate
     assert region.region.counts.reads_failed == 1
 
 
-async def test_a_batch_of_which_nothing_could_be_read_is_not_sent(strict, region):
+async def test_a_batch_of_which_nothing_could_be_read_is_not_sent(strict, region, autojump_clock):
     lost = in_region(strict, region)
     region.shrink(0)
     batch = strict.worker.dispatch([lost], now=0.0)
