@@ -133,15 +133,22 @@ class Stand:
         reply = await self.stage.server.ask(_STATUS)
         return [each["name"] for each in reply.json() if each["name"].startswith(NAMES)]
 
-    async def cleared(self) -> None:
-        """Unregister all, and wait until the server has nothing of them open. Raises Trouble."""
-        for each in await self.listed():
-            await self.unregister(each)
+    async def cleared(self) -> list[str]:
+        """Unregister all, and wait until the server has nothing of them open.
+
+        Returns what can't be unregistered. Raises Trouble if something stays open.
+        """
+        refused = [
+            f"HTTP {reply.status} to the end of '{each}'"
+            for each in await self.listed()
+            if (reply := await self.unregister(each)).status != 200
+        ]
         await until(
             self._left,
             lambda seen: not seen,
             lambda seen: f"all regions were unregistered, and the server still has {seen}",
         )
+        return refused
 
     async def _left(self) -> list[str]:
         return [*await self.listed(), *held_open(self.stage.server.pid, NAMES)]

@@ -83,13 +83,14 @@ async def _shrink(stand: Stand, target: random.Random) -> list[str]:
 
         clients = stand.clients(memory, region, target, whole_or_shrunk)
         troubles += await stand.crowd(*clients, harm=cut)
-        for seat in SEATS:  # now for certain, and one at a time
+        for seat, left in itertools.product(SEATS, (None, PAGE)):  # now for certain, and one at a time
             memory.resize(ROOM)
-            seen = await stand.ask(memory, region, seat, target, cut_to=PAGE)
+            cut_to = left or seat.answer  # its answer is beyond the end, or its input as well
+            seen = await stand.ask(memory, region, seat, target, cut_to=cut_to)
             if not _shrunk(seen):
                 troubles.append(f"its region was cut off: {seen.told()}")
-            if memory.size != PAGE:
-                troubles.append(f"a region that was cut off to {PAGE} bytes has {memory.size} now")
+            if memory.size != cut_to:
+                troubles.append(f"a region that was cut off to {cut_to} bytes has {memory.size} now")
         memory.resize(ROOM)
         return troubles + await stand.ask_all(memory, region, target)
 
@@ -166,7 +167,7 @@ async def _unregister(stand: Stand, target: random.Random) -> list[str]:
 
         clients = stand.clients(memory, region, target, right_or_unknown)
         troubles += await stand.crowd(*clients, harm=take_away)
-        await stand.cleared()
+        troubles += await stand.cleared()
         troubles += await stand.ask_all(
             memory, region, target, lambda seen: seen.refused("NOT_FOUND", UNKNOWN)
         )
@@ -200,6 +201,14 @@ async def _kill_client(stand: Stand, target: random.Random) -> list[str]:
         return troubles + _refused("unregister", await stand.unregister(region))
 
 
+async def _troubles(act: Awaitable[Sequence[str]]) -> list[str]:
+    """Return what went wrong, also if it was raised."""
+    try:
+        return [*await act]
+    except Trouble as trouble:
+        return [str(trouble)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionHarm(Fault):
     """A fault by clients with regions; `harm` is done while it is healed, and judges its effect."""
@@ -219,10 +228,10 @@ class RegionHarm(Fault):
         stand = Stand(stage, _GUEST)
         try:
             try:
-                troubles = [*await self.harm(stand, target)]
+                troubles = await _troubles(self.harm(stand, target))
             finally:
-                await stand.cleared()
-            troubles += await newcomers(stage, target)
+                left = await _troubles(stand.cleared())
+            troubles += [*left, *await newcomers(stage, target)]
         finally:
             await send_off(stage, shelf)
         await until_gone(stage, _GUEST)
