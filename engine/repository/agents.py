@@ -27,6 +27,12 @@ _NO_SIGNATURE: Final = (
     " what the agent makes"
 )
 
+_BROUGHT: Final = (
+    "its agents came with the load, and repository agents run outside of any sandbox, and this server shuts"
+    " uploaded models in (--uploads=strict); ask for the agents, with the same parameters, in the"
+    " repository's config.pbtxt"
+)
+
 
 class AgentRunner:
     """Runs agents that are not built in. `environ` is what workers get of the server's environment."""
@@ -41,11 +47,20 @@ class AgentRunner:
         self._links = links
 
     def chain(
-        self, model: str, directory: Path, *, config_name: str, override: str | None, signed: bool
+        self,
+        model: str,
+        directory: Path,
+        *,
+        config_name: str,
+        override: str | None,
+        signed: bool,
+        own_only: bool = False,
     ) -> Chain | None:
         """Return the agents that a model wants; None if all are built in, or not all are known.
 
-        Then `load_model_config` runs the one, and tells of the others. Raises AgentFailed where none may run.
+        Then `load_model_config` runs the one, and tells of the others. `own_only`: a load's configuration,
+        `override`, may ask for those alone that the repository's asks for. Raises AgentFailed where none may
+        run.
         """
         config = first_config(directory, config_name, override)
         wanted = () if config is None else tuple(config.model_repository_agents.agents)
@@ -55,6 +70,10 @@ class AgentRunner:
             return None
         if signed:
             raise AgentFailed(_NO_SIGNATURE)
+        if own_only and override is not None:
+            own = first_config(directory, config_name, None)
+            if own is None or own.model_repository_agents != config.model_repository_agents:
+                raise AgentFailed(_BROUGHT)
         agents = [self._agent(agent, model, config) for agent in wanted]
         return Chain(agents, within=self._settings.timeout, failed=partial(self._failed, model))
 

@@ -282,6 +282,7 @@ class RepositoryReader:
                 config_name=options.config_name,
                 override=None if override is None else override.config,
                 signed=options.signed is not None,
+                own_only=options.uploads is Uploads.STRICT and not shut_in,
             )
             if chain is None:
                 return self._found(key, fetched, override, is_uploaded=is_uploaded)
