@@ -114,3 +114,16 @@ def test_errors_name_the_region_or_its_key():
     assert policy.other_kind("R", asked_for_cuda=False).message == (
         "The region named 'R' is registered as CUDA shared memory, not system shared memory"
     )
+
+
+def test_names_and_keys_are_kept_only_if_they_are_short():
+    policy.check_names("r" * 1024, "k" * 1024)
+    for given, what in ((("r" * 1025,), "the name of a shared"), (("r", "k" * 1025), "the key of a region")):
+        with pytest.raises(InvalidArgument, match=f"{what}.* has 1025 characters, and may have 1024 at most"):
+            policy.check_names(*given)
+
+
+def test_what_a_request_reads_from_regions_is_limited():
+    policy.check_inputs("", 64, RegionLimits(inputs=64))
+    with pytest.raises(InvalidArgument, match="id: the inputs in shared memory have 65 bytes"):
+        policy.check_inputs("id: ", 65, RegionLimits(inputs=64))

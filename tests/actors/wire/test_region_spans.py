@@ -11,7 +11,7 @@ from actors.values.regions import RegionTensor, WrittenTensor
 from actors.values.specs import InputSpec, OutputSpec
 from actors.values.tensors import Tensor
 from actors.wire.arena import Segment, segment_size
-from actors.wire.batch_frames import Answer, Placed, Result
+from actors.wire.batch_frames import READ_FAILED, WRITE_FAILED, Answer, Placed, Result
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Gather, Scatter
 from actors.wire.region_spans import DIRECT_FROM, MOST_REGIONS, read_spans, tell_spans, write_spans
@@ -222,3 +222,33 @@ def test_a_worker_can_t_have_written_where_there_is_no_room(region, room, said):
     scatter = Scatter(Result(1, 0, 1, (0, 0, 0), answers=[Answer([said])]), memoryview(b""), SPEC)
     with pytest.raises(FrameError, match="says that it wrote 24 bytes of output"):
         scatter.answers([asked])
+
+
+@pytest.mark.parametrize(("trouble", "counted"), [(READ_FAILED, (1, 0)), (WRITE_FAILED, (0, 1)), (0, (0, 0))])
+def test_a_request_that_a_region_has_failed_is_counted(region, trouble, counted):
+    asked = request(SPEC)
+    place = region.slice(0, 24)
+    asked.inputs = [Tensor("PLAIN", DataType.FP32, (1,), bytes(4)), input_in(region.slice(0, 24), (1, 6))]
+    asked.output_regions = {"OUTPUT": place}
+    answer = Answer(code=ErrorCode.INVALID_ARG, message="cut off", trouble=trouble)
+    scatter = Scatter(Result(1, 0, 1, (0, 0, 0), answers=[answer]), memoryview(b""), SPEC)
+    scatter.answers([asked])
+    counts = place.region.counts
+    assert (counts.reads_failed, counts.writes_failed) == counted
+
+
+@pytest.mark.parametrize("trouble", [READ_FAILED, WRITE_FAILED])
+def test_a_worker_that_tells_of_regions_where_there_are_none_counts_nothing(trouble):
+    asked = request(SPEC)
+    answer = Answer(code=ErrorCode.INVALID_ARG, message="cut off", trouble=trouble)
+    scatter = Scatter(Result(1, 0, 1, (0, 0, 0), answers=[answer]), memoryview(b""), SPEC)
+    assert [cut[1] for cut in scatter.answers([asked])] == [[]]
+
+
+def test_a_worker_that_read_no_region_and_says_so_counts_nothing(region):
+    asked = request(SPEC)
+    asked.output_regions = {"OUTPUT": region.slice(0, 24)}
+    answer = Answer(code=ErrorCode.INVALID_ARG, message="cut off", trouble=READ_FAILED)
+    Scatter(Result(1, 0, 1, (0, 0, 0), answers=[answer]), memoryview(b""), SPEC).answers([asked])
+    counts = asked.output_regions["OUTPUT"].region.counts
+    assert (counts.reads_failed, counts.writes_failed) == (0, 0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actors.wire.arena import INPUT, OUTPUT
+from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, segment_size
 from actors.wire.slots import IDLE_KEEP, Slot
 from chaos.record.descriptors import left_open, open_descriptors
 
@@ -97,3 +97,14 @@ def test_a_dead_workers_memory_is_returned_in_pieces_but_for_what_is_viewed():
     slot.release()
     list(slot.emptying())
     assert slot.segments[OUTPUT].view[-1] == 0
+
+
+def test_a_slot_tells_when_its_worker_began():
+    segment = Segment.create(segment_size(0))
+    control = ControlPage(segment, 1, 1)
+    slot = Slot(0, Sent(), lambda slot: None, control)
+    assert Slot(0, Sent(), lambda slot: None).begun_ns == 0
+    control.offer(0, 1)
+    assert control.begin(0, 7, 0, 123)
+    assert slot.begun_ns == 123
+    segment.close_fd()

@@ -4,7 +4,15 @@ import pytest
 
 from actors.values.callers import Action, Peer
 from actors.values.errors import PermissionDenied, TooManyRequests, Unauthenticated
-from protocols.kserve.auditing import attempt, load_change, tell_denied, traffic_change, unload_change
+from protocols.kserve.auditing import (
+    attempt,
+    load_change,
+    log_change,
+    tell_denied,
+    trace_change,
+    traffic_change,
+    unload_change,
+)
 from tests.support.auditing import KeptAuditor
 
 
@@ -13,6 +21,9 @@ def test_changes_have_what_was_asked_for():
     assert unload_change("m", dependents=False).facts == {}
     assert unload_change("m", dependents=True).facts == {"unload_dependents": True}
     assert traffic_change("m", {"weights": {}}).facts == {"plan": {"weights": {}}}
+    assert log_change({"log_info": False}).facts == {"settings": {"log_info": False}}
+    traces = trace_change("m", {"trace_rate": "1"})
+    assert (traces.model, traces.facts) == ("m", {"settings": {"trace_rate": "1"}})
 
 
 @pytest.mark.parametrize(

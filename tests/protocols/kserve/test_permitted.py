@@ -5,10 +5,12 @@ import pytest
 from actors.values.callers import Action, Peer
 from actors.values.errors import InvalidArgument, PermissionDenied
 from actors.values.interfaces import DeepReport, IndexEntry
+from actors.values.regions import RegionUse
 from protocols.kserve.permitted import (
     LONGEST_CONFIG,
     Named,
     check_config,
+    check_regions,
     check_sees_all,
     check_traces,
     check_upload,
@@ -20,6 +22,7 @@ from protocols.kserve.permitted import (
 )
 from tests.support.auditing import KeptAuditor
 from tests.support.callers import KnownCaller
+from tests.support.ports import waiting_request
 
 ENTRIES = [IndexEntry(name="a"), IndexEntry(name="b")]
 STATISTICS = [{"name": "a"}, {"name": "b"}]
@@ -145,3 +148,26 @@ def test_a_caller_changes_the_traces_of_models_that_it_may_and_of_all_if_it_may_
         check_traces(owner, "b")
     with pytest.raises(PermissionDenied, match="changes the traces of all models, and 'alice' may use"):
         check_traces(owner, "")
+
+
+class Used(RegionUse):
+    def must_read(self, *, stay):
+        return False
+
+    async def read(self, *, stay):
+        del stay
+
+    def end(self):
+        pass
+
+
+def test_a_request_that_names_regions_needs_the_right_to_shared_memory():
+    plain, naming = waiting_request(), waiting_request()
+    naming.regions = Used()
+    peer = Peer("192.0.2.7")
+    check_regions(CALLER, plain, lambda: peer, None)
+    check_regions(KnownCaller("bob", {(Action.SHARED_MEMORY, "")}), naming, lambda: peer, None)
+    auditor = KeptAuditor()
+    with pytest.raises(PermissionDenied, match="alice may not shared-memory"):
+        check_regions(CALLER, naming, lambda: peer, auditor)
+    assert len(auditor.told) == 1

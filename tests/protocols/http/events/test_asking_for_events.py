@@ -6,7 +6,7 @@ import pytest
 
 from actors.values.errors import InvalidArgument
 from actors.values.events import Portion, ToldEvent, WantedEvents
-from protocols.http.events.asking import Question, asked_for, in_text
+from protocols.http.events.asking import Question, asked_for, beginning, in_text
 
 WANTED = WantedEvents(models=(), events=())
 
@@ -118,3 +118,7 @@ def test_a_gap_is_told_by_an_event(missed, why):
 def test_a_gap_with_nothing_behind_it_leads_past_it():
     (gap,), last = parsed(in_text(Portion(upto="b-9", gap=True, missed=None)))
     assert (gap[2]["before"], last) == ("b-9", "b-9")
+
+
+def test_a_client_is_told_first_how_soon_to_come_back():
+    assert beginning() == b"retry: 1000\n"
