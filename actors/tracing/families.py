@@ -8,7 +8,7 @@ from typing import Final
 from actors.tracing.tracing import Tracing
 from actors.values.families import Block, Families, Family, SplitFamily, by, once
 
-_FAMILIES: Final[Families[Tracing]] = (
+FAMILIES: Final[Families[Tracing]] = (
     Family(
         "tritium_traces_sampled_total",
         "counter",
@@ -34,5 +34,5 @@ _FAMILIES: Final[Families[Tracing]] = (
 
 def trace_blocks(tracing: Tracing) -> Iterator[Block]:
     """Yield what is told of traces."""
-    yield from once(_FAMILIES, tracing)
+    yield from once(FAMILIES, tracing)
     yield from tracing.sink_blocks()

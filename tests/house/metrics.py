@@ -15,10 +15,12 @@ from actors.regions import families as regions
 from actors.residency import residents
 from actors.serving import families as serving
 from actors.serving.policy import fairness, slo
+from actors.tracing import families as tracing
 from actors.traffic import families as traffic
 from actors.values.families import Families, Family, SplitFamily
 from engine.audit import trail
 from engine.observability import gpus, models, system
+from engine.observability.spans import counts as spans
 from engine.processes import spares
 from engine.server import identity, tls
 from protocols.grpc import listener as grpc
@@ -119,6 +121,13 @@ SECTIONS: Final = (
         regions.FAMILIES,
     ),
     _section("Events", "", "The names of events are a closed list ([events.md](events.md)).", events.EVENTS),
+    _section("Traces", "", "See [tracing.md](tracing.md).", tracing.FAMILIES),
+    _section(
+        "Spans",
+        "",
+        "With `--trace-config=mode=opentelemetry` ([opentelemetry.md](opentelemetry.md)).",
+        spans.FAMILIES,
+    ),
     _section("Certificates", "", "Of ports that speak TLS.", tls.FAMILIES),
     _section(
         "Identities",
@@ -170,6 +179,8 @@ SPLIT: Final = {
     "tritium_identity_refusals_total": "identity, code",
     "tritium_loop_lag_seconds": "stat",
     "tritium_events_total": "event",
+    "tritium_traces_lost_total": "reason",
+    "tritium_trace_spans_total": "outcome",
     "tritium_connections_turned_away_total": "reason",
     "tritium_workers_started_total": "spare",
     "tritium_shared_memory_regions": "kind",

@@ -17,7 +17,7 @@ class SpanCounts:
         self.failed = 0
 
 
-_FAMILIES: Final[Families[SpanCounts]] = [
+FAMILIES: Final[Families[SpanCounts]] = [
     SplitFamily(
         "tritium_trace_spans_total",
         "counter",
@@ -32,4 +32,4 @@ _FAMILIES: Final[Families[SpanCounts]] = [
 
 def span_blocks(counts: SpanCounts) -> Iterator[Block]:
     """Yield what is told of spans in numbers."""
-    return once(_FAMILIES, counts)
+    return once(FAMILIES, counts)
