@@ -28,6 +28,7 @@ from tests.support.ragged import (
     padded_onnx,
     summing_constants,
     summing_onnx,
+    sums_of_each,
 )
 from tests.support.triton_inputs import inputs
 
@@ -78,14 +79,7 @@ class Segments(torch.nn.Module):
 def sequence_onnx():
     return graph_of(
         [
-            ("CumSum", ["X", "zero"], ["sums"], {}),
-            ("Concat", ["nothing", "sums"], ["from_zero"], {"axis": 0}),
-            ("Cast", ["ENDS"], ["ends"], {"to": TensorProto.INT64}),
-            ("Gather", ["from_zero", "ends"], ["up_to"], {"axis": 0}),
-            ("Slice", ["up_to", "one", "all"], ["later"], {}),
-            ("Slice", ["up_to", "first", "last"], ["sooner"], {}),
-            ("Sub", ["later", "sooner"], ["flat"], {}),
-            ("Unsqueeze", ["flat", "one"], ["own"], {}),
+            *sums_of_each("own"),
             ("Add", ["own", "HAD"], ["total"], {}),
             ("Mul", ["total", "READY"], ["HAS"], {}),
             ("Identity", ["HAS"], ["SUM"], {}),

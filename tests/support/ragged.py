@@ -58,19 +58,26 @@ def graph_of(nodes, inputs, outputs, constants=()) -> bytes:
     return content
 
 
+def sums_of_each(name: str) -> list:
+    """Return the nodes that give each request's sum of X as `name`; they take what `summing_constants` are."""
+    return [
+        # Sums up to each end, less those up to the end before.
+        ("CumSum", ["X", "zero"], ["sums"], {}),
+        ("Concat", ["nothing", "sums"], ["from_zero"], {"axis": 0}),
+        ("Cast", ["ENDS"], ["ends"], {"to": TensorProto.INT64}),
+        ("Gather", ["from_zero", "ends"], ["up_to"], {"axis": 0}),
+        ("Slice", ["up_to", "one", "all"], ["later"], {}),
+        ("Slice", ["up_to", "first", "last"], ["sooner"], {}),
+        ("Sub", ["later", "sooner"], ["flat"], {}),
+        ("Unsqueeze", ["flat", "one"], [name], {}),
+    ]
+
+
 def summing_onnx() -> bytes:
     """Return a graph that takes X flat, and ENDS, the elements before each request's end from 0 on."""
     return graph_of(
         [
-            # Sums up to each end, less those up to the end before.
-            ("CumSum", ["X", "zero"], ["sums"], {}),
-            ("Concat", ["nothing", "sums"], ["from_zero"], {"axis": 0}),
-            ("Cast", ["ENDS"], ["ends"], {"to": TensorProto.INT64}),
-            ("Gather", ["from_zero", "ends"], ["up_to"], {"axis": 0}),
-            ("Slice", ["up_to", "one", "all"], ["later"], {}),
-            ("Slice", ["up_to", "first", "last"], ["sooner"], {}),
-            ("Sub", ["later", "sooner"], ["flat"], {}),
-            ("Unsqueeze", ["flat", "one"], ["SUM"], {}),
+            *sums_of_each("SUM"),
             ("Add", ["X", "X"], ["DOUBLE"], {}),
         ],
         [("X", TensorProto.FLOAT, ["n"]), ("ENDS", TensorProto.INT32, ["m"])],
