@@ -1,4 +1,4 @@
-"""The seam to memory of GPUs. A machine with one brings `Devices`; all of its calls block."""
+"""The seam to memory of GPUs. A machine with one brings `Devices`; all of its calls block, but `close`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the handle. Raises DeviceError."""
+        """Close the handle, or begin to: it is called on the loop, and must not wait. Raises DeviceError."""
 
 
 class Devices(ABC):
