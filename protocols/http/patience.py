@@ -82,8 +82,10 @@ class Patience:
         if self.yielding:
             return math.inf
         limits = self._limits
-        if self.phase is Phase.IDLE or self.phase is Phase.SHAKING:
+        if self.phase is Phase.IDLE:
             return self._idle_since
+        if self.phase is Phase.SHAKING:
+            return self._idle_since + PATIENCE
         if self.phase is Phase.READING:
             usual = limits.grace if self._in_body else limits.head_timeout
         elif self.phase is Phase.WRITING:

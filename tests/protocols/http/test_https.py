@@ -5,7 +5,7 @@
 import select
 import socket
 import ssl
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from engine.server.tls import HTTP_1, credentials
 from protocols.http.app import V2App
 from protocols.http.listener import HttpListener, ListenerLimits
 from protocols.http.patience import ConnectionLimits, Phase
-from protocols.transport.room import LAST_CALL, AddressLimit
+from protocols.transport.room import LAST_CALL, PATIENCE, AddressLimit
 from tests.protocols.fakes import FakeServer
 from tests.protocols.http.test_http_listener import HEALTH, LIVE, LIVE_LAST, Served, infer
 from tests.support.certificates import Authority, tls_files
@@ -282,16 +282,45 @@ async def test_a_handshake_has_as_long_as_a_head(serve, refused, autojump_clock)
     assert refused == ["no TLS handshake within 30 s"] * 2
 
 
-async def test_a_handshake_that_does_not_end_makes_room_for_another_connection(serve, refused):
+async def test_a_handshake_that_does_not_end_makes_room_for_another_connection(
+    serve, refused, autojump_clock
+):
+    autojump_clock.autojump_threshold = 0.01  # the kernel needs real time to carry bytes
     async with serve(limits=ListenerLimits(max_connections=1)) as served:
         with socket.create_connection(served.address) as silent:
             await served.until(lambda now: now.phases == {Phase.SHAKING: 1})
+            await trio.sleep(PATIENCE)
             async with served.connect() as client:
                 await client.send(HEALTH)
                 assert await client.receive(len(LIVE)) == LIVE
             assert await in_thread(lambda: silent.recv(1)) == b""
     assert served.listener.counts().gave_way == 1
     assert refused == []
+
+
+async def test_a_newcomer_is_not_ended_in_its_handshake_while_others_are_idle(serve, trusting):
+    """It has brought no request either, but its client has had no time to."""
+    most = 8
+    async with serve(limits=ListenerLimits(max_connections=most)) as served, AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(served.connect()) for _ in range(most)]
+        newcomers = []
+        for _ in range(2):
+            for each in idle[len(newcomers) :]:  # so that all those are looked at that may go
+                await each.send(HEALTH)
+                assert await each.receive(len(LIVE)) == LIVE
+            newcomers.append(stack.enter_context(socket.create_connection(served.address, 10)))
+            shaking = len(newcomers)
+            await served.until(lambda now, shaking=shaking: now.accepted == most + shaking)
+            await served.until(
+                lambda now, shaking=shaking: (
+                    now.phases == {Phase.IDLE: most - shaking, Phase.SHAKING: shaking}
+                )
+            )
+        for raw in newcomers:
+            with await in_thread(partial(secured, raw, trusting)) as sock:
+                await in_thread(partial(sock.sendall, HEALTH))
+                assert await in_thread(partial(sock.recv, 1000)) == LIVE
+    assert served.listener.counts().gave_way == len(newcomers)
 
 
 @pytest.mark.parametrize("accepted", [False, True], ids=["in the backlog", "accepted"])
