@@ -109,7 +109,8 @@ class ThisMachine:
 
     def devices(self, environ: Mapping[str, str]) -> Devices | None:
         """See `Machine`."""
-        return GpuDevices(environ=environ) if gpu_count(environ) else None
+        count = gpu_count(environ)
+        return GpuDevices(count, environ=environ) if count else None
 
     def memory(self) -> Memory:
         """See `Machine`."""

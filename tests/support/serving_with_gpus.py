@@ -14,7 +14,7 @@ class MachineWithGpus(ThisMachine):
     """The stand-in has no device nodes, by which GPUs are counted."""
 
     def devices(self, environ):
-        return GpuDevices(environ=environ)
+        return GpuDevices(int(os.environ["FAKE_CUDA_DEVICES"]), environ=environ)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,17 @@ class GpuDevices(Devices):
     `CUDA_VISIBLE_DEVICES` of the server numbers them for its workers, and for this.
     """
 
-    def __init__(self, *, environ: Mapping[str, str]) -> None:
+    def __init__(self, count: int, *, environ: Mapping[str, str]) -> None:
+        """`count` is how many there are."""
+        self._count = count
         self._environ = environ
         self._lock = threading.Lock()
         self._processes: dict[int, DeviceProcess] = {}
 
     def open(self, raw_handle: bytes, device_id: int) -> DeviceMemory:
         """See `Devices`."""
+        if not 0 <= device_id < self._count:  # a process for each number that clients make up has no end
+            raise DeviceError(f"there is no GPU {device_id}; this server has {self._count}, counted from 0")
         with self._lock:
             process = self._processes.get(device_id)
             if process is None:

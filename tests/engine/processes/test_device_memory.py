@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.regions.devices import DeviceError
+from engine.processes.devices.memory import GpuDevices
 from engine.processes.devices.process import WINDOW, DeviceLost, DeviceProcess, DeviceRefused
 from tests.support.fake_gpu import built, client, lose
 
@@ -120,6 +122,13 @@ def test_a_process_without_a_driver_refuses_handles():
     with pytest.raises(DeviceRefused, match="GPU memory can't be reached: libcuda"):
         device.open(b"\0" * 64)
     device.end()
+
+
+@pytest.mark.parametrize("device_id", [-1, 1, 2**40])
+def test_a_number_that_no_gpu_has_is_refused_before_the_driver_is_asked(environ, program, device_id):
+    devices = GpuDevices(1, environ={**os.environ, **environ})
+    with pytest.raises(DeviceError, match=f"there is no GPU {device_id}; this server has 1, counted from 0"):
+        devices.open(program.allocate(64), device_id)
 
 
 def test_threads_take_turns(device, program):
