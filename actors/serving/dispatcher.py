@@ -59,7 +59,7 @@ class Dispatcher:
         If that fails, the requests of this batch are answered, no others are, and the result is False.
         """
         if not self._blame.clean and self._sequences is None:
-            requests = self._sift(requests)
+            requests = self._sift(requests, alone=alone)
             if not requests:
                 return False
         assert instance.worker is not None, f"instance '{instance.spec.name}' has no worker"
@@ -80,10 +80,26 @@ class Dispatcher:
             observer.dispatched(batch, instance)
         return True
 
-    def _sift(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
-        """Refuse the requests that were quarantined since they were accepted; return the rest."""
+    def _sift(self, requests: Sequence[InferRequest], *, alone: bool) -> Sequence[InferRequest]:
+        """Refuse the requests that were quarantined since they were accepted; return the rest.
+
+        There is no time to hash long ones. Those that may be meant run each in a batch of its own, so that
+        they harm no other request.
+        """
         newest, refused = self._blame.quarantine.added_at, self._intake.refused
-        return [each for each in requests if each.accepted_at > newest or not refused(each)]
+        kept = [each for each in requests if each.accepted_at > newest or not refused(each)]
+        if alone or len(kept) < 2:
+            return kept
+        now = trio.current_time()
+        apart = [each for each in kept if each.accepted_at <= newest and self._blame.must_hash(each, now)]
+        if not apart:
+            return kept
+        others = [each for each in kept if each not in apart]
+        for each in apart:
+            each.batch_key = object()
+        self._queue.push_front(apart if others else apart[1:])
+        self._doorbell.ring()
+        return others or apart[:1]
 
     def _fail_unsent(self, requests: Sequence[InferRequest], error: BaseException) -> None:
         if isinstance(error, (OSError, MemoryError)):

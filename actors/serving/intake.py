@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
-from actors.seams.slices import in_slices
+from actors.seams.slices import in_slices, in_threads
 from actors.serving.doorbell import Doorbell
 from actors.serving.outcome import Outcome
-from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame
+from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, hashing
 from actors.serving.policy.coming_back import AnswerPace
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
 from actors.serving.ports import Stage
@@ -21,6 +21,7 @@ from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.serving.validation import Validator
 from actors.serving.waiting import WaitingCallers
 from actors.values.errors import Cancelled, Poisoned, TritiumError, Unavailable
+from actors.values.regions import Held
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, DynamicBatching, ModelSpec
 
@@ -78,6 +79,8 @@ class Intake:
             await in_slices(self._validate.walk_strings(request))
             if request.cancelled:
                 raise Cancelled("")
+        if not self._blame.clean and self._blame.must_hash(request, trio.current_time()):
+            await self._hash(request)
         try:
             self.submit_nowait(request, pinned=pinned)
         except trio.WouldBlock:
@@ -125,6 +128,16 @@ class Intake:
             since = now if now >= 0.0 else trio.current_time()
             self._enqueue(request, since, in_company=in_company)
 
+    async def _hash(self, request: InferRequest) -> None:
+        """Find out whether `request` is quarantined or accused, on a thread: its inputs are long."""
+        held = Held(request.inputs)
+        try:
+            request.fingerprint = await in_slices(in_threads(hashing(request)))
+        finally:
+            held.end()
+        if request.cancelled:
+            raise Cancelled("")
+
     def _must_read(self, request: InferRequest) -> bool:
         """Whether inputs of `request` must be read from clients' shared memory before it is queued."""
         assert request.regions is not None, "only a request with regions is asked about"
@@ -147,8 +160,13 @@ class Intake:
         )
 
     def _check_blame(self, request: InferRequest) -> None:
-        """Raise Poisoned for a request that is quarantined, and have an accused one run alone."""
+        """Raise Poisoned for a request that is quarantined, and have an accused one run alone.
+
+        Raises WouldBlock for one that has to be hashed for it, and is too long for the loop.
+        """
         now = trio.current_time()
+        if self._blame.must_hash(request, now):
+            raise trio.WouldBlock
         if self._blame.quarantine.match(request, now):
             self._statistics.quarantined += 1
             raise Poisoned(
@@ -196,8 +214,12 @@ class Intake:
             self._outcome.fail(request, full, FailureReason.OTHER)
 
     def refused(self, request: InferRequest) -> bool:
-        """Whether `request` was quarantined since it was accepted; if so, it is answered."""
-        if self._blame.clean or not self._blame.quarantine.match(request, trio.current_time()):
+        """Whether `request` was quarantined since it was accepted; if so, it is answered.
+
+        False for one that would have to be hashed for it, and is too long for the loop.
+        """
+        now, blame = trio.current_time(), self._blame
+        if blame.clean or blame.must_hash(request, now) or not blame.quarantine.match(request, now):
             return False
         self._statistics.quarantined += 1
         why = f"{request.prefix}this request is quarantined: it killed workers of model '{self._name}' before"

@@ -93,7 +93,7 @@ class Outcome:
                 clients += 1
                 rows += request.rows
             total_ns = int((now - request.accepted_at) * 1e9)
-            if request.accused is not None and not (answer is not None and answer.open):
+            if request.fingerprint is not None and not (answer is not None and answer.open):
                 self._blame.acquit(request)
             if answer is not None:
                 if answer.rescheduled:
@@ -159,7 +159,7 @@ class Outcome:
             self._statistics.first_part(total_ns)
         for observer in self.observers.told:
             observer.part(batch, request, final=arrived.final)
-        if arrived.final and request.accused is not None:
+        if arrived.final and request.fingerprint is not None:
             self._blame.acquit(request)
         if answer is not None and answer.code is not None:
             error = TritiumError.of(answer.code, answer.message)

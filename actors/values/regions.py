@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence  # compiled, a class looks its fields' types up
+from collections.abc import Iterable, Mapping, Sequence  # compiled, a class looks its fields' types up
 from typing import TYPE_CHECKING, NamedTuple
 
 from actors.values.errors import NotFound
@@ -110,6 +110,22 @@ class RegionTensor(Tensor):
             return os.pread(source.region.fileno, min(nbytes, source.nbytes - start), source.at + start)
         except OSError:
             return b""
+
+
+class Held:
+    """Keeps the regions of `tensors` open while a thread reads them. Made and ended on the loop's thread."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._regions = [each.source.region for each in tensors if isinstance(each, RegionTensor)]
+        for region in self._regions:
+            region.hold()
+
+    def end(self) -> None:
+        """Let them go. Once."""
+        for region in self._regions:
+            region.let_go()
 
 
 class WrittenTensor(Tensor):

@@ -58,7 +58,6 @@ class InferRequest:
 
     __slots__ = (
         "accepted_at",
-        "accused",
         "affinity",
         "alone_deaths",
         "answered",
@@ -71,6 +70,7 @@ class InferRequest:
         "deadline",
         "dispatched_at",
         "extra",
+        "fingerprint",
         "flags",
         "id",
         "inputs",
@@ -158,7 +158,7 @@ class InferRequest:
         # The frontend's notes on the client, if the model asks for them: see `actors.values.marks`.
         self.affinity = ""  # value of the header that keeps a client with one version
         self.tenant = ""  # it takes from this tenant's share of the queue
-        self.accused: object = None  # its fingerprint, if a worker has died under one like it
+        self.fingerprint: object = None  # of its inputs, if they were hashed: a worker died under its like
         self.attempts = 0  # executions begun
         self.alone_deaths = 0  # workers it killed while it ran alone
         self.unexplained_deaths = 0  # workers that died under it for a reason no request can cause

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 import trio
 
@@ -18,16 +17,19 @@ from actors.serving.instances.post import Post
 from actors.serving.instances.reading import PacketReader
 from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.policy.blame import QUARANTINE_SECONDS, Fingerprint, fingerprint_of
+from actors.serving.policy.blame import (
+    HASHED_AT_ONCE,
+    QUARANTINE_SECONDS,
+    Fingerprint,
+    fingerprint_of,
+)
 from actors.serving.policy.retries import DeathReason, Hang, ProtocolError, after_death
 from actors.serving.records import named
 from actors.values.events import Event
-from actors.values.regions import RegionTensor
+from actors.values.regions import Held
 from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 from actors.wire.frames import FrameError
-
-HASHED_AT_ONCE: Final = 4 * 1024 * 1024  # bytes of inputs on the event loop: some 5 ms
 
 
 class Burial:
@@ -216,16 +218,8 @@ async def _fingerprints(
 
     if sum(request.nbytes for request in requests) <= HASHED_AT_ONCE:
         return make()
-    held = [
-        tensor.source.region
-        for request in requests
-        for tensor in request.inputs
-        if isinstance(tensor, RegionTensor)
-    ]
-    for region in held:
-        region.hold()
+    held = Held(tensor for request in requests for tensor in request.inputs)
     try:
         return await in_thread(make)
     finally:
-        for region in held:
-            region.let_go()
+        held.end()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from actors.seams.steps import at_once
 from actors.values.regions import RegionTensor
 from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
@@ -22,8 +23,11 @@ QUARANTINE_SECONDS: Final = 600.0
 # Fingerprints; a batch that killed its worker has one for each request.
 _ACCUSED: Final = 4096
 
-_PIECE: Final = 128 * 1024
-"""Bytes of a client's region that are read at once."""
+HASHED_AT_ONCE: Final = 4 * 1024 * 1024
+"""Bytes of inputs that are hashed on the event loop: some 5 ms."""
+
+_PIECE: Final = 128 * 1024  # bytes of a client's region that are read at once
+_STEP: Final = 1024 * 1024  # bytes that are hashed in one step of `hashing`
 
 
 class Fingerprint(NamedTuple):
@@ -35,7 +39,12 @@ class Fingerprint(NamedTuple):
 
 def fingerprint_of(request: InferRequest) -> Fingerprint:
     """Return the fingerprint of all inputs. Some 1 ms for each MiB."""
-    return Fingerprint(_quick_key(request), _digest(request))
+    return at_once(hashing(request))
+
+
+def hashing(request: InferRequest) -> Generator[None, None, Fingerprint]:
+    """Make the fingerprint of all inputs in steps of a MiB, which hold no GIL. Yields between two of them."""
+    return Fingerprint(_quick_key(request), (yield from _digest(request)))
 
 
 class Quarantine:
@@ -74,19 +83,20 @@ class Quarantine:
         self._quick[quick] += 1
 
     def match(self, request: InferRequest, now: float) -> bool:
-        """Whether `request` has the inputs of one that was refused not long ago."""
-        return self.find(request, now) is not None
+        """Whether the fingerprint of `request` is held. It is made, and noted in `request`, if need be."""
+        if not self.may_hold(request, now):
+            return False
+        if not isinstance(request.fingerprint, Fingerprint):
+            request.fingerprint = fingerprint_of(request)
+        return request.fingerprint.digest in self._by_digest
 
-    def find(self, request: InferRequest, now: float) -> Fingerprint | None:
-        """Return the fingerprint of `request` if it is held."""
+    def may_hold(self, request: InferRequest, now: float) -> bool:
+        """Whether the quick key of `request` is held."""
         if not self._by_digest:
-            return None
+            return False
         self._forget_expired(now)
-        quick = _quick_key(request)
-        if quick not in self._quick:
-            return None
-        digest = _digest(request)
-        return Fingerprint(quick, digest) if digest in self._by_digest else None
+        mark = request.fingerprint
+        return (mark.quick if isinstance(mark, Fingerprint) else _quick_key(request)) in self._quick
 
     def holds(self, mark: Fingerprint, now: float) -> bool:
         """Whether this fingerprint is held."""
@@ -125,6 +135,17 @@ class Blame:
         """Forget what was long ago, so that `clean` is right again."""
         self.clean = not (self.quarantine or self.accused)
 
+    def must_hash(self, request: InferRequest, now: float) -> bool:
+        """Whether the inputs of `request` have to be hashed, and are too long for the event loop.
+
+        Then note the result of `hashing` in `request`.
+        """
+        if self.clean or request.fingerprint is not None:
+            return False
+        if sum(tensor.nbytes for tensor in request.inputs) <= HASHED_AT_ONCE:
+            return False
+        return self.quarantine.may_hold(request, now) or self.accused.may_hold(request, now)
+
     def known(
         self, marks: Mapping[InferRequest, Fingerprint], now: float
     ) -> Mapping[InferRequest, Fingerprint]:
@@ -136,15 +157,14 @@ class Blame:
 
         So it harms no other request, and if the worker dies again, the culprit is known for certain.
         """
-        request.accused = self.accused.find(request, now)
-        if request.accused is not None:
+        if self.accused.match(request, now):
             request.batch_key = object()
 
     def acquit(self, request: InferRequest) -> None:
         """The accused `request` has its answer, and its worker lives."""
-        if isinstance(request.accused, Fingerprint):
-            self.accused.discard(request.accused)
-            request.accused = None
+        if isinstance(request.fingerprint, Fingerprint):
+            self.accused.discard(request.fingerprint)
+            request.fingerprint = None
 
     def accuse(self, request: InferRequest, now: float, mark: Fingerprint) -> None:
         """Have requests like `request` run alone."""
@@ -161,7 +181,8 @@ class Blame:
 
         A request is not run again after a hang, so a second hang comes from a request with the same inputs.
         """
-        if not self._hung.match(request, now):
+        again = self._hung.match(request, now) if mark is None else self._hung.holds(mark, now)
+        if not again:
             self._hung.add(request, now, mark)
             return False
         self.convict(request, now, mark)
@@ -182,8 +203,8 @@ def _quick_key(request: InferRequest) -> int:
     return hash(tuple(parts))
 
 
-def _digest(request: InferRequest) -> bytes:
-    """Return a fingerprint of all inputs: names, datatypes, shapes and contents, in any order of inputs."""
+def _digest(request: InferRequest) -> Generator[None, None, bytes]:
+    """Hash all inputs: names, datatypes, shapes and contents, in any order of inputs. Yields at each step."""
     fingerprint = blake2b(digest_size=16)
     for tensor in sorted(request.inputs, key=_name):
         head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), tensor.nbytes))
@@ -191,8 +212,13 @@ def _digest(request: InferRequest) -> bytes:
         if isinstance(tensor, RegionTensor):
             for start in range(0, tensor.nbytes, _PIECE):
                 fingerprint.update(tensor.read(start, _PIECE))
+                if not (start + _PIECE) % _STEP:
+                    yield
         else:
-            fingerprint.update(tensor.data)
+            data = memoryview(tensor.data)
+            for start in range(0, len(data), _STEP):
+                fingerprint.update(data[start : start + _STEP])
+                yield
     return fingerprint.digest()
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.serving.policy.blame import QUARANTINE_SECONDS, Blame, fingerprint_of
+from actors.seams.steps import at_once
+from actors.serving.policy.blame import HASHED_AT_ONCE, QUARANTINE_SECONDS, Blame, fingerprint_of, hashing
 from actors.values.datatypes import DataType
 from actors.values.tensors import Tensor
 from tests.support.ports import waiting_request
@@ -35,9 +36,9 @@ def test_the_like_of_an_accused_request_runs_in_a_batch_of_its_own(blame):
     other = request_of(b"good")
     for request in (again, other):
         blame.recognise(request, 1.0)
-    assert again.accused == fingerprint_of(again)
+    assert again.fingerprint == fingerprint_of(again)
     assert again.batch_key not in ("shared", None)
-    assert (other.accused, other.batch_key) == (None, "shared")
+    assert (other.fingerprint, other.batch_key) == (None, "shared")
     third = request_of()
     blame.recognise(third, 1.0)
     assert third.batch_key != again.batch_key
@@ -47,12 +48,12 @@ def test_an_answer_acquits_the_request_and_its_like(blame):
     request = accused(blame)
     blame.recognise(request, 0.0)
     blame.acquit(request)
-    assert request.accused is None
+    assert request.fingerprint is None
     blame.look()
     assert blame.clean
     again = request_of()
     blame.recognise(again, 0.0)
-    assert (again.accused, again.batch_key) == (None, "shared")
+    assert (again.fingerprint, again.batch_key) == (None, "shared")
 
 
 def test_who_was_never_accused_acquits_nobody(blame):
@@ -95,6 +96,41 @@ def test_a_request_that_hangs_is_quarantined_the_second_time(blame):
 def test_hangs_that_are_long_apart_are_bad_luck(blame):
     assert [blame.hung(request_of(), now, None) for now in (0.0, LATER)] == [False, False]
     assert blame.clean
+
+
+def test_a_long_request_has_to_be_hashed_where_it_may_be_one_that_is_remembered(blame):
+    long = b"bad" * (HASHED_AT_ONCE // 3 + 1)
+    assert not blame.must_hash(request_of(long), 0.0)
+    poison = request_of(long)
+    blame.convict(poison, 0.0, None)
+    again = request_of(long)
+    for other in (request_of(), request_of(long[:-3] + b"mad")):
+        assert not blame.must_hash(other, 1.0)
+    assert blame.must_hash(again, 1.0)
+    again.fingerprint = at_once(hashing(again))
+    assert not blame.must_hash(again, 1.0)
+    assert blame.quarantine.match(again, 1.0)
+    assert blame.quarantine.may_hold(again, 1.0)
+    assert not blame.quarantine.may_hold(again, LATER)
+
+
+def test_a_long_request_is_hashed_in_steps():
+    """No step takes longer than a MiB does, wherever the bytes lie."""
+    region = ClientRegion(8 << 20)
+    place = region.put(np.arange(2 << 20, dtype=np.float32))
+    lying = waiting_request(inputs=[input_in(place, (2 << 20,))])
+    sent = waiting_request(inputs=[Tensor.from_numpy("INPUT", np.arange(2 << 20, dtype=np.float32))])
+    for request in (lying, sent):
+        assert len(list(hashing(request))) == 8
+    assert at_once(hashing(lying)) == at_once(hashing(sent)) == fingerprint_of(sent)
+    region.close()
+
+
+def test_a_hang_whose_fingerprint_is_known_is_not_hashed_again(blame):
+    """The bytes in a region may be others by then."""
+    mark = fingerprint_of(request_of())
+    assert not blame.hung(request_of(), 0.0, mark)
+    assert blame.hung(request_of(b"new"), 1.0, mark)
 
 
 def test_inputs_in_a_region_are_told_by_what_the_region_holds():

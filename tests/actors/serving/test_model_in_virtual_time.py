@@ -1,23 +1,28 @@
 """A model's queue, scheduler and answers on a clock that jumps, with workers that finish on cue."""
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
+from actors.serving import intake
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.deaths import settle
 from actors.serving.intake import STOPPING
+from actors.serving.policy import blame
+from actors.serving.policy.blame import hashing
 from actors.serving.policy.retries import Aftermath
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
-from actors.values.errors import ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
+from actors.values.errors import Cancelled, ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
 from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer, Result
 from tests.support.cores import python_only
 from tests.support.model_doubles import Context, Stage
+from tests.support.shared_regions import ClientRegion, input_in
 
 DELAY = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay=0.5)
 
@@ -655,6 +660,88 @@ async def test_a_quarantined_request_is_refused_for_a_while(model, autojump_cloc
     assert model.state.statistics.quarantined == 2
     await trio.sleep(601)
     await model.state.submit(again)
+
+
+def quarantined(model, request):
+    """Have `request` be quarantined, as after a worker's death."""
+    model.state.in_flight[request] = None
+    refuse = ((request, Poisoned("it kills")),)
+    settle(model.state, model.worker.instance, Aftermath(refuse=refuse, quarantine=(request,)))
+
+
+@python_only
+async def test_a_long_request_in_a_region_is_not_hashed_on_the_loop(model, monkeypatch):
+    """Callers that can't wait are told that they have to. Meanwhile the region is held."""
+    region = ClientRegion(8)
+    poison, again = model.request(), model.request()
+    for request in (poison, again):
+        request.inputs = [input_in(region.put(np.full((1, 2), 666, np.float32)), (1, 2))]
+    quarantined(model, poison)
+    monkeypatch.setattr(blame, "HASHED_AT_ONCE", 7)
+    monkeypatch.setattr(intake, "hashing", watched := WatchedHashing(region.region))
+    with pytest.raises(trio.WouldBlock):
+        model.state.submit_nowait(again)
+    with pytest.raises(Poisoned, match="quarantined"):
+        await model.state.submit(again)
+    assert watched.users == [1]
+    assert region.region.users == 0
+    assert watched.threads.isdisjoint({threading.get_ident()})
+    region.put(np.float32(1), at=4)  # another request, whose quick key differs
+    other = model.request()
+    other.inputs = again.inputs
+    model.state.submit_nowait(other)
+    region.close()
+
+
+class WatchedHashing:
+    """Notes on which threads requests are hashed, and how many users the region has meanwhile."""
+
+    def __init__(self, region):
+        self.region = region
+        self.users = []
+        self.threads = set()
+
+    def __call__(self, request):
+        self.threads.add(threading.get_ident())
+        self.users.append(self.region.users)
+        return (yield from hashing(request))
+
+
+@python_only
+async def test_a_long_request_that_leaves_while_it_is_hashed_is_not_queued(model, monkeypatch):
+    poison, again = model.request(), model.request()
+    quarantined(model, poison)
+
+    def hash_and_leave(request):
+        request.cancelled = True
+        return (yield from hashing(request))
+
+    monkeypatch.setattr(blame, "HASHED_AT_ONCE", 7)
+    monkeypatch.setattr(intake, "hashing", hash_and_leave)
+    with pytest.raises(Cancelled):
+        await model.state.submit(again)
+    assert again not in model.state.in_flight
+
+
+@pytest.mark.parametrize("alike", [1, 2, 3])
+async def test_long_requests_that_may_have_been_quarantined_meanwhile_run_alone(
+    stage, monkeypatch, autojump_clock, alike
+):
+    """There is no time to hash them, and others must not suffer where they kill a worker."""
+    model, _ = await busy(stage, scheduling=DynamicBatching())
+    waiting = [model.request() for _ in range(3)]
+    for place, request in enumerate(waiting):
+        value = 666 if place < alike else 1
+        request.inputs = [Tensor.from_numpy("INPUT", np.full((1, 2), value, np.float32))]
+        model.state.submit_nowait(request)
+    poison = model.request()
+    poison.inputs = waiting[0].inputs
+    quarantined(model, poison)
+    monkeypatch.setattr(blame, "HASHED_AT_ONCE", 7)
+    while model.worker.outstanding:
+        await model.finished()
+    innocent = [3 - alike] if alike < 3 else []
+    assert sorted(model.worker.sizes) == sorted([1, *[1] * alike, *innocent])
 
 
 async def test_a_request_that_hangs_is_quarantined_the_second_time(model):

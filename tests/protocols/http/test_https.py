@@ -303,7 +303,7 @@ async def test_a_newcomer_is_not_ended_in_its_handshake_while_others_are_idle(se
     most = 8
     async with serve(limits=ListenerLimits(max_connections=most)) as served, AsyncExitStack() as stack:
         idle = [await stack.enter_async_context(served.connect()) for _ in range(most)]
-        newcomers = []
+        newcomers: list[socket.socket] = []
         for _ in range(2):
             for each in idle[len(newcomers) :]:  # so that all those are looked at that may go
                 await each.send(HEALTH)
