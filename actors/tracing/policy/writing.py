@@ -22,6 +22,9 @@ from actors.values.tracing.spans import (
 from actors.values.tracing.traces import FinishedTrace, Moment, TracedRequest, TracedTensor
 
 _AT_ONCE: Final = 1024  # elements put into words in one call, which holds the interpreter lock
+ESCAPED_AT_ONCE: Final = 64 * 1024
+"""Characters put into JSON in one call, which holds the lock for 0.1 ms; 5 MiB at once take 13 ms."""
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)  # the name of a moment that needs no escapes
 _BYTES_AT_ONCE: Final = 16 * 1024  # of a string, as well
 _DECODER: Final = codecs.getincrementaldecoder("utf-8")
@@ -92,13 +95,20 @@ def _json(value: object) -> str:
 
 
 def _tensor(number: int, tensor: TracedTensor) -> str:
-    described = {
-        "name": tensor.name,
-        "data": "" if tensor.data is None else in_words(tensor.datatype, tensor.data),
-        "shape": ",".join(map(str, tensor.shape)),
-        "dtype": str(tensor.datatype),
-    }
-    return _json({"id": number, "activity": tensor.activity, "tensor": described})
+    head = _json({"id": number, "activity": tensor.activity})[:-1]
+    name = _json(tensor.name)
+    data = "" if tensor.data is None else _escaped(in_words(tensor.datatype, tensor.data))
+    shape = ",".join(map(str, tensor.shape))
+    return (
+        f'{head},"tensor":{{"name":{name},"data":"{data}","shape":"{shape}","dtype":"{tensor.datatype}"}}}}'
+    )
+
+
+def _escaped(text: str) -> str:
+    """Return what stands between the quotes of `text` in JSON, made in pieces."""
+    return "".join(
+        _json(text[at : at + ESCAPED_AT_ONCE])[1:-1] for at in range(0, len(text), ESCAPED_AT_ONCE)
+    )
 
 
 def in_words(datatype: DataType, data: bytes) -> str:

@@ -3,11 +3,13 @@
 import json
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from actors.tracing.policy.writing import in_words, objects_of
+from actors.tracing.policy import writing
+from actors.tracing.policy.writing import ESCAPED_AT_ONCE, in_words, objects_of
 from actors.values.datatypes import DataType
 from actors.values.tensors import pack_bytes
 from actors.values.tracing.spans import (
@@ -200,6 +202,23 @@ def test_strings_are_escaped_in_the_file():
         request(tensors=[TracedTensor(BACKEND_OUTPUT, "S", DataType.BYTES, (1,), pack_bytes([b"hi"]), 5)])
     )
     assert told[-1]["tensor"]["data"] == '"hi"'
+
+
+def test_long_texts_are_escaped_in_pieces_as_if_at_once(monkeypatch):
+    """One call for all would hold the lock of the interpreter, and with it the event loop."""
+    text = 'a"\\\n\x00\x7f\u20ac\U0001f600' * (ESCAPED_AT_ONCE // 4)
+    tensor = TracedTensor(BACKEND_OUTPUT, 'T"', DataType.BYTES, (1,), pack_bytes([text.encode()]), 5)
+    longest = []
+
+    def dumps(value, **options):
+        longest.append(len(value) if isinstance(value, str) else 0)
+        return json.dumps(value, **options)
+
+    monkeypatch.setattr(writing, "json", SimpleNamespace(dumps=dumps))
+    *_, found = written(request(tensors=[tensor]))
+    assert found["tensor"]["data"] == f'"{text}"'
+    assert found["tensor"]["name"] == 'T"'
+    assert max(longest) == ESCAPED_AT_ONCE
 
 
 def test_what_a_model_tells_of_itself_is_among_the_timestamps():
