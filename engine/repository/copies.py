@@ -6,12 +6,14 @@ Each lives as long as a version of the model may read it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from actors.seams import faults
 from actors.seams.bell import Bell
@@ -21,6 +23,9 @@ from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.events import Event, Log
 
 TRIES: Final = 3  # of one removal: the first crash may have been chance
+AT_ONCE: Final = 8
+"""Removals that run beside each other: one may wait 10 s for a repository agent that hangs."""
+
 LAST_THREADS: Final = 32  # that remove at the end of the server
 INTENSITY: Final = Intensity(5, 60.0)
 
@@ -37,16 +42,21 @@ class Removal:
 class _Job:
     removal: Removal
     tries: int = 0
+    running: bool = False
 
 
 class Janitor:
-    """The actor that removes what is no longer used, off the loop. What waits outlives its crash."""
+    """The actor that removes what is no longer used, off the loop. What waits outlives its crash.
+
+    What is to be done with one directory is done in order.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._jobs: deque[_Job] = deque()
         self._in_use: set[Copy] = set()
-        self._arrived = Bell()
+        self._arrived = Bell()  # also rings where a removal has ended
+        self._threads = trio.CapacityLimiter(AT_ONCE)
 
     def took_up(self, copy: Copy) -> None:
         """A copy has its first user."""
@@ -62,33 +72,57 @@ class Janitor:
         self._jobs.append(_Job(removal))
         self._arrived.ring()
 
+    @property
+    def left(self) -> int:
+        """How many things are still to be done."""
+        return len(self._jobs)
+
     def spec(self, name: str = "janitor") -> ChildSpec:
         """Return the actor as a child: tried again for as long as it takes, without its siblings noticing."""
         return ChildSpec(name, self.run, intensity=INTENSITY, on_exhausted=OnExhausted.RETRY_AT_CAP)
 
     async def run(self, ctx: ChildContext) -> None:
-        """Remove one after the other.
+        """Remove what comes, `AT_ONCE` at a time.
 
-        A removal that crashes the actor comes after the others, `TRIES` times in all, and is then left.
+        A removal that crashes the actor comes after the others, `TRIES` times in all, and is then left. The
+        threads of the others end first.
         """
         ctx.started()
-        while True:
-            while self._jobs:
-                job = self._jobs[0]
-                if job.tries == TRIES:
-                    self._leave(job)
-                    continue
-                job.tries += 1
-                # Move it to the end until it is done: after a crash, the next run begins with the others.
-                self._jobs.rotate(-1)
-                await self._remove(job.removal)
-                self._jobs.remove(job)
-            await self._arrived.next_ring()
+        async with trio.open_nursery() as nursery:
+            while True:
+                for job in self._next():
+                    job.running = True
+                    nursery.start_soon(self._remove, job)
+                await self._arrived.next_ring()
 
-    async def _remove(self, removal: Removal) -> None:
-        if faults.points is not None:
-            faults.points.passing("janitor.remove")
-        await in_thread(removal.run)
+    def _next(self) -> Sequence[_Job]:
+        """Return the removals that may begin now, as far as there are places. Leave those that can't be done."""
+        for job in [each for each in self._jobs if each.tries == TRIES]:
+            self._leave(job)
+        busy = {job.removal.path for job in self._jobs if job.running}
+        places = AT_ONCE - len(busy)
+        found: list[_Job] = []
+        for job in self._jobs:
+            if len(found) < places and job.removal.path not in busy:
+                busy.add(job.removal.path)
+                found.append(job)
+        return found
+
+    async def _remove(self, job: _Job) -> None:
+        try:
+            if faults.points is not None:
+                faults.points.passing("janitor.remove")
+            await in_thread(job.removal.run, limiter=self._threads)
+        except Exception:
+            job.tries += 1
+            self._jobs.remove(job)
+            self._jobs.append(job)
+            raise
+        else:
+            self._jobs.remove(job)
+        finally:
+            job.running = False
+            self._arrived.ring()
 
     def _leave(self, job: _Job) -> None:
         self._jobs.remove(job)
@@ -106,16 +140,22 @@ class Janitor:
         The server has ended, and its workers with it. Removals do not wait for each other: one may wait for a
         repository agent that hangs.
         """
-        left = [*(job.removal for job in self._jobs), *(copy.removal for copy in self._in_use)]
+        left: dict[Path, list[Removal]] = {}
+        for each in [*(job.removal for job in self._jobs), *(copy.removal for copy in self._in_use)]:
+            left.setdefault(each.path, []).append(each)
         self._jobs.clear()
         self._in_use.clear()
         with ThreadPoolExecutor(LAST_THREADS, "tritium-janitor") as threads:
-            for removal, ended in [(each, threads.submit(each.run)) for each in left]:
-                try:
-                    ended.result()
-                except Exception as error:  # noqa: BLE001
-                    # No supervisor is left, and the other directories must still be removed.
-                    self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
+            list(threads.map(self._finish, left.values()))
+
+    def _finish(self, removals: Sequence[Removal]) -> None:
+        """Do in order what is left for one directory. On a thread."""
+        for removal in removals:
+            try:
+                removal.run()
+            except Exception as error:  # noqa: BLE001
+                # No supervisor is left, and the other directories must still be removed.
+                self._log(Event.COPY_ABANDONED, level="error", path=str(removal.path), reason=repr(error))
 
 
 class Copy:

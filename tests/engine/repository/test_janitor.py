@@ -10,7 +10,7 @@ import trio
 
 from actors.seams import faults
 from actors.supervision.supervisor import Supervisor
-from engine.repository.copies import TRIES, Copy, Janitor, Removal
+from engine.repository.copies import AT_ONCE, TRIES, Copy, Janitor, Removal
 from tests.support.logged import Logged
 
 
@@ -66,7 +66,7 @@ async def test_a_copy_over_which_the_janitor_crashes_is_removed_all_the_same(dir
         directories.copy("m").let_go()
         directories.copy("n").let_go()
         await directories.until(lambda: len(directories.removed) == 2)
-    assert directories.removed == ["n", "m"]  # the others go first
+    assert sorted(directories.removed) == ["m", "n"]
     (janitor,) = directories.root.tree().children
     assert janitor.restarts == 1
     assert directories.log == []
@@ -85,6 +85,69 @@ async def test_a_copy_that_can_not_be_removed_keeps_the_janitor_from_no_other_an
     assert keys["tries"] == TRIES
     directories.copy("later").let_go()
     await directories.until(lambda: "later" in directories.removed)
+
+
+async def test_a_removal_that_hangs_holds_up_no_other(directories):
+    """As one does that waits for a repository agent."""
+    go_on = threading.Event()
+    hanging = [Removal(Path(f"/copies/{number}"), go_on.wait) for number in range(AT_ONCE - 1)]
+    for each in hanging:
+        directories.janitor.remove_later(each)
+    for number in range(20):
+        directories.copy(f"m{number}").let_go()
+    try:
+        await directories.until(lambda: len(directories.removed) == 20)
+    finally:
+        go_on.set()
+
+
+async def test_only_so_many_removals_run_at_once(directories):
+    lock, running, most = threading.Lock(), [0], [0]
+
+    def count():
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        together.acquire(timeout=20)
+        with lock:
+            running[0] -= 1
+
+    together = threading.Semaphore(0)
+    for number in range(3 * AT_ONCE):
+        directories.janitor.remove_later(Removal(Path(f"/copies/{number}"), count))
+    await directories.until(lambda: running == [AT_ONCE])
+    together.release(3 * AT_ONCE)
+    await directories.until(lambda: running == [0] and not directories.janitor.left)
+    assert most == [AT_ONCE]
+
+
+async def test_what_is_to_be_done_with_one_directory_is_done_in_order(directories):
+    """That an agent is told of the load comes before that it is told of the end."""
+    done = []
+    told_first = threading.Event()
+
+    def tell(applied):
+        told_first.wait(20)
+        done.append(applied)
+
+    copy = Copy(Removal(Path("/copies/m"), lambda: done.append("removed")), directories.janitor, tell)
+    copy.settled(applied=True)
+    copy.let_go()
+    directories.copy("other").let_go()
+    await directories.until(lambda: directories.removed == ["other"])
+    assert done == []
+    told_first.set()
+    await directories.until(lambda: len(done) == 2)
+    assert done == [True, "removed"]
+
+
+def test_what_is_left_for_one_directory_at_the_end_is_done_in_order():
+    directories, done = Directories(), []
+    for number in range(50):
+        removal = Removal(Path("/copies/m"), lambda number=number: done.append(number))
+        directories.janitor.remove_later(removal)
+    directories.janitor.finish()
+    assert done == list(range(50))
 
 
 async def test_a_removal_that_fails_for_a_while_is_done_in_the_end(directories):
