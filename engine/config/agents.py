@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +29,52 @@ _DIGEST: Final = re.compile(r"[0-9a-fA-F]+\Z")
 def first_config(model_directory: Path, config_name: str, override: str | None) -> ModelConfig | None:
     """Return the configuration as written, whose agents count whatever they make of it.
 
-    None if it can't be read, which `load_model_config` tells of.
+    None if it can't be read, which `load_model_config` tells of. Of a load's configuration, `override`, see
+    `keep_own`.
     """
-    if override is not None:
-        return parse_override(override, model_directory).config
-    return parse.read(parse.config_path(model_directory, config_name)).config
+    path = parse.config_path(model_directory, config_name)
+    if override is None:
+        return parse.read(path).config
+    config = parse_override(override, model_directory).config
+    if config is not None:
+        keep_own(config, own_agents(path))
+    return config
+
+
+def own_agents(path: Path) -> Sequence[ModelRepositoryAgents.Agent]:
+    """Return the agents that the repository's own configuration, the file `path`, asks for.
+
+    If only some of its fields can't be read, its agents count all the same.
+    """
+    parsed = parse.read(path)
+    config = parsed.config or parsed.partial
+    return () if config is None else tuple(config.model_repository_agents.agents)
+
+
+def brought(
+    config: ModelConfig, own: Sequence[ModelRepositoryAgents.Agent]
+) -> Sequence[ModelRepositoryAgents.Agent]:
+    """Return the agents that a load's configuration asks for beside those of the repository's own."""
+    left = list(own)
+    found = []
+    for agent in config.model_repository_agents.agents:
+        if agent in left:
+            left.remove(agent)
+        else:
+            found.append(agent)
+    return found
+
+
+def keep_own(config: ModelConfig, own: Sequence[ModelRepositoryAgents.Agent]) -> None:
+    """Have the agents of the repository's own configuration stay in force, whatever a load's `config` says.
+
+    They check or decrypt what the repository has: who loads a model must not turn them off. They come first.
+    """
+    added = brought(config, own)
+    del config.model_repository_agents.agents[:]
+    config.model_repository_agents.agents.extend([*own, *added])
+    if not config.model_repository_agents.agents:
+        config.ClearField("model_repository_agents")
 
 
 def verify_agents(

@@ -14,7 +14,7 @@ from pathlib import Path
 from actors.values.confinement import Sandbox
 from actors.values.specs import ModelSpec, Runtime
 from engine.config import parse
-from engine.config.agents import verify_agents
+from engine.config.agents import keep_own, own_agents, verify_agents
 from engine.config.complete import Completed, complete
 from engine.config.files import Files, inside, read_files
 from engine.config.inspection.model import Inspection, leads_out
@@ -338,7 +338,11 @@ def _parsed(
     path: Path, model_directory: Path, override: str | None, links: Links, *, auto_complete: bool
 ) -> tuple[parse.Parsed, Source]:
     if override is not None:
-        return parse_override(override, model_directory), Source(name="override")
+        parsed = parse_override(override, model_directory)
+        for config in (parsed.config, parsed.partial):
+            if config is not None:
+                keep_own(config, own_agents(path))
+        return parsed, Source(name="override")
     parsed = _read(path, model_directory.parent, links, auto_complete=auto_complete)
     return parsed, Source(name=str(path.relative_to(model_directory)), text=parsed.text)
 

@@ -12,8 +12,9 @@ from typing import Final
 import trio
 
 from actors.values.events import Event, Log
-from engine.config.agents import first_config, verify_agents
+from engine.config.agents import brought, first_config, own_agents, verify_agents
 from engine.config.jsonform import json_value
+from engine.config.parse import config_path
 from engine.models.links import Links
 from engine.processes.agents.chain import Chain, Step
 from engine.processes.agents.declared import CHECKSUM, KnownAgents, Wanted
@@ -70,10 +71,9 @@ class AgentRunner:
             return None
         if signed:
             raise AgentFailed(_NO_SIGNATURE)
-        if own_only and override is not None:
-            own = first_config(directory, config_name, None)
-            if own is None or own.model_repository_agents != config.model_repository_agents:
-                raise AgentFailed(_BROUGHT)
+        own = own_agents(config_path(directory, config_name)) if own_only else ()
+        if own_only and override is not None and brought(config, own):
+            raise AgentFailed(_BROUGHT)
         agents = [self._agent(agent, model, config) for agent in wanted]
         return Chain(agents, within=self._settings.timeout, failed=partial(self._failed, model))
 

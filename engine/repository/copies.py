@@ -96,7 +96,7 @@ class Janitor:
                 await self._arrived.next_ring()
 
     def _next(self) -> Sequence[_Job]:
-        """Return the removals that may begin now, as far as there are places. Leave those that can't be done."""
+        """Return the removals that may begin now. Those that can't be done are left."""
         for job in [each for each in self._jobs if each.tries == TRIES]:
             self._leave(job)
         busy = {job.removal.path for job in self._jobs if job.running}

@@ -1,6 +1,7 @@
 """The agent `checksum`, which is built in, and which others are known."""
 
 import hashlib
+import json
 
 import pytest
 
@@ -39,6 +40,42 @@ def check(load):
 )
 def test_a_model_whose_files_are_as_they_should_be_is_loaded(check, parameters):
     assert check(config(parameters)).ok
+
+
+def brought(*agents):
+    """A configuration in a load, with agents given as their parameters."""
+    named = [{"name": "checksum", "parameters": each} for each in agents]
+    return json.dumps({"backend": "python", "model_repository_agents": {"agents": named}})
+
+
+@pytest.mark.parametrize(
+    "override", ['{"backend": "python"}', brought(), brought({"MD5:1/model.py": MD5}), brought({})]
+)
+def test_a_load_s_configuration_does_not_turn_the_repository_s_agents_off(check, override):
+    loaded = check(config({"MD5:1/model.py": "0" * 32}), override=override)
+    assert [error.key for error in loaded.errors] == [f'{AGENT}.parameters["MD5:1/model.py"]']
+
+
+def test_the_agents_of_a_load_s_configuration_come_behind_the_repository_s(check):
+    own, other = {"MD5:1/model.py": MD5}, {"SHA256:1/model.py": SHA256}
+    loaded = check(config(own), override=brought(other, own, own))
+    assert loaded.ok
+    agents = loaded.configs[0].completed.config.model_repository_agents.agents
+    assert [dict(each.parameters) for each in agents] == [own, other, own]
+
+
+def test_the_agents_of_a_load_s_configuration_are_told_of_by_their_places_behind_the_repository_s(check):
+    own = {"MD5:1/model.py": MD5}
+    loaded = check(config(own), override=brought({"SHA256:1/model.py": "0" * 64}))
+    assert [error.key for error in loaded.errors] == [
+        'model_repository_agents.agents[1].parameters["SHA256:1/model.py"]'
+    ]
+
+
+def test_a_load_s_configuration_has_no_agents_where_there_are_none(check):
+    loaded = check('backend: "python"', override='{"backend": "python"}')
+    assert loaded.ok
+    assert not loaded.configs[0].completed.config.HasField("model_repository_agents")
 
 
 # Each: an id, the parameter, its value, the message, the hint.

@@ -50,4 +50,13 @@ def test_others_do_not(chain, agents, own):
 
 
 def test_a_configuration_without_agents_is_taken(chain):
-    assert chain([]) is None
+    assert chain([], own='backend: "python"') is None
+
+
+@pytest.mark.parametrize("own_only", [False, True])
+@pytest.mark.parametrize(
+    "own", [OWN, OWN + "max_batch_size: many"], ids=["good", "with a field that can't be read"]
+)
+def test_a_configuration_that_leaves_the_repository_s_agents_out_does_not_turn_them_off(chain, own, own_only):
+    """They may be what tells whether the files are genuine."""
+    assert chain([], own=own, own_only=own_only) is not None

@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC110  # a thread does the work, and has no event to wait for
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,11 @@ async def test_a_copy_that_can_not_be_removed_keeps_the_janitor_from_no_other_an
 async def test_a_removal_that_hangs_holds_up_no_other(directories):
     """As one does that waits for a repository agent."""
     go_on = threading.Event()
-    hanging = [Removal(Path(f"/copies/{number}"), go_on.wait) for number in range(AT_ONCE - 1)]
+
+    def hang():
+        go_on.wait(20)
+
+    hanging = [Removal(Path(f"/copies/{number}"), hang) for number in range(AT_ONCE - 1)]
     for each in hanging:
         directories.janitor.remove_later(each)
     for number in range(20):
@@ -142,10 +147,10 @@ async def test_what_is_to_be_done_with_one_directory_is_done_in_order(directorie
 
 
 def test_what_is_left_for_one_directory_at_the_end_is_done_in_order():
-    directories, done = Directories(), []
+    directories = Directories()
+    done: list[int] = []
     for number in range(50):
-        removal = Removal(Path("/copies/m"), lambda number=number: done.append(number))
-        directories.janitor.remove_later(removal)
+        directories.janitor.remove_later(Removal(Path("/copies/m"), partial(done.append, number)))
     directories.janitor.finish()
     assert done == list(range(50))
 
