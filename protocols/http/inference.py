@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from actors.seams.slices import in_slices, in_threads
+from actors.values.auditing import DENIALS
 from actors.values.callers import Caller, HeadGate
 from actors.values.errors import Cancelled, TritiumError, Unsupported
 from actors.values.interfaces import Models, Regions
@@ -40,7 +41,7 @@ from protocols.kserve.documents import TooLong
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.long_answers import encode_long, is_long
 from protocols.kserve.meanings import OutputPlan
-from protocols.kserve.permitted import check_regions
+from protocols.kserve.permitted import tell_regions_denied
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
 from protocols.transport.budget import FREE
@@ -81,6 +82,7 @@ class InferEndpoint:
             json_size = fields.get(b"inference-header-content-length")
             pattern = self.options.header_forward_pattern
             port = HttpReply()
+            caller: Caller | None = scope.get("tritium.caller")
             given = (
                 body,
                 None if json_size is None else parse_json_size(json_size, len(body)),
@@ -94,6 +96,7 @@ class InferEndpoint:
                     else forwarded(
                         scope.get("tritium.raw_headers") or scope["headers"], pattern, self.options.gate
                     ),
+                    caller,
                 ),
             )
             try:
@@ -103,14 +106,12 @@ class InferEndpoint:
                 request, plan = await in_slices(self.decoder.decode_long(*given))
                 decoded = request
                 model = self.models.resolve(route.model, route.version)  # once more, for the same reason
-            caller: Caller | None = scope.get("tritium.caller")
-            if caller is not None:
-                check_regions(caller, request, partial(connecting, scope), self.options.auditor)
+            except DENIALS as error:
+                tell_regions_denied(error, caller, connecting(scope), self.options.auditor)
+                raise
             del body, given  # the request keeps nothing of a long JSON text
             if model.marks is not None:
-                put_marks(
-                    model.marks, request, scope["headers"], scope.get("client"), scope.get("tritium.caller")
-                )
+                put_marks(model.marks, request, scope["headers"], scope.get("client"), caller)
             begin_in(scope, self.options.tracer, request)
             outcome = await _outcome(model, request, port, scope, receive)
             answered(request, outcome)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from actors.values.auditing import Auditor
 from actors.values.callers import Action, Caller, Peer
 from actors.values.errors import InvalidArgument, PermissionDenied, TritiumError
-from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, anywhere
+from actors.values.interfaces import DeepReport, IndexEntry, PermitIn, Regions, anywhere
+from actors.values.regions import RegionPlaces
 from actors.values.requests import InferRequest
 from protocols.kserve.auditing import tell_denied
 
@@ -146,12 +147,23 @@ def check_upload(
         _require(caller, Action.UPLOAD, model, peer, auditor)
 
 
-def check_regions(
-    caller: Caller, request: InferRequest, peer: Callable[[], Peer], auditor: Auditor | None
+def attach(regions: Regions, request: InferRequest, places: RegionPlaces, caller: Caller | None) -> None:
+    """Have `request`, which `caller` makes, hold the regions that it names.
+
+    Raises what `Regions.attach` raises, and before that as `Caller.require`: who may not use shared memory is
+    not told which regions there are. The audit log is not told yet: see `tell_regions_denied`.
+    """
+    if caller is not None:
+        caller.require(Action.SHARED_MEMORY)
+    regions.attach(request, places)
+
+
+def tell_regions_denied(
+    error: TritiumError, caller: Caller | None, peer: Peer, auditor: Auditor | None
 ) -> None:
-    """Raise PermissionDenied if `request` names clients' shared memory, and `caller` may not use that."""
-    if request.regions is not None:
-        _require(caller, Action.SHARED_MEMORY, "", peer(), auditor)
+    """Tell the audit log that decoding a request has ended in `error`, if `attach` denied something."""
+    if auditor is not None:
+        tell_denied(auditor, Action.SHARED_MEMORY.value, "", caller, peer, error)
 
 
 def _require(caller: Caller, action: Action, model: str, peer: Peer | None, auditor: Auditor | None) -> None:

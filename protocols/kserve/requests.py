@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from actors.values.callers import Caller
 from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.errors import InvalidArgument
 from actors.values.interfaces import NoRegions, Regions
@@ -28,6 +29,7 @@ from protocols.kserve.elements import Packing, can_pack
 from protocols.kserve.forwarding import with_forwarded
 from protocols.kserve.long_texts import LongArray, LongText
 from protocols.kserve.meanings import BINARY_OUTPUTS, InputMeaning, Meaning, OutputPlan, read_meaning
+from protocols.kserve.permitted import attach
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
 
@@ -76,12 +78,16 @@ _DEPTH_OF_INPUT: Final = 3
 
 
 class Arrival(NamedTuple):
-    """What a request is apart from its body. `forwarded` are headers that become parameters."""
+    """What a request is apart from its body. `forwarded` are headers that become parameters.
+
+    `caller`, if the server tells identities apart, may use shared memory or not.
+    """
 
     requested_version: int
     reply: ReplyPort
     accepted_at: float
     forwarded: Mapping[str, str] | None = None
+    caller: Caller | None = None
 
 
 class InferDecoder:
@@ -105,8 +111,8 @@ class InferDecoder:
         `json_size` is the value of the Inference-Header-Content-Length header, None where it was not sent.
         The request's tensors view `body`. A request that names regions of shared memory holds them: the
         caller ends that (`InferRequest.regions`).
-        Raises InvalidArgument, Internal, NotFound and Unsupported, and TooLong where `decode_long` must do
-        it.
+        Raises InvalidArgument, Internal, NotFound, Unsupported and PermissionDenied, and TooLong where
+        `decode_long` must do it.
         """
         if json_size == 0:
             return self._decode_raw(body, spec, arrival)
@@ -114,7 +120,7 @@ class InferDecoder:
         meaning = self._meaning(body, size, spec, framed=json_size is not None)
         decoded = _request(meaning, body, size, spec, arrival)
         if meaning.regions is not None:
-            self._regions.attach(decoded[0], meaning.regions)
+            attach(self._regions, decoded[0], meaning.regions, arrival.caller)
         return decoded
 
     def decode_long(
@@ -138,7 +144,7 @@ class InferDecoder:
         meaning = read_meaning(document, len(body) - size, spec, limit=limit, framed=framed)
         decoded = _request(meaning, body, size, spec, arrival)
         if meaning.regions is not None:
-            self._regions.attach(decoded[0], meaning.regions)
+            attach(self._regions, decoded[0], meaning.regions, arrival.caller)
         return decoded
 
     def _meaning(self, body: Buffer, size: int, spec: ModelSpec, *, framed: bool) -> Meaning:

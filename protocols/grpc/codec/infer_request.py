@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from actors.seams.steps import at_once
+from actors.values.callers import Caller
 from actors.values.errors import Internal
 from actors.values.interfaces import NoRegions, Regions
 from actors.values.regions import RegionPlace
@@ -43,6 +44,7 @@ from protocols.grpc.codec.protobuf import (
 )
 from protocols.grpc.codec.typed_contents import STRINGS, Piece, lifting
 from protocols.kserve.forwarding import with_forwarded
+from protocols.kserve.permitted import attach
 from protocols.kserve.proto.grpc_service_pb2 import ModelInferRequest
 from protocols.memo import MEANING_FACTOR, MEANINGS_BYTES, Memo
 
@@ -187,12 +189,14 @@ class InferDecoder:
         accepted_at: float,
         deadline: float = math.inf,
         forwarded: Forwarded = None,
+        caller: Caller | None = None,
     ) -> tuple[InferRequest, AnswerPlan]:
         """Return the request that `target` holds and how its answer is to be written.
 
         `deadline` is absolute, on the clock of `accepted_at`. The request's tensors view the message. A
         request that names regions of shared memory holds them: the caller ends that
-        (`InferRequest.regions`). Raises InvalidArgument, NotFound and Unsupported.
+        (`InferRequest.regions`), if its `caller` may. Raises InvalidArgument, NotFound, Unsupported and
+        PermissionDenied.
         """
         meaning = target.meaning or at_once(self.learning(target, spec, forwarded))
         parameters = meaning.parameters
@@ -221,7 +225,7 @@ class InferDecoder:
             accepted_at=accepted_at,
         )
         if regions is not None:
-            self._regions.attach(request, regions)
+            attach(self._regions, request, regions, caller)
         return request, meaning.plan
 
     def learning(

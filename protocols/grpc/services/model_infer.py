@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from actors.seams.slices import in_slices
-from actors.values.auditing import Auditor
+from actors.values.auditing import DENIALS, Auditor
 from actors.values.callers import Action, Caller, HeadGate
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable, Unsupported
 from actors.values.interfaces import Server
@@ -31,7 +31,7 @@ from protocols.grpc.codec.infer_response import MAX_MESSAGE, encode
 from protocols.grpc.tracing import answering, begin, finished
 from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
-from protocols.kserve.permitted import check_regions
+from protocols.kserve.permitted import tell_regions_denied
 
 if TYPE_CHECKING:
     from actors.values.marks import ClientMarks
@@ -138,40 +138,45 @@ class MessageIntake:
 
         Raises as the decoder does.
         """
-        request, plan = self._decode(
-            target,
-            model.spec,
-            requested_version=requested_version,
-            reply=reply,
-            accepted_at=accepted_at,
-            deadline=call.deadline,
-            forwarded=forwarded,
-        )
+        caller = call.caller
+        try:
+            request, plan = self._decode(
+                target,
+                model.spec,
+                requested_version=requested_version,
+                reply=reply,
+                accepted_at=accepted_at,
+                deadline=call.deadline,
+                forwarded=forwarded,
+                caller=caller,
+            )
+        except DENIALS as error:
+            tell_regions_denied(error, caller, call.client, self._auditor)
+            raise
         if model.marks is not None:
             _mark(request, model.marks, call)
-        caller = call.caller
         if caller is not None:
-            if request.regions is not None or caller.counted:
-                self._make_by(request, caller, call)
+            if caller.counted:
+                _make_by(request, caller)
             else:
                 request.caller = caller
         return request, plan
-
-    def _make_by(self, request: InferRequest, caller: Caller, call: Call) -> None:
-        """Count the request as under way. Raises TritiumError; then it holds no shared memory."""
-        try:
-            check_regions(caller, request, lambda: call.client, self._auditor)
-            request.made_by(caller)
-        except TritiumError:
-            if request.regions is not None:
-                request.regions.end()
-            raise
 
     async def decode_in_slices(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
         """Do as `decode` does, for a target whose `unread_size` is over `READ_AT_ONCE`."""
         target, model, forwarded = given[0], given[1], given[5]
         await in_slices(self._learning(target, model.spec, forwarded))
         return self.decode(*given)
+
+
+def _make_by(request: InferRequest, caller: Caller) -> None:
+    """Count the request as under way. Raises TritiumError; then it holds no shared memory."""
+    try:
+        request.made_by(caller)
+    except TritiumError:
+        if request.regions is not None:
+            request.regions.end()
+        raise
 
 
 def _mark(request: InferRequest, marks: ClientMarks, call: Call) -> None:

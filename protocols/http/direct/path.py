@@ -13,11 +13,11 @@ connection, as it does in the application, and never the instance whose answer m
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import trio
 
+from actors.values.auditing import DENIALS
 from actors.values.errors import TritiumError, Unsupported
 from actors.values.requests import InferRequest, ServedModel
 from protocols.http.answers import failure
@@ -33,7 +33,7 @@ from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import choose_coding
 from protocols.kserve.documents import TooLong
 from protocols.kserve.meanings import OutputPlan
-from protocols.kserve.permitted import check_regions
+from protocols.kserve.permitted import tell_regions_denied
 from protocols.kserve.requests import Arrival
 
 _MOST_DIGITS: Final = 19  # of a version, a number below 2**63
@@ -118,7 +118,6 @@ class DirectPath:
                 self._trace(asked, said, desk)
         try:
             if request.caller is not None:
-                check_regions(request.caller, asked, partial(desk.peer, request.head), self._options.auditor)
                 asked.made_by(request.caller)
             model.submit_nowait(asked)
         except trio.WouldBlock:
@@ -169,8 +168,13 @@ class DirectPath:
             exchange,
             trio.current_time(),
             None if pattern is None else forwarded(head.raw_headers, pattern, self._gate),
+            request.caller,
         )
-        asked, plan = self._decoder.decode(body, json_size, spec, arrival)
+        try:
+            asked, plan = self._decoder.decode(body, json_size, spec, arrival)
+        except DENIALS as error:
+            tell_regions_denied(error, request.caller, desk.peer(head), self._options.auditor)
+            raise
         if model.marks is not None:
             put_marks(model.marks, asked, head.headers, desk.client(head), request.caller)
         return model, asked, plan

@@ -103,5 +103,10 @@ async def test_regions_in_a_request_need_the_right_to_shared_memory(backend, ali
                         await in_thread(asked)
                     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
                     assert await in_thread(streamed) == ["alice may not shared-memory"]
+                # Whether there is such a region is not told either.
+                message.inputs[0].parameters["shared_memory_region"].string_param = "Q"
+                with pytest.raises(grpc.RpcError, match="alice may not shared-memory"):
+                    await in_thread(asked)
+                assert await in_thread(streamed) == ["alice may not shared-memory"]
         assert len(backend.model("add").submitted) == 2
         assert (alice.running, backend.regions.table.find("R").users) == (0, 0)

@@ -248,5 +248,10 @@ async def test_regions_in_a_request_need_the_right_to_shared_memory(client, back
         alice.allowed = EVERYTHING - {(Action.SHARED_MEMORY, model) for model in ("", "add", "*")}
         status, _, told = await client.ask("POST", INFER, body, headers)
         assert (status, json.loads(told)["error"]) == (403, "alice may not shared-memory")
+        # Whether there is such a region, and how long it is, is not told either.
+        for other in (body.replace(b'"R"', b'"Q"'), body.replace(b": 64", b": %d" % (2 * PAGE))):
+            assert other != body
+            headers["content-length"] = str(len(other))
+            assert await client.ask("POST", INFER, other, headers) == (status, _, told)
         assert len(backend.model("add").submitted) == 1
         assert (alice.running, backend.regions.table.find("R").users) == (0, 0)

@@ -3,19 +3,20 @@
 import pytest
 
 from actors.values.callers import Action, Peer
-from actors.values.errors import InvalidArgument, PermissionDenied
-from actors.values.interfaces import DeepReport, IndexEntry
-from actors.values.regions import RegionUse
+from actors.values.errors import InvalidArgument, NotFound, PermissionDenied
+from actors.values.interfaces import DeepReport, IndexEntry, Regions
+from actors.values.regions import RegionPlace, RegionPlaces
 from protocols.kserve.permitted import (
     LONGEST_CONFIG,
     Named,
+    attach,
     check_config,
-    check_regions,
     check_sees_all,
     check_traces,
     check_upload,
     named_in,
     permit_in,
+    tell_regions_denied,
     visible_entries,
     visible_report,
     visible_statistics,
@@ -150,24 +151,28 @@ def test_a_caller_changes_the_traces_of_models_that_it_may_and_of_all_if_it_may_
         check_traces(owner, "")
 
 
-class Used(RegionUse):
-    def must_read(self, *, stay):
-        return False
+class Noted(Regions):
+    """Regions that note the requests that were to hold them."""
 
-    async def read(self, *, stay):
-        del stay
+    def __init__(self):
+        self.asked = []
 
-    def end(self):
-        pass
+    def attach(self, request, places):
+        self.asked.append(request)
 
 
 def test_a_request_that_names_regions_needs_the_right_to_shared_memory():
-    plain, naming = waiting_request(), waiting_request()
-    naming.regions = Used()
-    peer = Peer("192.0.2.7")
-    check_regions(CALLER, plain, lambda: peer, None)
-    check_regions(KnownCaller("bob", {(Action.SHARED_MEMORY, "")}), naming, lambda: peer, None)
-    auditor = KeptAuditor()
-    with pytest.raises(PermissionDenied, match="alice may not shared-memory"):
-        check_regions(CALLER, naming, lambda: peer, auditor)
+    """Without it, nothing of the regions is looked at."""
+    request, regions = waiting_request(), Noted()
+    places = RegionPlaces([RegionPlace("R", 0, 4)], {})
+    attach(regions, request, places, None)
+    attach(regions, request, places, KnownCaller("bob", {(Action.SHARED_MEMORY, "")}))
+    assert regions.asked == [request, request]
+    auditor, peer = KeptAuditor(), Peer("192.0.2.7")
+    with pytest.raises(PermissionDenied, match="alice may not shared-memory") as denied:
+        attach(regions, request, places, CALLER)
+    assert len(regions.asked) == 2
+    tell_regions_denied(denied.value, CALLER, peer, None)
+    tell_regions_denied(denied.value, CALLER, peer, auditor)
+    tell_regions_denied(NotFound("no region"), CALLER, peer, auditor)
     assert len(auditor.told) == 1
