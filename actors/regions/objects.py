@@ -93,15 +93,16 @@ def write(target: RegionSlice, name: str, data: Buffer, fileno: int) -> None:
 
 def write_at_once(writes: Writes) -> None:
     """Write outputs, for short ones. Raises as `write`; nothing was written then, but for a full disk."""
-    sizes: dict[Region, int] = {}
     tensor, target = writes[0]
+    measured: Region | None = None
+    size = 0
     try:
         for tensor, target in writes:
             region = target.region
-            size = sizes.get(region)
-            if size is None:
+            if region is not measured:
                 # By the cheapest of calls. Nothing uses the file's position.
-                size = sizes[region] = os.lseek(region.fileno, 0, os.SEEK_END)
+                size = os.lseek(region.fileno, 0, os.SEEK_END)
+                measured = region
             if size < target.at + len(tensor.data):
                 _check_size(target, tensor.name, len(tensor.data), size)
         for tensor, target in writes:

@@ -24,7 +24,7 @@ from actors.regions.policy import (
     object_name,
 )
 from actors.regions.table import Entry, RegionTable
-from actors.regions.use import AT_ONCE, MemoryClaim, PlacingReply, Use
+from actors.regions.use import AT_ONCE, Found, MemoryClaim, PlacingReply, Use
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
 from actors.supervision.offload import NotDone, Offload
@@ -42,7 +42,6 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _THREADS: Final = 4  # that read, and as many that write
 _JOBS: Final = 4096  # answers that wait for a thread or are being written
 _SHOWN: Final = 64  # regions in the tree, the oldest
-_KNOWN: Final = 1024  # places that are remembered: clients name the same ones over and over
 
 
 class RegionRegistry(SharedMemory):
@@ -53,7 +52,6 @@ class RegionRegistry(SharedMemory):
         "_claims",
         "_device_lock",
         "_devices",
-        "_known",
         "_lock",
         "_offload",
         "_readers",
@@ -73,7 +71,6 @@ class RegionRegistry(SharedMemory):
         self._allowed = allowed
         self._claims = claims
         self._devices = devices
-        self._known: dict[RegionPlace, RegionSlice] = {}
         # One registration of a kind at a time: each looks, opens, and takes its name. A device may take long.
         self._lock = trio.Lock()
         self._device_lock = trio.Lock()
@@ -188,39 +185,33 @@ class RegionRegistry(SharedMemory):
 
     def attach(self, request: InferRequest, places: RegionPlaces) -> None:
         """See `Regions`."""
-        use = Use(request, self._claims, self._readers)
+        found = places.found
+        if not isinstance(found, Found) or found.standing is not self.table.standing:
+            found = places.found = self._find(places)
+        if found.nbytes > AT_ONCE:
+            check_inputs(request.prefix, found.nbytes, self.table.limits)
+        use = Use(request, found, self._claims, self._readers)
         try:
-            sources = [None if place is None else self._hold(use, place) for place in places.inputs]
-            targets = {name: self._hold(use, place) for name, place in places.outputs.items()}
-            nbytes = sum([source.nbytes for source in sources if source is not None])
-            if nbytes > AT_ONCE:
-                check_inputs(request.prefix, nbytes, self.table.limits)
-            request.inputs = use.taken(request.inputs, sources)
+            use.take()
         except BaseException:
             use.end()
             raise
         request.regions = use
-        if targets:
-            request.reply = PlacingReply(
-                request.reply, use, targets, offload=self._offload, counts=self.table.counts
-            )
-            if not use.of_device:
-                request.output_regions = targets
+        if found.targets:
+            request.reply = PlacingReply(request.reply, use, offload=self._offload, counts=self.table.counts)
+            request.output_regions = found.long_targets
 
-    def _hold(self, use: Use, place: RegionPlace) -> RegionSlice:
-        """Have a request hold the region of a place; return it. Raises NotFound and InvalidArgument."""
-        found = self._known.get(place)
-        # One that is closed has left the table, and another may have its name.
-        if found is None or found.region.fileno < 0:
-            name, offset, nbytes = place
-            region = self.table.find(name)
-            check_place(name, region.byte_size, offset=offset, nbytes=nbytes)
-            found = RegionSlice(region, region.offset + offset, nbytes)
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[place] = found
-        use.hold(found.region)
-        return found
+    def _find(self, places: RegionPlaces) -> Found:
+        """Return what `places` are. Raises NotFound and InvalidArgument."""
+        reads = [(at, self._slice(place)) for at, place in enumerate(places.inputs) if place is not None]
+        targets = {name: self._slice(place) for name, place in places.outputs.items()}
+        return Found(reads, targets, self.table.standing)
+
+    def _slice(self, place: RegionPlace) -> RegionSlice:
+        name, offset, nbytes = place
+        region = self.table.find(name)
+        check_place(name, region.byte_size, offset=offset, nbytes=nbytes)
+        return RegionSlice(region, region.offset + offset, nbytes)
 
     # -- the actor
 

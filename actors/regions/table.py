@@ -44,6 +44,8 @@ class RegionTable:
         self.refused = 0  # registrations
         self._entries: dict[str, Entry] = {}
         self._held = 0  # bytes of all regions
+        # Another object after each region that has ended: what was found before may not hold any more.
+        self.standing = object()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -121,6 +123,7 @@ class RegionTable:
 
     def _end(self, region: Region) -> None:
         del self._entries[region.name]
+        self.standing = object()
         self._held -= region.byte_size
         region.on_idle = None
         if isinstance(region, DeviceRegion):

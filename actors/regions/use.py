@@ -24,6 +24,7 @@ from actors.values.errors import Cancelled, Internal, TritiumError, Unavailable
 from actors.values.regions import Region, RegionCounts, RegionSlice, RegionTensor, RegionUse, too_small
 from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.tensors import Buffer, Tensor
+from actors.wire.region_spans import DIRECT_FROM
 
 AT_ONCE: Final = 256 * 1024
 """Bytes of a request's inputs, and of its outputs, that are read and written on the loop.
@@ -42,46 +43,74 @@ class MemoryClaim(Protocol):
         """Give them back."""
 
 
-class Use(RegionUse):
-    """The regions of one request, held until `end`. `of_device`: one of them is memory of a GPU."""
+class Found:
+    """The places of the tensors of requests, found in the table: true while its `standing` is the same.
 
-    __slots__ = ("_claim", "_claims", "_held", "_limiter", "_request", "_unread", "of_device", "over")
+    Inputs come as `reads`, each with its place in the request, outputs as `targets`, by their names.
+    """
+
+    __slots__ = ("long_targets", "nbytes", "of_device", "reads", "regions", "short", "standing", "targets")
 
     def __init__(
-        self, request: InferRequest, claims: Callable[[], MemoryClaim], limiter: trio.CapacityLimiter
+        self,
+        reads: Sequence[tuple[int, RegionSlice]],
+        targets: Mapping[str, RegionSlice],
+        standing: object,
+    ) -> None:
+        self.reads = reads
+        self.targets = targets
+        self.standing = standing
+        self.nbytes = sum(source.nbytes for _, source in reads)
+        slices = [*(source for _, source in reads), *targets.values()]
+        self.regions = tuple(dict.fromkeys(each.region for each in slices))
+        # One of the regions is memory of a GPU.
+        self.of_device = any(isinstance(region, DeviceRegion) for region in self.regions)
+        # All inputs are read on the loop.
+        self.short = self.nbytes <= AT_ONCE and not self.of_device
+        # What an instance may write itself, and would.
+        self.long_targets: Mapping[str, RegionSlice] | None = None
+        if not self.of_device and any(target.nbytes > DIRECT_FROM for target in targets.values()):
+            self.long_targets = targets
+
+
+class Use(RegionUse):
+    """The regions of one request, held until `end`.
+
+    The request and it know each other until then. So nothing is left to the garbage collector.
+    """
+
+    __slots__ = ("_claim", "_claims", "_limiter", "_request", "_unread", "found", "over")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        found: Found,
+        claims: Callable[[], MemoryClaim],
+        limiter: trio.CapacityLimiter,
     ) -> None:
         self.over = False
-        self.of_device = False
-        self._request = request
+        self.found = found
+        self._request: InferRequest | None = request
         self._claims = claims
         self._limiter = limiter
-        self._held: list[Region] = []
         self._claim: MemoryClaim | None = None
         self._unread = False  # some inputs were not read yet
-
-    def hold(self, region: Region) -> None:
-        """Hold a region, once."""
-        if region not in self._held:
+        for region in found.regions:
             region.hold()
-            self._held.append(region)
-            if isinstance(region, DeviceRegion):
-                self.of_device = True
 
-    def taken(self, inputs: Sequence[Tensor], sources: Sequence[RegionSlice | None]) -> list[Tensor]:
-        """Return `inputs` with the bytes of `sources`, as far as these are short.
+    def take(self) -> None:
+        """Read inputs as far as they are short. Longer ones become tensors that refer to theirs.
 
-        Longer ones become tensors that refer to theirs. Raises InvalidArgument where a region has become too
-        short.
+        Raises InvalidArgument where a region has become too short.
         """
-        tensors = list(inputs)
-        room = AT_ONCE
-        for place, source in enumerate(sources):
-            if source is None:
-                continue
-            tensor = tensors[place]
-            if source.nbytes > room or isinstance(source.region, DeviceRegion):
-                tensors[place] = RegionTensor(tensor.name, tensor.datatype, tensor.shape, source)
-                self._unread = True
+        request, found = self._request, self.found
+        assert request is not None, "inputs are taken once, as the request comes"
+        if not found.short:
+            request.inputs = self._referring(request.inputs)
+        inputs = request.inputs
+        for place, source in found.reads:
+            tensor = inputs[place]
+            if self._unread and isinstance(tensor, RegionTensor):
                 continue
             counts = source.region.counts
             try:
@@ -89,15 +118,29 @@ class Use(RegionUse):
             except TritiumError:
                 counts.reads_failed += 1
                 raise
-            counts.read(source.nbytes)
-            room -= source.nbytes
+            counts.reads += 1
+            counts.bytes_read += source.nbytes
+
+    def _referring(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return `inputs`, with references in place of those that are not read at once."""
+        tensors = list(inputs)
+        room = AT_ONCE
+        for place, source in self.found.reads:
+            if source.nbytes <= room and not isinstance(source.region, DeviceRegion):
+                room -= source.nbytes
+                continue
+            tensor = tensors[place]
+            tensors[place] = RegionTensor(tensor.name, tensor.datatype, tensor.shape, source)
+            self._unread = True
         return tensors
 
     def end(self) -> None:
         """See `RegionUse`."""
+        if self.over:
+            return
         self.over = True
-        held, self._held = self._held, []
-        for region in held:
+        self._request = None
+        for region in self.found.regions:
             region.let_go()
         if self._claim is not None:
             self._release()
@@ -109,11 +152,17 @@ class Use(RegionUse):
 
     def must_read(self, *, stay: bool) -> bool:
         """See `RegionUse`."""
-        return self._unread and any(_is_read(tensor, stay=stay) for tensor in self._request.inputs)
+        if not self._unread:
+            return False
+        request = self._request
+        # `read` tells one that is over.
+        return request is None or any(_is_read(tensor, stay=stay) for tensor in request.inputs)
 
     async def read(self, *, stay: bool) -> None:
         """See `RegionUse`."""
         request = self._request
+        if request is None:
+            raise Cancelled("")
         unread = [
             (place, tensor)
             for place, tensor in enumerate(request.inputs)
@@ -173,21 +222,12 @@ class PlacingReply(ReplyPort):
     shape has elements was written by the instance, and passes as it is.
     """
 
-    __slots__ = ("_counts", "_offload", "_port", "_targets", "_use", "_waiting")
+    __slots__ = ("_counts", "_offload", "_port", "_use", "_waiting")
 
-    def __init__(
-        self,
-        port: ReplyPort,
-        use: Use,
-        targets: Mapping[str, RegionSlice],
-        *,
-        offload: Offload,
-        counts: RegionCounts,
-    ) -> None:
-        """`targets` is where the client wants outputs, by their names. `offload` writes long ones."""
+    def __init__(self, port: ReplyPort, use: Use, *, offload: Offload, counts: RegionCounts) -> None:
+        """`use` knows where the client wants outputs. `offload` writes long ones."""
         self._port = port
         self._use = use
-        self._targets = targets
         self._offload = offload
         self._counts = counts
         # The parts behind one that is being written; None: none is.
@@ -197,47 +237,45 @@ class PlacingReply(ReplyPort):
         """See `ReplyPort`."""
         if self._waiting is not None:
             self._waiting.append((part, final))
-        else:
-            self._take(part, final=final)
-
-    def _take(self, part: InferResponse | TritiumError, *, final: bool) -> None:
-        if isinstance(part, TritiumError) or self._use.over:
+        elif isinstance(part, TritiumError) or self._use.over:
             self._port.put(part, final=final)
-            return
+        else:
+            self._place(part, final=final)
+
+    def _place(self, part: InferResponse, *, final: bool) -> None:
+        targets = self._use.found.targets
+        writes: Writes = []
+        passed: list[Tensor] = []  # in the places of the outputs
+        nbytes = 0
+        for tensor in part.outputs:
+            target = targets.get(tensor.name)
+            size = len(tensor.data)
+            if target is None or not size:
+                passed.append(tensor)
+                continue
+            if size > target.nbytes:
+                self._fail(part, Internal(too_small(tensor.name, target.nbytes, size)), final=final)
+                return
+            writes.append((tensor, target))
+            passed.append(Tensor(tensor.name, tensor.datatype, tensor.shape, b""))
+            nbytes += size
         try:
-            writes, nbytes = self._writes(part)
-            if not writes:
-                self._port.put(part, final=final)
+            if nbytes > AT_ONCE or (nbytes and self._use.found.of_device):
+                self._write_later(part, _Writing(writes, passed, nbytes), final=final)
                 return
-            if nbytes > AT_ONCE or self._use.of_device:
-                self._write_later(part, writes, nbytes, final=final)
-                return
-            write_at_once(writes)
+            if writes:
+                write_at_once(writes)
         except TritiumError as error:
             self._fail(part, error, final=final)
             return
-        self._written(part, writes, final=final)
+        if writes:
+            self._written(part, passed, len(writes), nbytes)
+        self._port.put(part, final=final)
 
-    def _writes(self, part: InferResponse) -> tuple[Writes, int]:
-        writes: Writes = []
-        total = 0
-        for tensor in part.outputs:
-            target = self._targets.get(tensor.name)
-            if target is None:
-                continue
-            nbytes = len(tensor.data)
-            if nbytes > target.nbytes:
-                raise Internal(too_small(tensor.name, target.nbytes, nbytes))
-            if nbytes:
-                writes.append((tensor, target))
-                total += nbytes
-        return writes, total
-
-    def _write_later(self, part: InferResponse, writes: Writes, nbytes: int, *, final: bool) -> None:
-        job = _Writing(writes)
+    def _write_later(self, part: InferResponse, job: _Writing, *, final: bool) -> None:
         self._waiting = deque()
         done = partial(self._wrote, part, job, final)
-        if not self._offload.submit(job.run, done, nbytes=nbytes):
+        if not self._offload.submit(job.run, done, nbytes=job.nbytes):
             why = "the server has too many outputs to write to shared memory; send the request again"
             done(None, Unavailable(why, retry_after=1.0))
 
@@ -247,7 +285,8 @@ class PlacingReply(ReplyPort):
         job.end()
         waiting, self._waiting = self._waiting, None
         if error is None:
-            self._written(part, job.writes, final=final)
+            self._written(part, job.passed, len(job.writes), job.nbytes)
+            self._port.put(part, final=final)
         elif isinstance(error, TritiumError):
             self._fail(part, error, final=final)
         else:
@@ -258,18 +297,14 @@ class PlacingReply(ReplyPort):
         if error is not None and not isinstance(error, (TritiumError, NotDone)):
             raise error
 
-    def _written(self, part: InferResponse, writes: Writes, *, final: bool) -> None:
-        placed = {tensor.name for tensor, _ in writes}
-        for tensor, _ in writes:
-            self._counts.wrote(len(tensor.data))
-        outputs = [
-            Tensor(tensor.name, tensor.datatype, tensor.shape, b"") if tensor.name in placed else tensor
-            for tensor in part.outputs
-        ]
-        part.outputs = outputs
-        if len(placed) == len(outputs):
+    def _written(self, part: InferResponse, passed: list[Tensor], count: int, nbytes: int) -> None:
+        """`count` outputs were written: have `part` pass on without their data."""
+        counts = self._counts
+        counts.writes += count
+        counts.bytes_written += nbytes
+        part.outputs = passed
+        if count == len(passed):
             part.release()
-        self._port.put(part, final=final)
 
     def _fail(self, part: InferResponse, error: TritiumError, *, final: bool) -> None:
         self._counts.writes_failed += 1
@@ -283,10 +318,13 @@ class _Writing:
     They are closed by the thread or, if that never runs, by `end`. Raises Unavailable where there are none.
     """
 
-    __slots__ = ("_held", "_own", "_turn", "writes")
+    __slots__ = ("_held", "_own", "_turn", "nbytes", "passed", "writes")
 
-    def __init__(self, writes: Writes) -> None:
+    def __init__(self, writes: Writes, passed: list[Tensor], nbytes: int) -> None:
+        """`passed` is what is passed on once they are written. They have `nbytes` in all."""
         self.writes = writes
+        self.passed = passed
+        self.nbytes = nbytes
         self._own: dict[Region, int] = {}
         self._held: list[DeviceRegion] = []
         self._turn = [self._own]  # taken by the one that closes them, by a step that can't be divided

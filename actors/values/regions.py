@@ -154,11 +154,19 @@ class RegionPlace(NamedTuple):
     nbytes: int
 
 
-class RegionPlaces(NamedTuple):
-    """The tensors of one request that lie in regions: an entry for each input, and outputs by their names."""
+class RegionPlaces:
+    """The tensors of one request that lie in regions: an entry for each input, and outputs by their names.
 
-    inputs: Sequence[RegionPlace | None]
-    outputs: Mapping[str, RegionPlace]
+    Decoders remember them, as clients repeat themselves. `found` is what the registry has found the places to
+    be. The registry owns it, and knows until when that holds.
+    """
+
+    __slots__ = ("found", "inputs", "outputs")
+
+    def __init__(self, inputs: Sequence[RegionPlace | None], outputs: Mapping[str, RegionPlace]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.found: object = None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

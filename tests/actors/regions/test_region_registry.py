@@ -19,7 +19,9 @@ from actors.values.errors import AlreadyExists, Cancelled, Internal, InvalidArgu
 from actors.values.regions import Region, RegionPlace, RegionPlaces, RegionSlice, RegionTensor
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor
+from actors.wire.region_spans import DIRECT_FROM
 from chaos.simulation.world.virtual import InlineThreads
+from tests.support.garbage import uncollected
 from tests.support.ports import Port
 from tests.support.shared_memory import PAGE, FakeDevices, FakeMemory, an_object
 
@@ -269,9 +271,10 @@ async def test_a_client_that_leaves_while_its_inputs_are_read_holds_nothing(
 async def test_a_place_that_is_remembered_is_another_one_once_its_region_has_gone(registry, memory):
     region = await registered(registry, memory)
     memory.put(b"old!")
+    places = RegionPlaces([place(0, 4)], {"Y": place(8, 4)})
     for turn in range(2):
         request = request_of(an_input(4))
-        registry.attach(request, RegionPlaces([place(0, 4)], {}))
+        registry.attach(request, places)
         assert bytes(request.inputs[0].data) == b"old!"
         if turn == 0:
             request.regions.end()
@@ -279,13 +282,50 @@ async def test_a_place_that_is_remembered_is_another_one_once_its_region_has_gon
     assert region.users == 1
     request.regions.end()
     with pytest.raises(NotFound):
-        registry.attach(request_of(an_input(4)), RegionPlaces([place(0, 4)], {}))
+        registry.attach(request_of(an_input(4)), places)
     with an_object(PAGE) as other:
         other.put(b"new!")
         await registry.register_system("R", other.key, offset=0, byte_size=PAGE)
-        request = request_of(an_input(4))
-        registry.attach(request, RegionPlaces([place(0, 4)], {}))
+        port = Port()
+        request = request_of(an_input(4), port=port)
+        registry.attach(request, places)
         assert bytes(request.inputs[0].data) == b"new!"
+        request.reply.put(answer(("Y", b"mine"))[0], final=True)
+        await port.wait()
+        assert (other.get(4, 8), memory.get(4, 8)) == (b"mine", bytes(4))
+        request.regions.end()
+
+
+async def test_a_place_that_is_remembered_is_checked_against_a_region_that_is_shorter_now(registry, memory):
+    await registered(registry, memory)
+    places = RegionPlaces([place(PAGE, 4)], {})
+    request = request_of(an_input(4))
+    registry.attach(request, places)
+    request.regions.end()
+    registry.unregister_system("R")
+    await registry.register_system("R", memory.key, offset=0, byte_size=PAGE)
+    with pytest.raises(InvalidArgument, match="Invalid offset for shared memory region: 'R'"):
+        registry.attach(request_of(an_input(4)), places)
+
+
+async def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector(registry, memory):
+    await registered(registry, memory)
+    with uncollected() as left:
+        port = Port()
+        request = request_of(an_input(4), an_input(LONG), port=port)
+        registry.attach(request, RegionPlaces([place(nbytes=4), place(nbytes=LONG)], {"Y": place(nbytes=4)}))
+        request.reply.put(answer(("Y", b"efgh"))[0], final=True)
+        request.regions.end()
+        del request, port
+    assert not left
+
+
+async def test_instances_are_told_of_outputs_only_where_they_would_write_one(registry, memory):
+    await registered(registry, memory)
+    for nbytes, told in ((DIRECT_FROM, None), (DIRECT_FROM + 1, {"Y", "Z"})):
+        request = request_of()
+        registry.attach(request, RegionPlaces([], {"Y": place(nbytes=nbytes), "Z": place(nbytes=4)}))
+        assert (request.output_regions and set(request.output_regions)) == told
         request.regions.end()
 
 
