@@ -1,7 +1,8 @@
 """How long requests took, by phase, in buckets: plain counts that a scrape reads.
 
-`answered` is called once a request, and `computed` once a batch. What lies in the first bucket in every
-phase, as most requests of an idle server do, is one comparison and one addition. Sums are not kept here:
+`batch_answered` and `computed` are called once a batch, and `answered` for requests that are answered one by
+one. What lies in the first bucket in every phase, as most requests of an idle server do, is one comparison and
+one addition. Sums are not kept here:
 `ModelStatistics` has them.
 
 Durations are integer nanoseconds, bounds are seconds.
@@ -65,6 +66,18 @@ class Durations:
             return
         self._queue[bisect_left(self._ns, queue_ns)] += 1
         self._whole[bisect_left(self._ns, total_ns)] += 1
+
+    def batch_answered(self, totals: Sequence[int], compute_ns: int) -> None:
+        """Count requests that were executed together, `compute_ns` of their `totals`, as `answered` does.
+
+        Most often, all are in one bucket: then two looks find it, for any number of requests.
+        """
+        longest = max(totals)
+        if longest <= self._first_ns:
+            self._quick += len(totals)
+            return
+        _count_all(self._ns, self._whole, totals, 0, min(totals), longest)
+        _count_all(self._ns, self._queue, totals, compute_ns, min(totals), longest)
 
     def streamed(self, queue_ns: int, total_ns: int) -> None:
         """Count a request whose answer came in parts. The first of them was counted by `first_part`."""
@@ -133,6 +146,18 @@ class Durations:
     def request(self) -> list[int]:
         """By the time of the whole request."""
         return _with_first(_sums(self._whole, self._streamed), self._quick)
+
+
+def _count_all(
+    bounds: list[int], counts: list[int], totals: Sequence[int], less: int, shortest: int, longest: int
+) -> None:
+    """Count each of `totals`, `less` shorter but not below 0, in its bucket."""
+    first = bisect_left(bounds, shortest - less)
+    if first == bisect_left(bounds, longest - less):
+        counts[first] += len(totals)
+        return
+    for total in totals:
+        counts[bisect_left(bounds, total - less)] += 1
 
 
 def _sums(some: list[int], others: list[int]) -> list[int]:

@@ -87,7 +87,9 @@ class Outcome:
         if input_ns > limit or infer_ns > limit or output_ns > limit:
             input_ns, infer_ns, output_ns = (min(each, limit) for each in (input_ns, infer_ns, output_ns))
         compute_ns = input_ns + infer_ns + output_ns
-        rows = clients = succeeded = 0
+        rows = clients = answered = 0
+        totals: list[int] = []  # of clients' requests that are answered
+        ready: list[tuple[InferRequest, InferResponse]] = []
         for request, outputs, answer in answers:
             if not request.synthetic:
                 clients += 1
@@ -104,10 +106,10 @@ class Outcome:
                 if answer.code is not None:
                     self.fail(request, TritiumError.of(answer.code, answer.message), FailureReason.BACKEND)
                     continue
-            queue_ns = max(0, total_ns - compute_ns)
             if not request.synthetic:
-                succeeded += 1
-                statistics.succeeded(request.rows, queue_ns, input_ns, infer_ns, output_ns, total_ns)
+                answered += request.rows
+                totals.append(total_ns)
+            queue_ns = total_ns - compute_ns if total_ns > compute_ns else 0
             response = InferResponse(
                 model_name=self._name,
                 model_version=self._version,
@@ -120,9 +122,12 @@ class Outcome:
                 response.parameters = _with_attempts(request, response.parameters)
             if borrowed:
                 self._lend(response, batch, outputs)
+            ready.append((request, response))
+        # Before a client can ask for the counts.
+        if totals:
+            statistics.batch_succeeded(answered, totals, input_ns, infer_ns, output_ns)
+        for request, response in ready:
             self.respond(request, response, now=now)
-        if succeeded:
-            statistics.computed(succeeded, input_ns, infer_ns, output_ns)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 

@@ -107,7 +107,11 @@ class Exchange(SingleReply):
                 if request.span is not None:
                     self._span = request.span
                     answered(request, outcome)
-                self._tell(request, outcome)
+                _end(request)
+                on_finished = self._endpoint.options.endings.hook
+                if on_finished is not None:
+                    client = peer_of(desk.client(self._head))
+                    on_finished(request, outcome or Cancelled("the client left"), client)
             if outcome is None:
                 desk.answered(None)
             elif isinstance(outcome, TritiumError):
@@ -147,14 +151,6 @@ class Exchange(SingleReply):
     def _answered_by(self) -> ServedModel:
         assert self._model is not None, "nothing was asked yet"
         return self._model
-
-    def _tell(self, request: InferRequest, outcome: InferResponse | TritiumError | None) -> None:
-        """Tell those who count and log that `request` is over."""
-        _end(request)
-        on_finished = self._endpoint.options.endings.hook
-        if on_finished is not None:
-            client = self._desk.client(self._head)
-            on_finished(request, outcome or Cancelled("the client left"), peer_of(client))
 
 
 def _end(request: InferRequest) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.durations import DEFAULT_BOUNDS, Durations
-from actors.serving.statistics import ModelStatistics
+from actors.serving.statistics import Histogram, LatencySummaries, ModelStatistics
 
 MS = 1_000_000
 NS = st.integers(0, 120_000) | st.integers(0, 120_000 * MS)
@@ -96,3 +96,41 @@ def test_a_model_without_them_counts_the_rest():
     statistics.first_part(1)
     statistics.cache_hit(0, 0, 0)
     assert (statistics.durations, statistics.success_count) == (None, 2)
+
+
+COUNTS = (
+    "success_count",
+    "inference_count",
+    "success_ns",
+    "queue_ns",
+    "compute_input_ns",
+    "compute_infer_ns",
+    "compute_output_ns",
+)
+SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+@pytest.mark.parametrize("all_kinds", [True, False])
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 4), NS), min_size=1, max_size=6), times=st.tuples(NS, NS, NS)
+)
+def test_requests_of_one_batch_are_counted_as_one_by_one(all_kinds, requests, times):
+    def made():
+        if not all_kinds:
+            return ModelStatistics()
+        summaries, histogram = LatencySummaries({0.5: 0.05}), Histogram((1.0, 50.0))
+        return ModelStatistics(summaries=summaries, first_response=histogram, durations=Durations())
+
+    together, single = made(), made()
+    together.batch_succeeded(sum(rows for rows, _ in requests), [ns for _, ns in requests], *times)
+    for rows, total in requests:
+        single.succeeded(rows, max(0, total - sum(times)), *times, total)
+    single.computed(len(requests), *times)
+    for name in COUNTS:
+        assert getattr(together, name) == getattr(single, name)
+    if all_kinds:
+        assert phases(together.durations) == phases(single.durations)
+        assert together.first_response.counts == single.first_response.counts
+        for name in SUMMARIES:
+            ours, theirs = (getattr(each.summaries, name).quantiles() for each in (together, single))
+            assert ours == theirs
