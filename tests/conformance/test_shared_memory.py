@@ -4,12 +4,8 @@ Errors of the contract are in `test_shared_memory_contract.py`, hostile clients 
 `tests/survival/test_survival_shared_memory.py`.
 """
 
-import json
-import re
 import threading
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from queue import Queue
 
 import numpy as np
@@ -19,7 +15,8 @@ from tritonclient.utils import serialize_byte_tensor
 
 from actors.regions.use import AT_ONCE
 from tests.support.flavours import process, write_common_models
-from tests.support.shared_memory import PAGE, Face, Given, Place, an_object, refusal
+from tests.support.shared_memory import PAGE, Face, Given, Place, Serving, an_object, refusal
+from tests.support.shared_memory import serving as serving_models
 from tests.support.shared_models import write_kinds
 
 pytestmark = [
@@ -31,50 +28,12 @@ MIB = 1024 * 1024
 SIZES = [4, AT_ONCE, AT_ONCE + 4, 3 * MIB + 4]  # bytes: at the bound of what is read at once, and beyond
 
 
-class Serving:
-    """A server, its gate, and where its metrics are."""
-
-    def __init__(self, addresses, gate, said: Path) -> None:
-        self.addresses = addresses
-        self.gate = gate
-        self._said = said
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """Return the series of a family, by their labels."""
-        (address,) = re.findall(r"Started Metrics Service at (\S+?)\"?\s", self._said.read_text())
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        return {
-            labels: float(value) for labels, value in re.findall(rf"^{name}(\S*) (\S+)$", text, re.MULTILINE)
-        }
-
-    def tree(self) -> dict[str, object]:
-        """Return what the tree shows of shared memory."""
-        with urllib.request.urlopen(f"http://{self.addresses.http}/v2/tritium/tree", timeout=10) as answer:
-            document = json.load(answer)
-        (services,) = [child for child in document["children"] if child["name"] == "services"]
-        (found,) = [child for child in services["children"] if child["name"] == "shared-memory"]
-        return found["info"]
-
-
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("models")
     gates = tmp_path_factory.mktemp("gates")
-    gate = write_kinds(folder, gates)
-    said = gates / "said"
-    serve = process(
-        "engine",
-        "serve",
-        said=said,
-        TRITIUM_ALLOW_CLIENT_SHM="true",
-        TRITIUM_CACHE_CONFIG="local,size=16777216",
-        TRITIUM_ALLOW_METRICS="true",
-        TRITIUM_METRICS_ADDRESS="127.0.0.1",
-        TRITIUM_METRICS_PORT="0",
-    )
-    with serve(folder) as addresses:
-        yield Serving(addresses, gate, said)
+    with serving_models(folder, gates / "said", write_kinds(folder, gates)) as made:
+        yield made
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import urllib.request
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +24,54 @@ with warnings.catch_warnings():
     from tritonclient.utils import InferenceServerException
 
 from actors.regions.devices import DeviceError, DeviceMemory, Devices
+from tests.support.flavours import Addresses, process
+from tests.support.shared_models import Gate
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Serving:
+    """A server with metrics, which has `said` where they are, and what holds its models up."""
+
+    def __init__(self, addresses: Addresses, said: Path, gate: Gate | None = None) -> None:
+        self.addresses = addresses
+        self.gate = gate
+        self._said = said
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the series of a family, by their labels."""
+        (address,) = re.findall(r"Started Metrics Service at (\S+?)\"?\s", self._said.read_text())
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return {
+            labels: float(value) for labels, value in re.findall(rf"^{name}(\S*) (\S+)$", text, re.MULTILINE)
+        }
+
+    def tree(self) -> dict[str, object]:
+        """Return what the tree shows of shared memory."""
+        with urllib.request.urlopen(f"http://{self.addresses.http}/v2/tritium/tree", timeout=10) as answer:
+            document = json.load(answer)
+        (services,) = [child for child in document["children"] if child["name"] == "services"]
+        (found,) = [child for child in services["children"] if child["name"] == "shared-memory"]
+        info: dict[str, object] = found["info"]
+        return info
+
+
+@contextmanager
+def serving(folder: Path, said: Path, gate: Gate | None = None) -> Iterator[Serving]:
+    """Serve the models in `folder` to clients that may register regions. `said` is where it may write."""
+    serve = process(
+        "engine",
+        "serve",
+        said=said,
+        TRITIUM_ALLOW_CLIENT_SHM="true",
+        TRITIUM_CACHE_CONFIG="local,size=16777216",
+        TRITIUM_ALLOW_METRICS="true",
+        TRITIUM_METRICS_ADDRESS="127.0.0.1",
+        TRITIUM_METRICS_PORT="0",
+    )
+    with serve(folder) as addresses:
+        yield Serving(addresses, said, gate)
 
 
 @dataclass(frozen=True)
