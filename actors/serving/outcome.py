@@ -89,7 +89,6 @@ class Outcome:
         compute_ns = input_ns + infer_ns + output_ns
         rows = clients = answered = 0
         totals: list[int] = []  # of clients' requests that are answered
-        ready: list[tuple[InferRequest, InferResponse]] = []
         for request, outputs, answer in answers:
             if not request.synthetic:
                 clients += 1
@@ -122,12 +121,10 @@ class Outcome:
                 response.parameters = _with_attempts(request, response.parameters)
             if borrowed:
                 self._lend(response, batch, outputs)
-            ready.append((request, response))
-        # Before a client can ask for the counts.
+            self.respond(request, response, now=now)
+        # In the same turn of the loop, so no client can ask for the counts before.
         if totals:
             statistics.batch_succeeded(answered, totals, input_ns, infer_ns, output_ns)
-        for request, response in ready:
-            self.respond(request, response, now=now)
         if clients:
             statistics.batch_executed(rows, input_ns, infer_ns, output_ns, self._wall_clock())
 
