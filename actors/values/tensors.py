@@ -82,6 +82,38 @@ class Tensor:
         return cls(name, datatype, array.shape, little.reshape(-1).view(np.uint8).data)
 
 
+class DevicePlace:
+    """`nbytes` bytes of a GPU's memory, from byte `at` of an allocation that another process has exported.
+
+    `handle` is the allocation's `cudaIpcMemHandle_t` (64 bytes), `device` the GPU's number as the server and
+    its workers count. While `keeper` lives, nothing else is put there.
+    """
+
+    __slots__ = ("at", "device", "handle", "keeper", "nbytes")
+
+    def __init__(self, handle: bytes, device: int, at: int, nbytes: int, keeper: object = None) -> None:
+        self.handle = handle
+        self.device = device
+        self.at = at
+        self.nbytes = nbytes
+        self.keeper = keeper
+
+
+class DeviceTensor(Tensor):
+    """A tensor that lies on a GPU: `data` is empty, and only a worker with that GPU can read it."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, name: str, datatype: DataType, shape: Sequence[int], place: DevicePlace) -> None:
+        super().__init__(name, datatype, shape, b"")
+        self.place = place
+
+    @property
+    def nbytes(self) -> int:
+        """Length of its bytes on the GPU."""
+        return self.place.nbytes
+
+
 def element_count(shape: Sequence[int]) -> int:
     """Return the product of `shape`; 1 for a scalar."""
     count = 1

@@ -35,7 +35,8 @@ _EXECUTE = struct.Struct("<BBHHHIQ")  # kind, zero, slot, requests, inputs, meta
 _INPUT = struct.Struct("<HBBQQ")  # declared index, dims, flags, offset, nbytes
 # Kind, layout, slot, requests, outputs, batch id, three durations in ns.
 _RESULT = struct.Struct("<BBHHHQQQQ")
-# Name length, datatype (high bit: it was written to a region), dims (high bit: sizes follow), offset, nbytes.
+# Name length, datatype (highest bit: it was written to a region, next: it lies on a GPU), dims (highest bit:
+# sizes follow), offset, nbytes.
 _OUTPUT = struct.Struct("<HBBQQ")
 # Status (0 or an error's number), what failed with a client's region, outputs, text length.
 _ANSWER = struct.Struct("<BBHI")
@@ -47,11 +48,13 @@ _LARGEST_ARRAY: Final = 2**60
 _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
+_DEVICE: Final = 2
 
 READ_FAILED: Final = 1
 WRITE_FAILED: Final = 2
 _SIZES: Final = 0x80
 _WRITTEN: Final = 0x80  # beside the number of the datatype
+_ON_DEVICE: Final = 0x40  # likewise
 _OPEN: Final = 0xFF  # the status of an answer that comes in parts
 # The status where there is no answer yet: the request is to run again.
 _RESCHEDULED: Final = 0xFE
@@ -76,10 +79,11 @@ class Placed:
 
     `sizes`, if given, are the bytes of each request's part, in order; else the bytes divide evenly by rows.
 
-    One that is `written` lies in the region that the request named for it, and not in the segment.
+    One that is `written` lies in the region that the request named for it, and not in the segment. One that
+    is `on_device` fills the beginning of a buffer on a GPU, whose number is its `offset`.
     """
 
-    __slots__ = ("datatype", "name", "nbytes", "offset", "shape", "sizes", "written")
+    __slots__ = ("datatype", "name", "nbytes", "offset", "on_device", "shape", "sizes", "written")
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Placed:
         sizes: Sequence[int] | None = None,
         *,
         written: bool = False,
+        on_device: bool = False,
     ) -> None:
         self.name = name
         self.datatype = datatype
@@ -99,16 +104,18 @@ class Placed:
         self.nbytes = nbytes
         self.sizes = sizes
         self.written = written
+        self.on_device = on_device
 
 
 class GatheredInput:
     """One input of a whole batch in the input segment.
 
     `shape` is that of all rows together, or None where requests differ. Then `parts` has each request's
-    (shape, nbytes).
+    (shape, nbytes). If it is `on_device`, no byte of it is in the segment: the requests' metadata say where
+    each one's is (`actors.wire.device_spans`).
     """
 
-    __slots__ = ("index", "nbytes", "offset", "parts", "shape")
+    __slots__ = ("index", "nbytes", "offset", "on_device", "parts", "shape")
 
     def __init__(
         self,
@@ -117,12 +124,15 @@ class GatheredInput:
         offset: int,
         nbytes: int,
         parts: Sequence[tuple[Sequence[int], int]] | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self.index = index  # position among the model's declared inputs
         self.shape = shape
         self.offset = offset
         self.nbytes = nbytes
         self.parts = parts
+        self.on_device = on_device
 
 
 class Execute:
@@ -161,10 +171,12 @@ class Execute:
         for placed in self.inputs:
             if placed.parts is None:
                 shape = placed.shape or ()
-                parts.append(_INPUT.pack(placed.index, len(shape), 0, placed.offset, placed.nbytes))
+                flags = _DEVICE if placed.on_device else 0
+                parts.append(_INPUT.pack(placed.index, len(shape), flags, placed.offset, placed.nbytes))
                 parts.append(_DIMS[len(shape)].pack(*shape))
             else:
-                parts.append(_INPUT.pack(placed.index, 0, _RAGGED, placed.offset, placed.nbytes))
+                flags = _RAGGED | _DEVICE if placed.on_device else _RAGGED
+                parts.append(_INPUT.pack(placed.index, 0, flags, placed.offset, placed.nbytes))
                 for shape, nbytes in placed.parts:
                     parts.append(struct.pack(f"<QB{len(shape)}q", nbytes, len(shape), *shape))
         parts.append(metadata)
@@ -214,10 +226,11 @@ def _decode_batch(
                 part_nbytes, part_dims = struct.unpack_from("<QB", frame, at)
                 parts.append((struct.unpack_from(f"<{part_dims}q", frame, at + 9), part_nbytes))
                 at += 9 + 8 * part_dims
-            gathered.append(GatheredInput(index, None, offset, nbytes, parts))
+            on_device = bool(flags & _DEVICE)
+            gathered.append(GatheredInput(index, None, offset, nbytes, parts, on_device=on_device))
         else:
             shape = struct.unpack_from(f"<{dims}q", frame, at)
-            gathered.append(GatheredInput(index, shape, offset, nbytes))
+            gathered.append(GatheredInput(index, shape, offset, nbytes, on_device=bool(flags & _DEVICE)))
             at += 8 * dims
     return rows, gathered, at
 
@@ -331,7 +344,7 @@ def _known_result(frame: Buffer, outputs: int, requests: int) -> Sequence[Placed
     key = b"".join((frame[4:8], frame[_RESULT.size :]))
     known = _results.get(key)
     if known is None:
-        stacked, at = decode_placed(frame, _RESULT.size, outputs, requests)
+        stacked, at = decode_placed(frame, _RESULT.size, outputs, requests, devices=True)
         _check_end(frame, at)
         known = tuple(stacked)
         if len(key) <= _LONGEST_KNOWN:
@@ -362,7 +375,11 @@ def encode_placed(output: Placed) -> bytes:
     name = output.name.encode()
     dims = len(output.shape)
     flag = 0 if output.sizes is None else _SIZES
-    number = output.datatype.number | _WRITTEN if output.written else output.datatype.number
+    number = output.datatype.number
+    if output.written:
+        number |= _WRITTEN
+    elif output.on_device:
+        number |= _ON_DEVICE
     head = _OUTPUT.pack(len(name), number, dims | flag, output.offset, output.nbytes)
     tail = _DIMS[dims].pack(*output.shape)
     if output.sizes is None:
@@ -371,11 +388,12 @@ def encode_placed(output: Placed) -> bytes:
 
 
 def decode_placed(
-    frame: Buffer, at: int, count: int, requests: int, *, regions: bool = False
+    frame: Buffer, at: int, count: int, requests: int, *, regions: bool = False, devices: bool = False
 ) -> tuple[list[Placed], int]:
     """Return `count` tensors that begin at `at`, and where they end.
 
-    With `regions`, some may have been written to regions. Only the answer to one request can have such.
+    With `regions`, some may have been written to regions. Only the answer to one request can have such. With
+    `devices`, some may lie on a GPU.
     Raises FrameError, struct.error and ValueError.
     """
     outputs = []
@@ -386,7 +404,8 @@ def decode_placed(
         at += name_length
         has_sizes, dims = dims & _SIZES, dims & ~_SIZES
         written = regions and number >= _WRITTEN
-        datatype = BY_NUMBER.get(number - _WRITTEN if written else number)
+        on_device = devices and not written and number >= _ON_DEVICE
+        datatype = BY_NUMBER.get(number - _WRITTEN * written - _ON_DEVICE * on_device)
         if datatype is None or dims > MAX_DIMS:
             raise FrameError(f"output {name!r} has datatype {number} and {dims} dims")
         shape = _DIMS[dims].unpack_from(frame, at)
@@ -407,7 +426,8 @@ def decode_placed(
                 raise FrameError(
                     f"output {name!r} of {datatype}{list(shape)} takes {expected} bytes, not {nbytes}"
                 )
-        outputs.append(Placed(name, datatype, shape, offset, nbytes, sizes, written=written))
+        placed = Placed(name, datatype, shape, offset, nbytes, sizes, written=written, on_device=on_device)
+        outputs.append(placed)
     return outputs, at
 
 
@@ -416,7 +436,7 @@ def _decode_answer(
 ) -> tuple[Answer, int]:
     status, trouble, outputs, text_length = _ANSWER.unpack_from(frame, at)
     at += _ANSWER.size
-    placed, at = decode_placed(frame, at, outputs, 0, regions=regions)
+    placed, at = decode_placed(frame, at, outputs, 0, regions=regions, devices=regions)
     text = bytes(frame[at : at + text_length])
     if len(text) != text_length:
         raise FrameError(f"an answer's text is cut short at {len(text)} of {text_length} bytes")

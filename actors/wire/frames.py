@@ -35,6 +35,7 @@ STOP: Final = 4
 PROBE: Final = 5
 CREDIT: Final = 6
 CANCEL: Final = 7
+RELEASED: Final = 8
 READY: Final = 16
 LOAD_FAILED: Final = 17
 RESULT: Final = 18
@@ -44,6 +45,7 @@ PROBED: Final = 22
 PART: Final = 23
 MORE: Final = 24
 SKIPPED: Final = 25
+EXPORTED: Final = 26
 # From here on, kinds of `actors.wire.call_frames`, which travel on their own connection.
 CALL: Final = 64
 ASK: Final = 65
@@ -66,6 +68,8 @@ _ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
 _SKIPPED = struct.Struct("<BBHQ")  # kind, zero, slot, batch id
 _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
 ADDRESS: Final = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
+_EXPORTED = struct.Struct("<BBHIQ64s")  # kind, zero, device, number, nbytes, handle
+_RELEASED = struct.Struct("<BBHI")  # kind, two zeros, number
 _CREDIT = struct.Struct("<BBHIQIQ")  # kind, two zeros, request, batch id, parts, nbytes
 
 
@@ -175,6 +179,32 @@ def decode_spilled(frame: Buffer) -> tuple[int, int, int, int]:
     """Return slot, side, offset, nbytes."""
     _, side, slot, offset, nbytes = _unpack(_SPILLED, frame)
     return slot, side, offset, nbytes
+
+
+def encode_exported(number: int, device: int, nbytes: int, handle: bytes) -> bytes:
+    """Worker: buffer `number`, `nbytes` of a GPU's memory, can be opened by this handle (64 bytes).
+
+    It is told once, before the first result that names the buffer.
+    """
+    return _EXPORTED.pack(EXPORTED, 0, device, number, nbytes, handle)
+
+
+def decode_exported(frame: Buffer) -> tuple[int, int, int, bytes]:
+    """Return number, device, nbytes, handle. Raises FrameError."""
+    if len(frame) != _EXPORTED.size:
+        raise FrameError(f"frame of kind {frame[0]} has {len(frame)} bytes, not {_EXPORTED.size}")
+    _, _, device, number, nbytes, handle = _EXPORTED.unpack(frame)
+    return number, device, nbytes, handle
+
+
+def encode_released(number: int) -> bytes:
+    """Server: nothing reads buffer `number` of this worker any longer."""
+    return _RELEASED.pack(RELEASED, 0, 0, number)
+
+
+def decode_released(frame: Buffer) -> int:
+    """Return the buffer's number. Raises FrameError."""
+    return _unpack(_RELEASED, frame)[3]
 
 
 def _unpack(layout: struct.Struct, frame: Buffer) -> tuple[int, ...]:

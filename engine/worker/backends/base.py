@@ -24,8 +24,15 @@ if TYPE_CHECKING:
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
     from engine.worker.calls import Calls
+    from engine.worker.devices.arrays import DeviceArray
 
     Output = tuple[str, DataType, Array]
+
+    AnyOutput = tuple[str, DataType, "Array | DeviceArray"]
+    """An output that may lie on the instance's GPU instead.
+
+    The call waits until the device has written it.
+    """
 
 
 class LoadError(Exception):
@@ -221,6 +228,20 @@ class BatchRequest(ABC):
         Raises KeyError for an input the client did not send.
         """
 
+    def device_input(self, name: str) -> DeviceArray | None:
+        """Return an input that lies on the instance's GPU, in the request's own shape [rows, *dims].
+
+        None where it is in host memory. `input` gives a copy in host memory in either case. The array is
+        valid until `execute` returns. Only backends that say `device_tensors` are given such.
+        """
+        del name
+        return None
+
+    @property
+    def device_outputs(self) -> frozenset[str]:
+        """Outputs that had better stay on the instance's GPU: whoever asks for them reads them there."""
+        return frozenset()
+
     def feeds(self) -> Mapping[str, Array]:
         """Return all inputs as `Batch.feeds` would if this request were alone in its batch."""
         return {name: self.input(name) for name in self.input_names}
@@ -230,7 +251,9 @@ class BatchRequest(ABC):
         """Return an input's datatype."""
 
     @abstractmethod
-    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+    def respond(
+        self, outputs: Sequence[AnyOutput], parameters: Mapping[str, Parameter] | None = None
+    ) -> None:
         """Answer this request; arrays are copied before the call returns. At most one answer a request."""
 
     @abstractmethod
@@ -284,6 +307,17 @@ class Batch(ABC):
         """Outputs that at least one request asked for; the others need not be computed."""
         return frozenset(name for request in self.requests for name in request.requested_outputs)
 
+    @property
+    def device_inputs(self) -> frozenset[str]:
+        """Inputs that lie on the instance's GPU, for all requests: see `BatchRequest.device_input`."""
+        return frozenset()
+
+    @property
+    def device_outputs(self) -> frozenset[str]:
+        """Outputs that every request would have on the GPU: see `BatchRequest.device_outputs`."""
+        each = [request.device_outputs for request in self.requests]
+        return frozenset.intersection(*each) if each else frozenset()
+
     @abstractmethod
     def stacked(self, name: str) -> Array:
         """Return an input of all requests, joined along the batch dimension: [rows, *dims], without a copy.
@@ -310,7 +344,7 @@ class Batch(ABC):
         """
 
     @abstractmethod
-    def respond(self, outputs: Sequence[Output]) -> None:
+    def respond(self, outputs: Sequence[AnyOutput]) -> None:
         """Answer every request with its rows of stacked outputs [rows, *dims].
 
         Outputs that no request asks for may be left out. One named in `batch_output` is 1-D, and is cut by
@@ -335,6 +369,8 @@ class Backend(ABC):
     concurrent = True  # `execute` may run on several lanes at once over one loaded model
     default_artifact = ""  # file name in the version directory
     platforms: Sequence[str] = ()  # platform names that select this backend
+    # Whether it takes inputs and gives outputs that lie on the instance's GPU (`BatchRequest.device_input`).
+    device_tensors = False
     # Whether a model may bring code that runs here: scripts, libraries, pickles. If not, the backend serves
     # under --no-code-models.
     runs_model_code = True

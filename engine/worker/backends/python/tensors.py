@@ -8,8 +8,8 @@ import numpy as np
 
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
 from actors.values.tensors import pack_bytes, unpack_bytes
-from engine.worker.backends.python import dlpack
-from engine.worker.devices import cuda
+from engine.worker.devices import cuda, dlpack
+from engine.worker.devices.arrays import DeviceArray
 
 if TYPE_CHECKING:
     from actors.values.tensors import Array
@@ -232,7 +232,7 @@ class DeviceTensor(Tensor):
 
     __slots__ = ("_memory",)
 
-    def __init__(self, name: str, memory: dlpack.DeviceMemory) -> None:
+    def __init__(self, name: str, memory: DeviceArray) -> None:
         self._name = name
         self._datatype = memory.datatype
         self._memory = memory

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from actors.values.datatypes import DataType
-from engine.worker.backends.python import dlpack
 from engine.worker.backends.python import triton_python_backend_utils as pb_utils
 from engine.worker.backends.python.host import Host, attach
 from engine.worker.backends.testing import LocalRequest, run
+from engine.worker.devices import dlpack
+from engine.worker.devices.arrays import DeviceArray
 from engine.worker.devices.cuda import CudaError, driver
 
 
@@ -23,7 +24,7 @@ class Exporter:
     def __init__(self, array, device):
         self.array = array
         self.device = device
-        self.memory = dlpack.DeviceMemory(
+        self.memory = DeviceArray(
             self, array.ctypes.data, array.shape, DataType.FP32, device_id=device[1], device=device[0]
         )
 
@@ -133,7 +134,7 @@ class Allocated:
     def __init__(self, array):
         self.address = driver().allocate(0, array.nbytes)
         driver().copy_to_device(0, array.ctypes.data, self.address, array.nbytes)
-        self.memory = dlpack.DeviceMemory(self, self.address, array.shape, DataType.FP32, device_id=0)
+        self.memory = DeviceArray(self, self.address, array.shape, DataType.FP32, device_id=0)
 
     def __del__(self):
         driver().free(0, self.address)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from actors.values.datatypes import DataType
-from actors.values.tensors import element_count
+from engine.worker.devices.arrays import CUDA, DeviceArray
 
 if TYPE_CHECKING:
     from actors.values.tensors import Array
 
 CPU = 1  # kDLCPU
 HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: what numpy can read
-CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged: what the CUDA driver can read
+CUDA_DEVICES = (CUDA, 13)  # kDLCUDA, kDLCUDAManaged: what the CUDA driver can read
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 _DATATYPES = {
@@ -147,35 +147,7 @@ def consume(capsule: object) -> tuple[Array, bool]:
     return np.from_dlpack(exporter), bfloat16
 
 
-class DeviceMemory:
-    """What a capsule over device memory says of it; `owner` keeps it alive."""
-
-    __slots__ = ("address", "datatype", "device", "device_id", "owner", "shape")
-
-    def __init__(
-        self,
-        owner: object,
-        address: int,
-        shape: tuple[int, ...],
-        datatype: DataType,
-        *,
-        device_id: int,
-        device: int = CUDA_DEVICES[0],
-    ) -> None:
-        self.owner = owner
-        self.address = address
-        self.shape = shape
-        self.datatype = datatype
-        self.device = device  # DLDeviceType
-        self.device_id = device_id
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the elements take."""
-        return element_count(self.shape) * self.datatype.size
-
-
-def held(capsule: object) -> DeviceMemory | None:
+def held(capsule: object) -> DeviceArray | None:
     """Return the memory of a fresh capsule, which it goes on to own; None if it is not contiguous in C order.
 
     Raises BufferError for elements that no datatype has, ValueError for a capsule that was used.
@@ -188,7 +160,7 @@ def held(capsule: object) -> DeviceMemory | None:
     if header.strides and not _is_contiguous(shape, header.strides[: header.ndim]):
         return None
     address = (header.data or 0) + header.byte_offset
-    return DeviceMemory(
+    return DeviceArray(
         capsule, address, shape, datatype, device_id=header.device_id, device=header.device_type
     )
 
@@ -202,7 +174,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
     return True
 
 
-def share(memory: DeviceMemory) -> object:
+def share(memory: DeviceArray) -> object:
     """Return a fresh capsule over `memory`; its owner lives until the last user of the capsule is done."""
     shape = (ctypes.c_int64 * max(1, len(memory.shape)))(*memory.shape)
     managed = _Managed(

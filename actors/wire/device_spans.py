@@ -1,0 +1,63 @@
+"""Which tensors of a batch lie on a GPU, as the server tells its worker.
+
+The spans are in the metadata of their requests, under `DEVICE`. Handles are those by which processes share
+allocations (`cudaIpcMemHandle_t`), in hexadecimal digits. A worker opens each of them once, and keeps it.
+
+    in     by the input's name: handle, device, byte in the allocation, nbytes
+    out    names of outputs that whoever asked reads on the GPU: they may stay there, in a buffer that the
+           worker has `EXPORTED`. If it has none that is free, they come in the segment like any other
+    to     by the output's name, where a client's region on the GPU takes it: as for inputs, then the region's
+           name. A worker that has written it there says so as for regions of the host
+           (`Placed.written`); one that has not gives it in the segment, and the server writes it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.values.tensors import DevicePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEVICE: Final = "device"
+"""The key of a request's spans in its metadata."""
+
+
+def tell_devices(
+    inputs: Mapping[str, DevicePlace],
+    outputs: Sequence[str],
+    targets: Mapping[str, tuple[DevicePlace, str]],
+) -> dict[str, object]:
+    """Return the spans of one request; empty where it has nothing on a GPU.
+
+    `targets` are places in regions by the outputs' names, each with its region's name.
+    """
+    told: dict[str, object] = {}
+    if inputs:
+        told["in"] = {name: _told(place) for name, place in inputs.items()}
+    if outputs:
+        told["out"] = list(outputs)
+    if targets:
+        told["to"] = {name: (*_told(place), region) for name, (place, region) in targets.items()}
+    return told
+
+
+def _told(place: DevicePlace) -> tuple[str, int, int, int]:
+    return place.handle.hex(), place.device, place.at, place.nbytes
+
+
+class DeviceSpans:
+    """Worker: what of one request lies on a GPU, or is to lie there."""
+
+    __slots__ = ("inputs", "outputs", "targets")
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        told = metadata.get(DEVICE, {})
+        self.inputs = {name: _place(*span) for name, span in told.get("in", {}).items()}
+        self.outputs = frozenset(told.get("out", ()))
+        self.targets = {name: (_place(*span), region) for name, (*span, region) in told.get("to", {}).items()}
+
+
+def _place(handle: str, device: int, at: int, nbytes: int) -> DevicePlace:
+    return DevicePlace(bytes.fromhex(handle), device, at, nbytes)

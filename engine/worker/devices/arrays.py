@@ -1,0 +1,54 @@
+"""An array in a GPU's memory, as backends take and give it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.values.tensors import element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actors.values.datatypes import DataType
+
+CUDA = 2  # kDLCUDA, of DLPack's DLDeviceType
+
+
+class DeviceArray:
+    """Elements in a GPU's memory, contiguous and in C order; `owner` keeps them alive."""
+
+    __slots__ = ("address", "datatype", "device", "device_id", "owner", "shape")
+
+    def __init__(
+        self,
+        owner: object,
+        address: int,
+        shape: Sequence[int],
+        datatype: DataType,
+        *,
+        device_id: int,
+        device: int = CUDA,
+    ) -> None:
+        self.owner = owner
+        self.address = address
+        self.shape = tuple(shape)
+        self.datatype = datatype
+        self.device = device  # DLDeviceType
+        self.device_id = device_id  # as this process counts
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements take."""
+        return element_count(self.shape) * self.datatype.size
+
+    def rows(self, start: int, end: int) -> DeviceArray:
+        """Return rows `start` to `end` of it, in the same memory."""
+        row = element_count(self.shape[1:]) * self.datatype.size
+        return DeviceArray(
+            self.owner,
+            self.address + start * row,
+            (end - start, *self.shape[1:]),
+            self.datatype,
+            device_id=self.device_id,
+            device=self.device,
+        )
