@@ -4,6 +4,8 @@ The spans are in the metadata of their requests, under `DEVICE`. Handles are tho
 allocations (`cudaIpcMemHandle_t`), in hexadecimal digits. A worker opens each of them once, and keeps it.
 
     in     by the input's name: handle, device, byte in the allocation, nbytes
+    from   by the input's name, where it lies in a client's region: the region's name. The others are outputs
+           of other workers, in buffers that those have `EXPORTED`
     out    names of outputs that whoever asked reads on the GPU: they may stay there, in a buffer that the
            worker has `EXPORTED`. If it has none that is free, they come in the segment like any other
     to     by the output's name, where a client's region on the GPU takes it: as for inputs, then the region's
@@ -28,14 +30,18 @@ def tell_devices(
     inputs: Mapping[str, DevicePlace],
     outputs: Sequence[str],
     targets: Mapping[str, tuple[DevicePlace, str]],
+    regions: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Return the spans of one request; empty where it has nothing on a GPU.
 
-    `targets` are places in regions by the outputs' names, each with its region's name.
+    `targets` are places in regions by the outputs' names, each with its region's name. `regions` are the names
+    of regions by the names of the inputs that lie there.
     """
     told: dict[str, object] = {}
     if inputs:
         told["in"] = {name: _told(place) for name, place in inputs.items()}
+    if regions:
+        told["from"] = dict(regions)
     if outputs:
         told["out"] = list(outputs)
     if targets:
@@ -50,11 +56,12 @@ def _told(place: DevicePlace) -> tuple[str, int, int, int]:
 class DeviceSpans:
     """Worker: what of one request lies on a GPU, or is to lie there."""
 
-    __slots__ = ("inputs", "outputs", "targets")
+    __slots__ = ("inputs", "outputs", "regions", "targets")
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         told = metadata.get(DEVICE, {})
         self.inputs = {name: _place(*span) for name, span in told.get("in", {}).items()}
+        self.regions: Mapping[str, str] = told.get("from", {})
         self.outputs = frozenset(told.get("out", ()))
         self.targets = {name: (_place(*span), region) for name, (*span, region) in told.get("to", {}).items()}
 

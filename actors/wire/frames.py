@@ -184,7 +184,8 @@ def decode_spilled(frame: Buffer) -> tuple[int, int, int, int]:
 def encode_exported(number: int, device: int, nbytes: int, handle: bytes) -> bytes:
     """Worker: buffer `number`, `nbytes` of a GPU's memory, can be opened by this handle (64 bytes).
 
-    It is told once, before the first result that names the buffer.
+    It is told once, before the first result that names the buffer. A number that is told again is another
+    buffer's from then on: nothing has read the one before since it was `RELEASED`, and the worker has freed it.
     """
     return _EXPORTED.pack(EXPORTED, 0, device, number, nbytes, handle)
 
