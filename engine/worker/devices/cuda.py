@@ -53,11 +53,15 @@ class Driver:
             )
 
     def copy_to_device(self, device: int, source: int, target: int, nbytes: int) -> None:
-        """Copy `nbytes` from host address `source` to device address `target`."""
+        """Copy `nbytes` from host address `source` to device address `target`, and wait until that is done.
+
+        The driver's call returns once it has taken the bytes, and another process may look for them at once.
+        """
         with self._context(device):
             self._call(
                 "cuMemcpyHtoD_v2", ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(nbytes)
             )
+            self._call("cuCtxSynchronize")
 
     def synchronize(self, device: int) -> None:
         """Wait until the device has done everything, so that the next reader needs no stream of ours."""
@@ -77,8 +81,12 @@ class Driver:
             self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def copy_within(self, device: int, source: int, target: int, nbytes: int) -> None:
-        """Copy `nbytes` from one device address to another, and wait until that is done."""
+        """Copy `nbytes` from one device address to another, and wait until that is done.
+
+        The copy comes after everything that the device has to do.
+        """
         with self._context(device):
+            self._call("cuCtxSynchronize")
             self._call(
                 "cuMemcpyDtoD_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes)
             )

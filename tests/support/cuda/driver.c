@@ -3,6 +3,7 @@
  * number is in FAKE_CUDA/lost answers every call with CUDA_ERROR_ILLEGAL_ADDRESS, as a lost context does. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,12 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, N
 enum { MOST = 4096 };
 
 static struct { uintptr_t at; size_t size; char name[40]; int opened; int device; } known[MOST];
-static int contexts[64], stack[64], depth, ready;
+static int contexts[64], ready;
+static _Thread_local int stack[64], depth;
+static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
+
+static void unlock(pthread_mutex_t **held) { pthread_mutex_unlock(*held); }
+#define ALONE pthread_mutex_t *held __attribute__((cleanup(unlock))) = &table; pthread_mutex_lock(held)
 
 static int devices(void) { const char *said = getenv("FAKE_CUDA_DEVICES"); return said ? atoi(said) : 1; }
 
@@ -82,6 +88,7 @@ int cuCtxSynchronize(void) { return usable(); }
 
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
     static int count;
+    ALONE;
     int wrong = usable(), i = free_entry();
     if (wrong) return wrong;
     if (i < 0 || !size) return OUT_OF_MEMORY;
@@ -99,7 +106,8 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
 }
 
 int cuMemFree_v2(uint64_t address) {
-    int i = entry_of(address, 0);
+    ALONE;
+    int i = entry_of(address, 1);
     char path[512];
     if (i < 0 || known[i].opened) return INVALID_VALUE;
     path_of(known[i].name, path);
@@ -124,7 +132,7 @@ int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t nbytes) {
 }
 
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
-    int i = entry_of(address, 0);
+    int i = entry_of(address, 1);
     if (i < 0) return INVALID_VALUE;
     *base = known[i].at; *size = known[i].size;
     return SUCCESS;
@@ -133,7 +141,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
 typedef struct { char name[64]; } Handle;
 
 int cuIpcGetMemHandle(Handle *handle, uint64_t address) {
-    int i = entry_of(address, 0);
+    int i = entry_of(address, 1);
     if (i < 0 || known[i].opened) return INVALID_VALUE;
     memset(handle, 0, sizeof *handle);
     handle->name[0] = (char)known[i].device;
@@ -143,7 +151,8 @@ int cuIpcGetMemHandle(Handle *handle, uint64_t address) {
 
 int cuIpcOpenMemHandle_v2(uint64_t *address, Handle handle, unsigned flags) {
     (void)flags;
-    int wrong = usable(), i = free_entry();
+    ALONE;
+    int wrong = usable(), i = free_entry(), owner = 0;
     char path[512];
     struct stat status;
     if (wrong) return wrong;
@@ -151,6 +160,8 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, Handle handle, unsigned flags) {
     handle.name[63] = 0;
     if (strncmp(handle.name + 1, "memory.", 7) || strchr(handle.name + 1, '/') || handle.name[0] != stack[depth - 1])
         return INVALID_HANDLE;
+    /* A driver opens no memory of its own process. */
+    if (sscanf(handle.name + 1, "memory.%d.", &owner) == 1 && owner == getpid()) return INVALID_CONTEXT;
     path_of(handle.name + 1, path);
     int fd = open(path, O_RDWR);
     if (fd < 0 || fstat(fd, &status)) return MAP_FAILED_;
@@ -163,7 +174,8 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, Handle handle, unsigned flags) {
 }
 
 int cuIpcCloseMemHandle(uint64_t address) {
-    int i = entry_of(address, 0);
+    ALONE;
+    int i = entry_of(address, 1);
     if (i < 0 || !known[i].opened) return INVALID_VALUE;
     munmap((void *)known[i].at, known[i].size);
     known[i].size = 0;
@@ -173,6 +185,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
 int cuGetErrorName(int status, const char **name) {
     *name = status == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : status == INVALID_DEVICE ? "CUDA_ERROR_INVALID_DEVICE"
           : status == INVALID_HANDLE ? "CUDA_ERROR_INVALID_HANDLE" : status == MAP_FAILED_ ? "CUDA_ERROR_MAP_FAILED"
+          : status == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
           : status == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : status == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
           : "CUDA_ERROR_INVALID_VALUE";
     return SUCCESS;
