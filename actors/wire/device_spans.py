@@ -6,8 +6,8 @@ allocations (`cudaIpcMemHandle_t`), in hexadecimal digits. A worker opens each o
     in     by the input's name: handle, device, byte in the allocation, nbytes
     from   by the input's name, where it lies in a client's region: the region's name. The others are outputs
            of other workers, in buffers that those have `EXPORTED`
-    out    names of outputs that whoever asked reads on the GPU: they may stay there, in a buffer that the
-           worker has `EXPORTED`. If it has none that is free, they come in the segment like any other
+    out    names of outputs that are read on the GPU next: they may stay there, in a buffer that the worker
+           has `EXPORTED`. If it has none that is free, they come in the segment like any other
     to     by the output's name, where a client's region on the GPU takes it: as for inputs, then the region's
            name. A worker that has written it there says so as for regions of the host
            (`Placed.written`); one that has not gives it in the segment, and the server writes it
@@ -34,8 +34,8 @@ def tell_devices(
 ) -> dict[str, object]:
     """Return the spans of one request; empty where it has nothing on a GPU.
 
-    `targets` are places in regions by the outputs' names, each with its region's name. `regions` are the names
-    of regions by the names of the inputs that lie there.
+    `targets` are places in regions by the outputs' names, each with its region's name. `regions` are the
+    regions' names of inputs that lie in one.
     """
     told: dict[str, object] = {}
     if inputs:

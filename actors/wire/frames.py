@@ -185,7 +185,7 @@ def encode_exported(number: int, device: int, nbytes: int, handle: bytes) -> byt
     """Worker: buffer `number`, `nbytes` of a GPU's memory, can be opened by this handle (64 bytes).
 
     It is told once, before the first result that names the buffer. A number that is told again is another
-    buffer's from then on: nothing has read the one before since it was `RELEASED`, and the worker has freed it.
+    buffer's from then on: the one before was `RELEASED`, and the worker has freed it.
     """
     return _EXPORTED.pack(EXPORTED, 0, device, number, nbytes, handle)
 

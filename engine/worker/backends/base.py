@@ -239,7 +239,7 @@ class BatchRequest(ABC):
 
     @property
     def device_outputs(self) -> frozenset[str]:
-        """Outputs that had better stay on the instance's GPU: whoever asks for them reads them there."""
+        """Outputs that had better stay on the instance's GPU: they are read there next."""
         return frozenset()
 
     def feeds(self) -> Mapping[str, Array]:
