@@ -6,9 +6,10 @@ The arguments are the descriptor of the socket, the server's process id and, in 
 beforehand.
 
 The worker's import closure is this list and one backend, and nothing else of ours: the standard library,
-numpy, and the modules below. It runs on any Python from 3.9 with numpy. Once the backend class is imported,
-the names `engine`, `actors`, `protocols` and `chaos` are given up. Our modules keep their references to each
-other, and the user's model code may have modules of its own by those names.
+numpy, and the modules below. A backend with `device_tensors` brings those of the second list. It runs on any
+Python from 3.9 with numpy. Once the backend class is imported, the names `engine`, `actors`, `protocols` and
+`chaos` are given up. Our modules keep their references to each other, and the user's model code may have
+modules of its own by those names.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ CLOSURE = (
     "engine.worker.sandbox",
     "engine.worker.filtering",
     "engine.worker.syscalls",
+)
+WITH_DEVICES = (
+    "actors.wire.device_spans",
+    "engine.worker.devices.arrays",
+    "engine.worker.devices.batches",
+    "engine.worker.devices.cuda",
+    "engine.worker.devices.exports",
+    "engine.worker.devices.imports",
 )
 OUR_NAMES = frozenset({"engine", "actors", "protocols", "chaos"})
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
-    from engine.worker.backends.base import ModelInfo, Output
+    from engine.worker.backends.base import AnyOutput, ModelInfo
+    from engine.worker.devices.arrays import DeviceArray
+    from engine.worker.devices.batches import Devices
     from engine.worker.joining import Joining
     from engine.worker.parts import OpenRequests, Window
     from engine.worker.slots import AskForRoom, Slot
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _NO_METADATA: Mapping[str, Any] = {}
 _NOT_TRACED: Mapping[int, Sequence[str]] = {}
+_NO_NAMES: frozenset[str] = frozenset()
 # Bytes of an output for which a copy more costs less than two calls of numpy's.
 _SMALL = 4096
 
@@ -105,6 +108,17 @@ class WorkerRequest(BatchRequest):
         """Return one input as [rows, *dims]. See `BatchRequest.input`."""
         return self._batch.inputs.of(name, self._index, self._start, self.rows)
 
+    def device_input(self, name: str) -> DeviceArray | None:
+        """Return one input where it lies on the GPU. See `BatchRequest.device_input`."""
+        on_device = self._batch.on_device
+        return None if on_device is None else on_device.input(self._index, name)
+
+    @property
+    def device_outputs(self) -> frozenset[str]:
+        """Outputs that had better stay on the GPU. See `BatchRequest.device_outputs`."""
+        on_device = self._batch.on_device
+        return _NO_NAMES if on_device is None else on_device.wanted(self._index)
+
     def feeds(self) -> Mapping[str, Array]:
         """Return all inputs of this request alone. See `BatchRequest.feeds`."""
         return self._batch.inputs.feeds_of(self._index, self._start, self.rows)
@@ -113,7 +127,9 @@ class WorkerRequest(BatchRequest):
         """Return an input's declared datatype."""
         return self._batch.inputs.datatype_of(name)
 
-    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+    def respond(
+        self, outputs: Sequence[AnyOutput], parameters: Mapping[str, Parameter] | None = None
+    ) -> None:
         """Answer this request. See `BatchRequest.respond`."""
         wanted = self.requested_outputs
         batch_frames.check_parameters(parameters or {})
@@ -156,10 +172,12 @@ class WorkerBatch(Batch):
         ask_for_room: AskForRoom,
         open_requests: OpenRequests | None = None,
         joining: Joining | None = None,
+        devices: Devices | None = None,
     ) -> None:
         """`open_requests` is a decoupled model's: senders answer its requests, and its inputs are copied.
 
-        `joining` is that of a model whose batches are not plain arrays.
+        `joining` is that of a model whose batches are not plain arrays. `devices` is there if the backend
+        takes tensors on a GPU.
         """
         self._job = job
         self._slot = slot
@@ -170,8 +188,11 @@ class WorkerBatch(Batch):
         self._answers: list[Answer | None] = [None] * len(job.rows)
         self._any_answer = False
         self._stacked: list[Placed] | None = None
-        self._each: list[Answer] | None = None  # in place of `_stacked`, if regions take outputs
-        self._regions = BatchRegions(job) if job.descriptors else None
+        self._each: list[Answer | None] | None = None  # in place of `_stacked`, if requests differ
+        self._failed: dict[int, Answer] = {}  # by memory that is not the segment's
+        self._regions = BatchRegions(job, self._failed) if job.descriptors else None
+        self.on_device = None if devices is None else devices.of(job, self._failed)
+        self._in_segment = self._regions is None and self.on_device is None  # all inputs and outputs
         self._requests: list[WorkerRequest] | None = None
         self._finished = False
         self.rows = sum(job.rows)
@@ -189,11 +210,18 @@ class WorkerBatch(Batch):
             self._senders = [None] * len(job.rows)
             end = max((gathered.offset + gathered.nbytes for gathered in job.inputs), default=0)
             memory = memoryview(bytearray(slot.segments[INPUT].view[:end]))
-        self.inputs = BatchInputs(job, model, memory, joining)
+        fetch = None if self.on_device is None else self.on_device.on_host
+        self.inputs = BatchInputs(job, model, memory, joining, fetch)
 
     def read_regions(self) -> bool:
-        """Read the inputs that lie in clients' regions; return whether the model has anything to do."""
-        return self._regions is None or self._regions.read_into(self._slot.segments[INPUT].view)
+        """Find the inputs that are not in the segment; return whether the model has anything to do."""
+        if self._in_segment:
+            return True
+        if self._regions is not None:
+            self._regions.read_into(self._slot.segments[INPUT].view)
+        if self.on_device is not None:
+            self.on_device.open(self.inputs)
+        return len(self._failed) < len(self._job.rows)
 
     @property
     def id(self) -> int:
@@ -236,6 +264,16 @@ class WorkerBatch(Batch):
         """All outputs of the configuration."""
         return [output.name for output in self._model.outputs]
 
+    @property
+    def device_inputs(self) -> frozenset[str]:
+        """Inputs that lie on the GPU, for all requests."""
+        return _NO_NAMES if self.on_device is None else self.on_device.inputs
+
+    @property
+    def device_outputs(self) -> frozenset[str]:
+        """Outputs that every request would have on the GPU."""
+        return _NO_NAMES if self.on_device is None else super().device_outputs
+
     def cancelled(self, index: int) -> bool:
         """Whether the client of request `index` has gone."""
         if self._windows:
@@ -262,11 +300,13 @@ class WorkerBatch(Batch):
     def _place(self, nbytes: int) -> int:
         return self._slot.place(nbytes, self._job.batch_id, self._ask_for_room)
 
-    def put(self, name: str, datatype: DataType, array: Array) -> Placed:
+    def put(self, name: str, datatype: DataType, array: Array | DeviceArray) -> Placed:
         """Put an array into the output segment, unless it lies there already."""
         known = self._allocated.get(name)
         if known is not None and known[0] is array and known[2] == self._slot.generation:
             return Placed(name, datatype, array.shape, known[1], array.nbytes)
+        if not isinstance(array, np.ndarray):
+            return self._fetch(name, datatype, array)
         if datatype is DataType.BYTES:
             packed = pack_bytes(array.ravel().tolist())
             return Placed(name, datatype, array.shape, self._write(packed), len(packed))
@@ -280,14 +320,29 @@ class WorkerBatch(Batch):
             np.frombuffer(view, dtype=datatype.numpy).reshape(array.shape)[...] = array
         return Placed(name, datatype, array.shape, offset, nbytes)
 
-    def deliver(self, index: int, name: str, datatype: DataType, array: Array) -> Placed:
-        """Put an output of request `index` into its region, if it belongs into one; else as `put` does."""
+    def _fetch(self, name: str, datatype: DataType, array: DeviceArray) -> Placed:
+        """Copy an array from the GPU into the output segment."""
+        if array.datatype is not datatype:
+            return self.put(name, datatype, array.on_host())
+        nbytes = array.nbytes
+        offset = self._place(nbytes)
+        array.copy_to(self._slot.segments[OUTPUT].view[offset : offset + nbytes])
+        return Placed(name, datatype, array.shape, offset, nbytes)
+
+    def deliver(self, index: int, name: str, datatype: DataType, array: Array | DeviceArray) -> Placed:
+        """Put an output of request `index` where the request wants it; into the segment if it doesn't say."""
+        if self._in_segment:
+            return self.put(name, datatype, array)
+        if self.cancelled(index):
+            # Its client has left, and may use a region for something else by now.
+            self._failed.setdefault(index, Answer(code=ErrorCode.CANCELLED))
+        if index in self._failed:
+            return Placed(name, datatype, (0,), 0, 0)  # never sent
+        if self.on_device is not None:
+            placed = self.on_device.deliver(index, name, datatype, array)
+            if placed is not None:
+                return placed
         if self._regions is not None:
-            if self.cancelled(index):
-                # Its client has left, and may use the region for something else by now.
-                self._regions.failed.setdefault(index, Answer(code=ErrorCode.CANCELLED))
-            if index in self._regions.failed:
-                return Placed(name, datatype, (0,), 0, 0)  # never sent
             nbytes = self._regions.write(index, name, datatype, array)
             if nbytes is not None:
                 return Placed(name, datatype, array.shape, 0, nbytes, written=True)
@@ -338,57 +393,64 @@ class WorkerBatch(Batch):
         self._senders[index] = weakref.ref(sender)
         return sender
 
-    def respond(self, outputs: Sequence[Output]) -> None:
+    def respond(self, outputs: Sequence[AnyOutput]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
-        columns = self.inputs.shares(outputs)
+        columns: Sequence[Sequence[AnyOutput]] | None = self.inputs.shares(outputs)
+        if columns is None and not self._in_segment and self._apart(outputs):
+            columns = [self._parts(*output) for output in outputs]
         if columns is not None:
-            self._respond_apart(columns)
-            return
-        if self._regions is not None and self._regions.writes:
-            self._respond_each(outputs)
+            self._respond_each(columns)
             return
         stacked = []
         for name, datatype, array in outputs:
             self._check_rows(name, array)
-            placed = self.put(name, datatype, array)
-            if datatype is DataType.BYTES and len(self._job.rows) > 1:
+            placed = None if self.on_device is None else self.on_device.stacked(name, datatype, array)
+            if placed is None:
+                placed = self.put(name, datatype, array)
+            if datatype is DataType.BYTES and len(self._job.rows) > 1 and isinstance(array, np.ndarray):
                 placed.sizes = self._packed_sizes(array)
             stacked.append(placed)
-        self._stacked = stacked
+        self._stacked, self._each = stacked, None
 
-    def _respond_apart(self, columns: Sequence[Sequence[Output]]) -> None:
-        """Answer every request that has no answer yet with its own outputs, which are not simply its rows."""
+    def _apart(self, outputs: Sequence[AnyOutput]) -> bool:
+        """Whether some requests want these outputs elsewhere than others do."""
+        if self._regions is not None and self._regions.writes:
+            return True
+        return self.on_device is not None and self.on_device.apart(outputs)
+
+    def _parts(self, name: str, datatype: DataType, array: Array | DeviceArray) -> Sequence[AnyOutput]:
+        """Return of a stacked output what is each request's: its rows."""
+        self._check_rows(name, array)
+        if len(self._job.rows) == 1:
+            return [(name, datatype, array)]
+        parts: list[AnyOutput] = []
+        start = 0
+        for rows in self._job.rows:
+            end = start + rows
+            own = array[start:end] if isinstance(array, np.ndarray) else array.rows(start, end)
+            parts.append((name, datatype, own))
+            start = end
+        return parts
+
+    def _respond_each(self, columns: Sequence[Sequence[AnyOutput]]) -> None:
+        """Answer every request that has no answer yet with its own outputs, each where it wants them."""
+        each: list[Answer | None] = []
         for index, request in enumerate(self.requests):
+            answer = None
             if self._answers[index] is None:
                 wanted = request.requested_outputs
-                own = [
-                    self.deliver(index, *column[index]) for column in columns if column[index][0] in wanted
-                ]
-                self.answer(index, Answer(own))
+                answer = Answer(
+                    [self.deliver(index, *column[index]) for column in columns if column[index][0] in wanted]
+                )
+            each.append(answer)
+        self._stacked, self._each = None, each
 
-    def _check_rows(self, name: str, array: Array) -> None:
-        if self._model.max_batch_size and (not array.ndim or len(array) != self.rows):
+    def _check_rows(self, name: str, array: Array | DeviceArray) -> None:
+        shape = array.shape
+        if self._model.max_batch_size and (not shape or shape[0] != self.rows):
             raise ValueError(
-                f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                f"output '{name}' has shape {list(shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
             )
-
-    def _respond_each(self, outputs: Sequence[Output]) -> None:
-        """Answer every request by itself, so that each output goes where its request wants it."""
-        for name, _, array in outputs:
-            self._check_rows(name, array)
-        each: list[Answer] = []
-        start = 0
-        for request in self.requests:
-            wanted = request.requested_outputs
-            end = start + request.rows
-            placed = []
-            for name, datatype, array in outputs:
-                if name in wanted:
-                    part = array if len(self._job.rows) == 1 else array[start:end]
-                    placed.append(self.deliver(len(each), name, datatype, part))
-            each.append(Answer(placed))
-            start = end
-        self._each = each
 
     def _packed_sizes(self, array: Array) -> list[int]:
         sizes = []
@@ -419,10 +481,9 @@ class WorkerBatch(Batch):
         times = (0, 0, 0)
         self._finished = True
         self._requests = None  # they hold this, and their senders
-        failed: Mapping[int, Answer] = {}
+        failed = self._failed
         if self._regions is not None:
             self._regions.close()
-            failed = self._regions.failed
         if self._open_requests is not None:
             return self._finish_decoupled(self._open_requests)
         if self._stacked is not None and not self._any_answer and not failed:
@@ -430,7 +491,8 @@ class WorkerBatch(Batch):
         answers = []
         start = 0
         for index, (answer, rows) in enumerate(zip(self._answers, job.rows)):
-            answers.append(failed.get(index) or answer or self._rows_of(index, start, rows))
+            own = failed.get(index) or answer or self._rows_of(index, start, rows)
+            answers.append(failed.get(index, own))
             start += rows
         return Result(job.batch_id, job.slot, len(job.rows), times, answers=answers)
 
@@ -449,8 +511,9 @@ class WorkerBatch(Batch):
         return Result(job.batch_id, job.slot, len(job.rows), (0, 0, 0), answers=answers)
 
     def _rows_of(self, index: int, start: int, rows: int) -> Answer:
-        if self._each is not None:
-            return self._each[index]
+        own = None if self._each is None else self._each[index]
+        if own is not None:
+            return own
         if self._stacked is None:
             return Answer(
                 code=ErrorCode.INTERNAL,
@@ -458,6 +521,11 @@ class WorkerBatch(Batch):
             )
         parts = []
         for placed in self._stacked:
+            if placed.on_device and self.on_device is not None:
+                # What was left for all requests in one buffer can't be told to some of them.
+                array = self.on_device.rows(index, placed, start, start + rows)
+                parts.append(self.put(placed.name, placed.datatype, array))
+                continue
             if placed.sizes is not None:
                 offset = placed.offset + sum(placed.sizes[:index])
                 nbytes = placed.sizes[index]
@@ -467,3 +535,8 @@ class WorkerBatch(Batch):
             shape = (rows, *placed.shape[1:]) if self._model.max_batch_size else placed.shape
             parts.append(Placed(placed.name, placed.datatype, shape, offset, nbytes))
         return Answer(parts)
+
+    def release(self, result: Result) -> None:
+        """Let go of memory on the GPU: the result has been sent."""
+        if self.on_device is not None:
+            self.on_device.close(result)

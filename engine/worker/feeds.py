@@ -65,17 +65,17 @@ class Incoming:
         *,
         on_disconnect: Callable[[], None],
         on_probe: Callable[[], None],
-        on_parts: Mapping[int, Callable[[bytes], None]] | None = None,
+        others: Mapping[int, Callable[[bytes], None]] | None = None,
     ) -> None:
         """`on_probe` answers the server's question after the model's readiness.
 
-        `on_parts`, by kind, are a decoupled model's.
+        `others` take frames of further kinds, which only some models are sent.
         """
         self._sock = sock
         self._slots = slots
         self._on_disconnect = on_disconnect
         self._on_probe = on_probe
-        self._on_parts = on_parts or {}
+        self._others = others or {}
 
     def read(self) -> tuple[bool, batch_frames.Execute | None]:
         """Handle one packet: whether there will be more, and the batch that it was, if it was one."""
@@ -106,8 +106,8 @@ class Incoming:
             return True, None
         if kind == frames.STOP:
             return False, None
-        if kind in self._on_parts:
-            self._on_parts[kind](packet)
+        if kind in self._others:
+            self._others[kind](packet)
             return True, None
         raise frames.FrameError(f"the server sent a frame of kind {kind}, which is none of its own")
 

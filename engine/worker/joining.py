@@ -26,11 +26,12 @@ from actors.values.tensors import Tensor, element_count
 from engine.worker.backends.base import TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from actors.values.tensors import Array
     from actors.wire.batch_frames import Execute
-    from engine.worker.backends.base import ModelInfo, Output
+    from engine.worker.backends.base import AnyOutput, ModelInfo, Output
+    from engine.worker.devices.arrays import DeviceArray
 
     Shape = Sequence[int]
     Shapes = Mapping[str, Sequence[Shape]]  # of each request, by the input's name
@@ -275,17 +276,38 @@ def _of(padded: Padded | None) -> Padded:
 class BatchInputs:
     """The inputs of one batch: of each request, and joined as the model takes them."""
 
-    __slots__ = ("_batches", "_declared", "_decoded", "_inputs", "_joining", "_memory", "_rows")
+    __slots__ = (
+        "_batches",
+        "_copies",
+        "_declared",
+        "_decoded",
+        "_fetch",
+        "_inputs",
+        "_joining",
+        "_memory",
+        "_rows",
+    )
 
     def __init__(
-        self, job: Execute, model: ModelInfo, memory: memoryview, joining: Joining | None = None
+        self,
+        job: Execute,
+        model: ModelInfo,
+        memory: memoryview,
+        joining: Joining | None = None,
+        fetch: Callable[[str, Sequence[int]], memoryview] | None = None,
     ) -> None:
-        """`memory` is the input segment, or a copy. `joining` is for batches that are not plain arrays."""
+        """`memory` is the input segment, or a copy. `joining` is for batches that are not plain arrays.
+
+        `fetch` copies an input from the GPU, of requests of so many bytes each.
+        """
         self._declared = model.inputs
         self._batches = model.max_batch_size > 0
         self._rows = job.rows
         self._memory = memory
         self._joining = joining
+        self._fetch = fetch
+        if fetch is not None:
+            self._copies: dict[str, memoryview] = {}
         self._inputs = {model.inputs[gathered.index].name: gathered for gathered in job.inputs}
         self._decoded: dict[str, Array] = {}
 
@@ -293,6 +315,17 @@ class BatchInputs:
     def names(self) -> Sequence[str]:
         """Those that are present, in the configuration's order."""
         return list(self._inputs)
+
+    @property
+    def on_device(self) -> Sequence[str]:
+        """Those that lie on a GPU."""
+        return [name for name, gathered in self._inputs.items() if gathered.on_device]
+
+    @property
+    def reshaped(self) -> frozenset[str]:
+        """Those that a model may get in another shape than the requests': they need a copy in any case."""
+        joining = self._joining
+        return frozenset() if joining is None else joining.flat | joining.padded.keys()
 
     def datatype_of(self, name: str) -> DataType:
         """Return an input's declared datatype. Raises KeyError for one that is absent."""
@@ -340,7 +373,7 @@ class BatchInputs:
             else:
                 shape = (sum(element_count(part) for part, _ in gathered.parts or ()),)
                 feeds[name] = self._view(f"{name}\0", shape, gathered.offset, gathered.nbytes, name)
-        feeds.update(joining.made_of(self._shapes))
+        feeds.update(joining.made_of(self.shapes))
         return feeds
 
     def feeds_of(self, index: int, start: int, rows: int) -> Mapping[str, Array]:
@@ -350,11 +383,11 @@ class BatchInputs:
         if joining is not None:
             for name in joining.flat & feeds.keys():
                 feeds[name] = feeds[name].reshape(-1)
-            feeds.update(joining.made_of({name: [of[index]] for name, of in self._shapes.items()}))
+            feeds.update(joining.made_of({name: [of[index]] for name, of in self.shapes.items()}))
         return feeds
 
     @property
-    def _shapes(self) -> Mapping[str, Sequence[Sequence[int]]]:
+    def shapes(self) -> Mapping[str, Sequence[Sequence[int]]]:
         """The shapes of the requests' own tensors."""
         shapes: dict[str, Sequence[Sequence[int]]] = {}
         for name, gathered in self._inputs.items():
@@ -367,15 +400,18 @@ class BatchInputs:
                 shapes[name] = [gathered.shape or ()]
         return shapes
 
-    def own(self, index: int, outputs: Sequence[Output]) -> Sequence[Output]:
+    def own(self, index: int, outputs: Sequence[AnyOutput]) -> Sequence[AnyOutput]:
         """Return what is a request's of the outputs that the model made for this request."""
         joining = self._joining
         if joining is None or not joining.reshapes:
             return outputs
-        shapes = {name: of[index] for name, of in self._shapes.items()}
-        return [(name, datatype, joining.share(name, array, shapes)) for name, datatype, array in outputs]
+        shapes = {name: of[index] for name, of in self.shapes.items()}
+        return [
+            (name, datatype, joining.share(name, _on_host(array), shapes))
+            for name, datatype, array in outputs
+        ]
 
-    def shares(self, outputs: Sequence[Output]) -> list[list[Output]] | None:
+    def shares(self, outputs: Sequence[AnyOutput]) -> list[list[Output]] | None:
         """Return of each output what is each request's; None if that is simply its rows.
 
         Raises ValueError where an output does not fit the requests' inputs.
@@ -383,11 +419,11 @@ class BatchInputs:
         joining = self._joining
         if joining is None or not joining.reshapes:
             return None
-        shapes = self._shapes
+        shapes = self.shapes
         if not any(joining.is_cut(name, shapes) for name, _, _ in outputs):
             return None
         return [
-            [(name, datatype, own) for own in joining.shares(name, array, shapes, self._rows)]
+            [(name, datatype, own) for own in joining.shares(name, _on_host(array), shapes, self._rows)]
             for name, datatype, array in outputs
         ]
 
@@ -403,11 +439,29 @@ class BatchInputs:
     def _view(self, key: str, shape: Sequence[int], offset: int, nbytes: int, name: str = "") -> Array:
         array = self._decoded.get(key)
         if array is None:
+            memory = self._memory
             datatype = self.datatype_of(name or key)
+            if self._fetch is not None and self._inputs[name or key].on_device:
+                memory = self._copied(name or key, self._fetch)
+                offset -= self._inputs[name or key].offset
+                nbytes = element_count(shape) * datatype.size
             if datatype is not DataType.BYTES and element_count(shape) * datatype.size == nbytes:
-                array = np.ndarray(shape, datatype.numpy, self._memory, offset)
+                array = np.ndarray(shape, datatype.numpy, memory, offset)
             else:  # strings, or an error that names what is wrong
-                data = self._memory[offset : offset + nbytes]
+                data = memory[offset : offset + nbytes]
                 array = Tensor(key, datatype, shape, data).as_numpy()
             self._decoded[key] = array
         return array
+
+    def _copied(self, name: str, fetch: Callable[[str, Sequence[int]], memoryview]) -> memoryview:
+        """Return the bytes of an input that lies on a GPU."""
+        memory = self._copies.get(name)
+        if memory is None:
+            size = self.datatype_of(name).size
+            sizes = [element_count(shape) * size for shape in self.shapes[name]]
+            memory = self._copies[name] = fetch(name, sizes)
+        return memory
+
+
+def _on_host(array: Array | DeviceArray) -> Array:
+    return array if isinstance(array, np.ndarray) else array.on_host()

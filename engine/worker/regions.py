@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from actors.values.tensors import Array
     from actors.wire.batch_frames import Execute
     from actors.wire.region_spans import ReadSpan, WriteSpan
+    from engine.worker.devices.arrays import DeviceArray
 
 
 class BatchRegions:
     """What of one batch lies in clients' regions. `close` it once the batch is over.
 
-    `failed` has the answers of requests that a region has failed, by their places in the batch.
+    `failed` takes the answers of requests that a region has failed, by their places in the batch.
     """
 
-    def __init__(self, job: Execute) -> None:
+    def __init__(self, job: Execute, failed: dict[int, Answer]) -> None:
         """Take over the descriptors of `job`."""
-        self.failed: dict[int, Answer] = {}
-        self._requests = len(job.rows)
+        self.failed = failed
         self._reads: list[tuple[int, ReadSpan]] = []
         self._writes: list[Mapping[str, WriteSpan]] = []
         self._descriptors: Sequence[int] = job.descriptors
@@ -46,11 +46,8 @@ class BatchRegions:
             self._reads += [(index, span) for span in read_spans(metadata)]
             self._writes.append(write_spans(metadata))
 
-    def read_into(self, view: memoryview) -> bool:
-        """Read all inputs to their places in `view`; return whether the model has anything to do.
-
-        What is not there is zeros.
-        """
+    def read_into(self, view: memoryview) -> None:
+        """Read all inputs to their places in `view`. What is not there is zeros."""
         for index, span in self._reads:
             piece = view[span.offset : span.offset + span.nbytes]
             done, why = 0, ""
@@ -67,14 +64,13 @@ class BatchRegions:
             if why:
                 self.failed.setdefault(index, _failed(ErrorCode.INVALID_ARG, why, READ_FAILED))
                 piece[done:] = bytes(span.nbytes - done)
-        return len(self.failed) < self._requests
 
     @property
     def writes(self) -> bool:
         """Whether an output of any request belongs into a region."""
         return any(self._writes)
 
-    def write(self, index: int, name: str, datatype: DataType, array: Array) -> int | None:
+    def write(self, index: int, name: str, datatype: DataType, array: Array | DeviceArray) -> int | None:
         """Write an output of request `index` to its place; return its bytes.
 
         Returns None, and has done nothing, where it belongs into the segment. If it can't be written, the
@@ -83,7 +79,7 @@ class BatchRegions:
         place = self._writes[index].get(name)
         if place is None:
             return None
-        data = _bytes_of(datatype, array)
+        data = bytes_of(datatype, array)
         nbytes = len(data)
         if nbytes <= DIRECT_FROM:
             return None
@@ -150,8 +146,10 @@ def _read(descriptor: int, piece: memoryview, at: int) -> int:
     return done
 
 
-def _bytes_of(datatype: DataType, array: Array) -> memoryview:
+def bytes_of(datatype: DataType, array: Array | DeviceArray) -> memoryview:
     """Return an output as it travels, without a copy where that is how it lies in memory."""
+    if not isinstance(array, np.ndarray):
+        array = array.on_host()
     if datatype is DataType.BYTES:
         return memoryview(pack_bytes(array.ravel().tolist()))
     return np.ascontiguousarray(array, dtype=datatype.numpy).reshape(-1).view(np.uint8).data

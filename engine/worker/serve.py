@@ -36,6 +36,8 @@ from engine.worker.slots import Slot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from engine.worker.devices.batches import Devices
+
 _TEXT_LIMIT = 12 * 1024  # characters of a reason; the traceback is cut to as much
 _JSON_LIMIT = frames.MAX_FRAME // 3  # bytes of a text in JSON; a frame has up to two of them
 _LEVELS = ("info", "warning", "error", "verbose")
@@ -68,6 +70,7 @@ class Serving:
         self._lanes = 1
         self._open: OpenRequests | None = None  # a decoupled model's
         self._calls: Calls | None = None
+        self._devices: Devices | None = None  # of a backend that takes tensors on a GPU
         self._forked = False
         when_forked(self)
 
@@ -87,6 +90,8 @@ class Serving:
         finally:
             if self._calls is not None:
                 self._calls.close()
+            if self._devices is not None and not self._forked:
+                self._devices.close()
 
     def _run(self) -> None:
         body = self._receive_load()
@@ -125,23 +130,22 @@ class Serving:
             # On a thread of its own: nothing must wait for a model's check, batches above all.
             threading.Thread(target=probe, name="probe", daemon=True).start()
 
-        if not model.decoupled:
-            incoming = Incoming(
-                self._sock,
-                self._slots,
-                on_disconnect=self._on_disconnect,
-                on_probe=probe_aside,
-            )
-            return make_feed(incoming, self._lanes, threaded=self._has_check)
-        self._open = OpenRequests(self._send, model.name)
+        others: dict[int, Callable[[bytes], None]] = {}
+        if model.decoupled:
+            self._open = OpenRequests(self._send, model.name)
+            others = {frames.CREDIT: self._open.on_credit, frames.CANCEL: self._open.on_cancel}
+        if self._devices is not None:
+            others[frames.RELEASED] = self._devices.on_released
         incoming = Incoming(
             self._sock,
             self._slots,
             on_disconnect=self._on_disconnect,
             on_probe=probe_aside,
-            on_parts={frames.CREDIT: self._open.on_credit, frames.CANCEL: self._open.on_cancel},
+            others=others,
         )
-        return make_feed(incoming, self._lanes, on_end=self._open.close)
+        if self._open is not None:
+            return make_feed(incoming, self._lanes, on_end=self._open.close)
+        return make_feed(incoming, self._lanes, threaded=self._has_check)
 
     def _receive_load(self) -> dict[str, Any]:
         packet, descriptors = receive(self._sock)
@@ -163,8 +167,13 @@ class Serving:
     def _load(self, body: Mapping[str, Any]) -> tuple[Backend, ModelInfo]:
         module, _, name = body["backend"].partition(":")
         backend: Backend = getattr(importlib.import_module(module), name)()
+        made: Any = None
+        if backend.device_tensors:
+            from engine.worker.devices.batches import Devices as made
         self._before_load(body)
         model = self._model_info(body["model"])
+        if made is not None:
+            self._devices = made(model, self._send)
         backend.load(model)
         return backend, model
 
@@ -199,6 +208,7 @@ class Serving:
     def _execute(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         feed, control, clock = self._feed, self._control, time.perf_counter_ns
         joining = Joining.of(model)
+        devices = self._devices
         while True:
             job = feed.next()
             if job is None:
@@ -209,7 +219,7 @@ class Serving:
                 self._send(frames.encode_skipped(job.slot, job.batch_id))
                 continue
             batch = WorkerBatch(
-                job, self._slots[job.slot], model, control, self._ask_for_room, self._open, joining
+                job, self._slots[job.slot], model, control, self._ask_for_room, self._open, joining, devices
             )
             any_read = batch.read_regions()
             prepared = clock()
@@ -230,6 +240,8 @@ class Serving:
             result.infer_ns = computed - prepared - result.output_ns
             result.output_ns += clock() - computed
             self._send_result(result)
+            if devices is not None:
+                batch.release(result)
             control.end(lane)
             # What the model keeps of it is the model's. The rest must not wait for the next batch.
             del batch

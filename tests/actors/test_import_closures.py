@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.__main__ import CLOSURE, OUR_NAMES
+from engine.worker.__main__ import CLOSURE, OUR_NAMES, WITH_DEVICES
 
 pytestmark = pytest.mark.system
 
@@ -81,7 +81,15 @@ def test_the_workers_closure_is_the_one_that_is_written_down():
     assert not foreign
 
 
-@pytest.mark.parametrize("module", CLOSURE)
+@pytest.mark.slow
+def test_what_tensors_on_a_gpu_bring_is_written_down_and_brought_by_nothing_else():
+    plain = loaded_by(*CLOSURE)
+    brought = loaded_by(*CLOSURE, "engine.worker.devices.batches") - plain
+    ours = {name for name in brought if name.partition(".")[0] in OUR_NAMES}
+    assert ours == {*WITH_DEVICES, "engine.worker.devices"}
+
+
+@pytest.mark.parametrize("module", [*CLOSURE, *WITH_DEVICES])
 def test_the_workers_closure_is_written_in_python_3_9(module):
     path = ROOT / (module.replace(".", "/") + ".py")
     tree = ast.parse(path.read_text(), feature_version=(3, 9))

@@ -56,6 +56,11 @@ for line in sys.stdin:
         case "free":
             driver.free(*memory.pop(order["handle"]))
             answer = None
+        case "open":
+            memory[order["handle"]] = order["device"], driver.open_exported(
+                order["device"], bytes.fromhex(order["handle"])
+            )[0]
+            answer = None
     print(json.dumps(answer), flush=True)
 """
 
@@ -78,6 +83,10 @@ for line in sys.stdin:
     def write(self, handle, data, at=0):
         """Put `data` there."""
         self._ask(do="write", handle=handle.hex(), at=at, data=bytes(data).hex())
+
+    def open(self, handle, device=0):
+        """Open another program's memory; from then on it is read and written like one's own."""
+        self._ask(do="open", device=device, handle=handle.hex())
 
     def free(self, handle):
         """Give the memory back."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from actors.values.tensors import element_count
+from engine.worker.devices import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.values.datatypes import DataType
+    from actors.values.tensors import Array
 
 CUDA = 2  # kDLCUDA, of DLPack's DLDeviceType
 
@@ -52,3 +56,15 @@ class DeviceArray:
             device_id=self.device_id,
             device=self.device,
         )
+
+    def copy_to(self, target: memoryview) -> None:
+        """Copy the elements to host memory, `nbytes` of it. Raises CudaError."""
+        if self.nbytes:
+            address = np.frombuffer(target, np.uint8).ctypes.data
+            cuda.driver().copy_to_host(self.device_id, self.address, address, self.nbytes)
+
+    def on_host(self) -> Array:
+        """Return a copy in host memory. Raises CudaError."""
+        array = np.empty(self.shape, self.datatype.numpy)
+        self.copy_to(array.reshape(-1).view(np.uint8).data)
+        return array
