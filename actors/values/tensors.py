@@ -7,7 +7,7 @@ bytes) and is decoded only when a backend asks for the elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from actors.values.datatypes import DataType, from_numpy_dtype
 from actors.values.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     Array = np.ndarray[Any, Any]
 
@@ -48,6 +48,10 @@ class Tensor:
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
         return len(self.data)
+
+    def renamed(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return a tensor of the same bytes, and of the same kind, with this name and shape."""
+        return Tensor(name, self.datatype, shape, self.data)
 
     def as_numpy(self) -> Array:
         """Return an array of `shape`.
@@ -82,6 +86,18 @@ class Tensor:
         return cls(name, datatype, array.shape, little.reshape(-1).view(np.uint8).data)
 
 
+class Keeper(Protocol):
+    """What keeps a place on a GPU as it is, until nothing refers to it any more."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process is gone whose memory it is: what lies there must not be read."""
+
+    @property
+    def on_end(self) -> dict[object, Callable[[bytes], None]]:
+        """Those who have opened the memory's handle, and what to call when they are to close it."""
+
+
 class DevicePlace:
     """`nbytes` bytes of a GPU's memory, from byte `at` of an allocation that another process has exported.
 
@@ -91,7 +107,9 @@ class DevicePlace:
 
     __slots__ = ("at", "device", "handle", "keeper", "nbytes")
 
-    def __init__(self, handle: bytes, device: int, at: int, nbytes: int, keeper: object = None) -> None:
+    def __init__(
+        self, handle: bytes, device: int, at: int, nbytes: int, keeper: Keeper | None = None
+    ) -> None:
         self.handle = handle
         self.device = device
         self.at = at
@@ -112,6 +130,10 @@ class DeviceTensor(Tensor):
     def nbytes(self) -> int:
         """Length of its bytes on the GPU."""
         return self.place.nbytes
+
+    def renamed(self, name: str, shape: Sequence[int]) -> Tensor:
+        """See `Tensor.renamed`."""
+        return DeviceTensor(name, self.datatype, shape, self.place)
 
 
 def element_count(shape: Sequence[int]) -> int:

@@ -36,6 +36,7 @@ PROBE: Final = 5
 CREDIT: Final = 6
 CANCEL: Final = 7
 RELEASED: Final = 8
+UNSHARED: Final = 9
 READY: Final = 16
 LOAD_FAILED: Final = 17
 RESULT: Final = 18
@@ -70,6 +71,7 @@ _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
 ADDRESS: Final = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
 _EXPORTED = struct.Struct("<BBHIQ64s")  # kind, zero, device, number, nbytes, handle
 _RELEASED = struct.Struct("<BBHI")  # kind, two zeros, number
+_UNSHARED = struct.Struct("<BBH64s")  # kind, two zeros, handle
 _CREDIT = struct.Struct("<BBHIQIQ")  # kind, two zeros, request, batch id, parts, nbytes
 
 
@@ -206,6 +208,22 @@ def encode_released(number: int) -> bytes:
 def decode_released(frame: Buffer) -> int:
     """Return the buffer's number. Raises FrameError."""
     return _unpack(_RELEASED, frame)[3]
+
+
+def encode_unshared(handle: bytes) -> bytes:
+    """Server: the allocation with this handle (64 bytes) is no longer to be kept open.
+
+    Its owner may free it now, and another one may get the same handle.
+    """
+    return _UNSHARED.pack(UNSHARED, 0, 0, handle)
+
+
+def decode_unshared(frame: Buffer) -> bytes:
+    """Return the handle. Raises FrameError."""
+    if len(frame) != _UNSHARED.size:
+        raise FrameError(f"frame of kind {frame[0]} has {len(frame)} bytes, not {_UNSHARED.size}")
+    handle: bytes = _UNSHARED.unpack(frame)[3]
+    return handle
 
 
 def _unpack(layout: struct.Struct, frame: Buffer) -> tuple[int, ...]:
