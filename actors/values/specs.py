@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from actors.values.confinement import Confinement
+from actors.values.confinement import Confinement, Sandbox
 from actors.values.datatypes import DataType
 from actors.values.padding import CutBack, Padded
 from actors.values.tensors import Tensor
@@ -30,6 +30,7 @@ class InputSpec:
     optional: bool = False
     ragged: bool = False
     padded: Padded | None = None
+    feeds: bool = False  # a `batch_input` of the configuration is made from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class OutputSpec:
     reshape: tuple[int, ...] | None = None  # the shape the backend gives, where it differs from `dims`
     labels: tuple[str, ...] = ()
     cuts: tuple[CutBack, ...] = ()  # back to the requests' own sizes, if inputs are padded
+    scattered: bool = False  # a `batch_output` of the configuration says how it is cut
 
 
 class TimeoutAction(Enum):
@@ -383,6 +385,8 @@ class ModelSpec:
     runtime: Runtime = field(default_factory=Runtime)
     # What lies elsewhere and is the model's by links, where a strict sandbox has to know.
     linked: tuple[Path, ...] = ()
+    device_tensors: bool = False  # whether its backend takes and gives tensors that lie on a GPU
+    gpu_tensors: bool = False  # of an ensemble (`tritium.gpu_tensors`): they stay there between steps
 
     @property
     def key(self) -> ModelKey:
@@ -441,6 +445,49 @@ class ModelSpec:
             tuple(state.output_name for state in self.scheduling.states)
             if isinstance(self.scheduling, SequenceBatching)
             else ()
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether each request is executed once, is answered once, and leaves nothing behind."""
+        alone = isinstance(self.scheduling, (Direct, DynamicBatching))
+        return alone and not self.decoupled and not self.response_cache
+
+    @cached_property
+    def gpu(self) -> int:
+        """The GPU on which tensors may come to it and from it: all of its instances are there. -1: none.
+
+        A strict sandbox has no handle of a GPU's memory, as that gives all of its owner's allocation.
+        """
+        takes = self.device_tensors and self.plain and self.isolation == "process"
+        if not takes or self.confinement.sandbox is Sandbox.STRICT:
+            return -1
+        devices = {each.device_id if each.kind == "GPU" else -1 for each in self.instances}
+        return devices.pop() if len(devices) == 1 else -1
+
+    @cached_property
+    def device_inputs(self) -> frozenset[str]:
+        """Inputs that may lie on its GPU: those that go to the model as they are."""
+        return frozenset(
+            each.name
+            for each in self.inputs
+            if self.gpu >= 0
+            and each.datatype is not DataType.BYTES
+            and not (each.ragged or each.feeds)
+            and each.reshape is None
+            and each.padded is None
+        )
+
+    @cached_property
+    def device_outputs(self) -> frozenset[str]:
+        """Outputs that may stay on its GPU: those that come from the model as clients see them."""
+        return frozenset(
+            each.name
+            for each in self.outputs
+            if self.gpu >= 0
+            and each.datatype is not DataType.BYTES
+            and not (each.cuts or each.scattered)
+            and each.reshape is None
         )
 
     @property

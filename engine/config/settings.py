@@ -51,6 +51,7 @@ def read_settings(
     if config is not None:
         problems += _without_a_queue_of_its_own(values, config)
         problems += _not_recyclable(values, config)
+        problems += _without_tensors_on_a_gpu(values, config)
     settings = settings_of(values)
     if "tritium.retry" not in values and not traits.pure:
         settings = replace(settings, retry=Retry.NEVER)
@@ -231,6 +232,20 @@ def _not_recyclable(values: Mapping[str, Any], config: ModelConfig) -> list[Prob
     else:
         return _ceiling_above_the_limit(values)
     return [problem("tritium.recycle", f"'tritium.recycle' is set for {what}", hint)]
+
+
+def _without_tensors_on_a_gpu(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
+    """Tell of settings about tensors on a GPU that the model can't follow."""
+    if config.HasField("ensemble_scheduling"):
+        key, what = "tritium.gpu_tensor_pool_bytes", "an ensemble, which has no workers"
+        hint = "set it for the models of its steps"
+    else:
+        key, what = (
+            "tritium.gpu_tensors",
+            "a model that is no ensemble, and has no steps to pass tensors on to",
+        )
+        hint = "set it in the ensemble's configuration"
+    return [problem(key, f"'{key}' is set for {what}", hint)] if key in values else []
 
 
 def _ceiling_above_the_limit(values: Mapping[str, Any]) -> list[Problem]:

@@ -90,9 +90,9 @@ def translate(
         platform=config.platform or config.backend,
         backend=config.backend,
         max_batch_size=config.max_batch_size,
-        inputs=tuple(_input(tensor, tritium) for tensor in config.input),
+        inputs=tuple(_input(tensor, tritium, config) for tensor in config.input),
         outputs=tuple(
-            _output(tensor, (labels or {}).get(tensor.name, ()), tritium) for tensor in config.output
+            _output(tensor, (labels or {}).get(tensor.name, ()), tritium, config) for tensor in config.output
         ),
         scheduling=_scheduling(config, tritium, states or {}),
         instances=instances(config, traits, tritium, uncounted),
@@ -124,6 +124,8 @@ def translate(
         slo=tritium.slo,
         recycle=tritium.recycle,
         confinement=tritium.confinement,
+        device_tensors=traits.device_tensors,
+        gpu_tensors=tritium.gpu_tensors,
     )
 
 
@@ -181,7 +183,7 @@ def instances(
     return tuple(specs)
 
 
-def _input(tensor: ModelInput, tritium: TritiumSettings) -> InputSpec:
+def _input(tensor: ModelInput, tritium: TritiumSettings, config: ModelConfig) -> InputSpec:
     buckets = tritium.pad_to.get(tensor.name)
     return InputSpec(
         name=tensor.name,
@@ -191,10 +193,13 @@ def _input(tensor: ModelInput, tritium: TritiumSettings) -> InputSpec:
         optional=tensor.optional,
         ragged=tensor.allow_ragged_batch,
         padded=None if buckets is None else Padded(buckets, tritium.pad_values.get(tensor.name, 0)),
+        feeds=any(tensor.name in each.source_input for each in config.batch_input),
     )
 
 
-def _output(tensor: ModelOutput, labels: tuple[str, ...], tritium: TritiumSettings) -> OutputSpec:
+def _output(
+    tensor: ModelOutput, labels: tuple[str, ...], tritium: TritiumSettings, config: ModelConfig
+) -> OutputSpec:
     return OutputSpec(
         name=tensor.name,
         datatype=BY_NUMBER[tensor.data_type],
@@ -202,6 +207,7 @@ def _output(tensor: ModelOutput, labels: tuple[str, ...], tritium: TritiumSettin
         reshape=_reshape(tensor),
         labels=labels,
         cuts=tritium.pad_outputs.get(tensor.name, ()),
+        scattered=any(tensor.name in each.target_name for each in config.batch_output),
     )
 
 

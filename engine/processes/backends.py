@@ -39,6 +39,7 @@ class BackendTraits:
     concurrent: bool = True
     default_artifact: str = ""
     platforms: tuple[str, ...] = ()
+    device_tensors: bool = False
     runs_model_code: bool = True  # whether a model may bring code; what is not known to run none may
     completes: bool = False  # whether it has a `complete_config` of its own
     target: str = ""  # `module:Class`, as in the entry point
@@ -59,6 +60,7 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         pure=bool(backend.pure),
         concurrent=bool(backend.concurrent),
         default_artifact=str(backend.default_artifact),
+        device_tensors=bool(getattr(backend, "device_tensors", False)),
         platforms=tuple(backend.platforms),
         runs_model_code=bool(getattr(backend, "runs_model_code", True)),
         completes=_completes(backend),

@@ -253,6 +253,21 @@ class TritiumSettings:
         "off",
         "pytorch models only: compute under automatic mixed precision",
     )
+    gpu_tensors: bool = parameter(
+        "tritium.gpu_tensors",
+        choice("on", "off").into(lambda word: word == "on"),
+        False,
+        "ensembles only: tensors between two models on one GPU stay on it"
+        " ([gpu.md](gpu.md#tensors-that-stay-on-the-gpu))",
+        "`off`",
+    )
+    gpu_tensor_pool: int = parameter(
+        "tritium.gpu_tensor_pool_bytes",
+        whole(0),
+        256 * 1024 * 1024,
+        "GPU memory that a worker of this model may take for tensors which stay on the GPU, beside what the"
+        " model itself takes; without room for one, it goes by host memory",
+    )
     load_timeout: float = parameter(
         "tritium.load_timeout",
         SECONDS,

@@ -58,6 +58,9 @@ ACCEPTED = [
     ("tritium.queue.max_requests", "7", "queue_bounds", QueueBounds(requests=7)),
     ("tritium.queue.max_bytes", "1000", "queue_bounds", QueueBounds(nbytes=1000)),
     ("tritium.threads", "3", "threads", 3),
+    ("tritium.gpu_tensors", "on", "gpu_tensors", True),
+    ("tritium.gpu_tensors", "off", "gpu_tensors", False),
+    ("tritium.gpu_tensor_pool_bytes", "0", "gpu_tensor_pool", 0),
     ("tritium.load_timeout", "90", "load_timeout", 90.0),
     ("tritium.drain_timeout", "0", "drain_timeout", 0.0),
     ("tritium.drain_timeout", "2.5", "drain_timeout", 2.5),
@@ -628,3 +631,14 @@ def test_a_model_whose_sandbox_is_misspelt_is_not_run(load, tmp_path):
     assert not loaded.ok
     assert any("strickt" in problem.message for problem in loaded.problems)
     assert not seen.exists()
+
+
+def test_tensors_stay_on_a_gpu_between_the_steps_of_ensembles_only():
+    config = ModelConfig(name="m")
+    _, (problem,) = read_settings({"tritium.gpu_tensors": "on"}, PYTHON, config=config)
+    assert "'tritium.gpu_tensors' is set for a model that is no ensemble" in problem.message
+    assert problem.hint == "set it in the ensemble's configuration"
+    config.ensemble_scheduling.step.add(model_name="a")
+    assert read_settings({"tritium.gpu_tensors": "on"}, PYTHON, config=config)[1] == ()
+    _, (problem,) = read_settings({"tritium.gpu_tensor_pool_bytes": "1"}, PYTHON, config=config)
+    assert "'tritium.gpu_tensor_pool_bytes' is set for an ensemble, which has no workers" in problem.message
