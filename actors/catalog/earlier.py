@@ -34,6 +34,7 @@ _COUNTS: Final = (
     "bisected",
     "retried",
     "abandoned_threads",
+    "gpu_tensors",
     "reply_violations",
 )
 

@@ -44,9 +44,13 @@ class Devices(ABC):
 class DeviceRegion(Region):
     """One registered region of CUDA shared memory. It has no descriptor, so `fileno` is -1 all its life."""
 
-    __slots__ = ("device_id", "memory")
+    __slots__ = ("memory",)
 
-    def __init__(self, name: str, byte_size: int, device_id: int, memory: DeviceMemory) -> None:
+    def __init__(
+        self, name: str, byte_size: int, device_id: int, memory: DeviceMemory, handle: bytes = b""
+    ) -> None:
+        """`handle` is the client's, by which workers can open the memory as well."""
         super().__init__(name, "", 0, byte_size, -1)
         self.device_id = device_id
+        self.handle = handle
         self.memory = memory

@@ -146,7 +146,7 @@ class RegionRegistry(SharedMemory):
             with suppress(DeviceError):
                 memory.close()
             raise
-        self.table.add(DeviceRegion(name, byte_size, device_id, memory), trio.current_time())
+        self.table.add(DeviceRegion(name, byte_size, device_id, memory, raw_handle), trio.current_time())
 
     def system_regions(self, name: str = "") -> Sequence[SystemRegion]:
         """See `SharedMemory`."""

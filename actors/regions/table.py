@@ -127,6 +127,9 @@ class RegionTable:
         self._held -= region.byte_size
         region.on_idle = None
         if isinstance(region, DeviceRegion):
+            for told in region.on_end.values():
+                told(region.handle)
+            region.on_end.clear()
             try:
                 region.memory.close()
             except DeviceError as error:

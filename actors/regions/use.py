@@ -21,7 +21,15 @@ from actors.seams.threads import in_thread
 from actors.supervision.offload import NotDone, Offload
 from actors.values.datatypes import DataType
 from actors.values.errors import Cancelled, Internal, TritiumError, Unavailable
-from actors.values.regions import Region, RegionCounts, RegionSlice, RegionTensor, RegionUse, too_small
+from actors.values.regions import (
+    Region,
+    RegionCounts,
+    RegionSlice,
+    RegionTensor,
+    RegionUse,
+    Staying,
+    too_small,
+)
 from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.tensors import Buffer, Tensor
 from actors.wire.region_spans import DIRECT_FROM
@@ -69,7 +77,10 @@ class Found:
         self.short = self.nbytes <= AT_ONCE and not self.of_device
         # What an instance may write itself, and would.
         self.long_targets: Mapping[str, RegionSlice] | None = None
-        if not self.of_device and any(target.nbytes > DIRECT_FROM for target in targets.values()):
+        if any(
+            target.nbytes > DIRECT_FROM or isinstance(target.region, DeviceRegion)
+            for target in targets.values()
+        ):
             self.long_targets = targets
 
 
@@ -150,7 +161,7 @@ class Use(RegionUse):
         if claim is not None:
             claim.release()
 
-    def must_read(self, *, stay: bool) -> bool:
+    def must_read(self, *, stay: Staying) -> bool:
         """See `RegionUse`."""
         if not self._unread:
             return False
@@ -158,7 +169,7 @@ class Use(RegionUse):
         # `read` tells one that is over.
         return request is None or any(_is_read(tensor, stay=stay) for tensor in request.inputs)
 
-    async def read(self, *, stay: bool) -> None:
+    async def read(self, *, stay: Staying) -> None:
         """See `RegionUse`."""
         request = self._request
         if request is None:
@@ -209,10 +220,13 @@ class Use(RegionUse):
         return data
 
 
-def _is_read(tensor: Tensor, *, stay: bool) -> bool:
+def _is_read(tensor: Tensor, *, stay: Staying) -> bool:
     if not isinstance(tensor, RegionTensor):
         return False
-    return not stay or tensor.datatype is DataType.BYTES or isinstance(tensor.source.region, DeviceRegion)
+    region = tensor.source.region
+    if isinstance(region, DeviceRegion):
+        return not (region.handle and region.device_id == stay.gpu and tensor.name in stay.inputs)
+    return not stay.system or tensor.datatype is DataType.BYTES
 
 
 class PlacingReply(ReplyPort):

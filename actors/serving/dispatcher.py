@@ -17,8 +17,12 @@ from actors.serving.policy.waiting_line import Sequencing, WaitingLine
 from actors.serving.ports import Observers
 from actors.serving.standing import InstanceState, Standing
 from actors.serving.statistics import FailureReason
-from actors.values.errors import Unavailable
+from actors.values.errors import TritiumError, Unavailable
+from actors.values.regions import device_place
 from actors.values.requests import InferRequest
+from actors.values.specs import InstanceSpec, ModelSpec
+from actors.values.tensors import DevicePlace, Tensor
+from actors.wire.gathering import lost_input
 
 CRASHED: Final = "has crashed"
 
@@ -28,7 +32,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        name: str,
+        spec: ModelSpec,
         standing: Standing,
         *,
         queue: WaitingLine,
@@ -42,7 +46,9 @@ class Dispatcher:
         self.limiter: RateLimiter[InstanceState] | None = None  # where executions are rate-limited
         # Whether an instance has more to execute. Schedulers other than the batcher set their own function.
         self.wants: Callable[[InstanceState], bool] = self._queue_wants
-        self._name = name
+        # Whether requests may have inputs on a GPU. It stays so if the instances move elsewhere.
+        self.takes_devices = spec.gpu >= 0
+        self._name = spec.name
         self._standing = standing
         self._queue = queue
         self._sequences = sequences
@@ -60,6 +66,10 @@ class Dispatcher:
         """
         if not self._blame.clean and self._sequences is None:
             requests = self._sift(requests, alone=alone)
+            if not requests:
+                return False
+        if self.takes_devices:
+            requests = self._reachable(instance, requests)
             if not requests:
                 return False
         assert instance.worker is not None, f"instance '{instance.spec.name}' has no worker"
@@ -100,6 +110,22 @@ class Dispatcher:
         self._queue.push_front(apart if others else apart[1:])
         self._doorbell.ring()
         return others or apart[:1]
+
+    def _reachable(self, instance: InstanceState, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
+        """Answer the requests with inputs on a GPU that this instance can't read; return the others."""
+        refused: dict[InferRequest, TritiumError] = {}
+        for request in requests:
+            for tensor in request.inputs:
+                place = None if tensor.data else device_place(tensor)
+                if place is None:
+                    continue
+                if place.keeper is not None and place.keeper.lost:
+                    refused[request] = lost_input(request, tensor)
+                elif instance.spec.kind != "GPU" or instance.spec.device_id != place.device:
+                    refused[request] = elsewhere(request, tensor, place, instance.spec)
+        for request, error in refused.items():
+            self._outcome.fail(request, error, FailureReason.OTHER)
+        return [each for each in requests if each not in refused] if refused else requests
 
     def _fail_unsent(self, requests: Sequence[InferRequest], error: BaseException) -> None:
         if isinstance(error, (OSError, MemoryError)):
@@ -236,6 +262,17 @@ class Dispatcher:
 
     def _queue_wants(self, instance: InstanceState) -> bool:
         return len(self._queue) > 0 or len(instance.suspects) > 0
+
+
+def elsewhere(
+    request: InferRequest, tensor: Tensor, place: DevicePlace, instance: InstanceSpec
+) -> Unavailable:
+    """Return the error of a request with an input on another GPU than its instance's."""
+    return Unavailable(
+        f"{request.prefix}input '{tensor.name}' of model '{request.model_name}' is on GPU {place.device}, and"
+        f" instance '{instance.name}' is not: its instance groups have been changed; send the request again",
+        retry_after=1.0,
+    )
 
 
 def sequence_lost(request: InferRequest, instance: InstanceState, why: str) -> Unavailable:

@@ -226,6 +226,36 @@ CONTAINMENT: Final[Families[ModelStatistics]] = (
     ),
 )
 
+GPU_TENSORS: Final[Families[ModelStatistics]] = (
+    Family(
+        "tritium_gpu_tensors_total",
+        "counter",
+        "Outputs that stayed on their GPU for the next step of an ensemble (tritium.gpu_tensors)",
+        lambda s: s.gpu_tensors,
+    ),
+)
+
+BUFFERS: Final[Families[Mapping[str, int]]] = (
+    Family(
+        "tritium_gpu_tensor_buffers",
+        "gauge",
+        "Buffers of the workers for such outputs",
+        lambda told: told["buffers"],
+    ),
+    Family(
+        "tritium_gpu_tensor_buffers_in_use",
+        "gauge",
+        "How many of them hold an output that may still be read",
+        lambda told: told["in_use"],
+    ),
+    Family(
+        "tritium_gpu_tensor_buffer_bytes",
+        "gauge",
+        "Bytes of all of those buffers",
+        lambda told: told["bytes"],
+    ),
+)
+
 DEATHS: Final[Families[ModelStatistics]] = (
     SplitFamily(
         "tritium_worker_deaths_total",

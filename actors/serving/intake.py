@@ -21,21 +21,20 @@ from actors.serving.statistics import FailureReason, ModelStatistics
 from actors.serving.validation import Validator
 from actors.serving.waiting import WaitingCallers
 from actors.values.errors import Cancelled, Poisoned, TritiumError, Unavailable
-from actors.values.regions import Held
+from actors.values.regions import Held, Staying
 from actors.values.requests import InferRequest
-from actors.values.specs import Direct, DynamicBatching, ModelSpec
+from actors.values.specs import ModelSpec
 
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
-def regions_may_stay(spec: ModelSpec) -> bool:
-    """Whether instances alone need the bytes of this version's inputs and outputs.
+def staying(spec: ModelSpec) -> Staying:
+    """Return which tensors may be left in clients' regions, as instances alone need their bytes.
 
     A cache compares inputs and keeps outputs. The steps of an ensemble have tensors of their own. Sequences
     and decoupled models answer with more than the client gets.
     """
-    plain = isinstance(spec.scheduling, (Direct, DynamicBatching))
-    return plain and not spec.decoupled and not spec.response_cache
+    return Staying(spec.plain, spec.gpu, spec.device_inputs)
 
 
 class Intake:
@@ -66,13 +65,13 @@ class Intake:
         self._doorbell = doorbell
         self._statistics = statistics
         self._validate = Validator(spec)
-        self._regions_stay = regions_may_stay(spec)
+        self._stay = staying(spec)
         self._pace = AnswerPace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
         """Validate and queue `request`. See `submit_nowait`."""
         if request.regions is not None and self._must_read(request):
-            await request.regions.read(stay=self._regions_stay)
+            await request.regions.read(stay=self._stay)
             if request.cancelled:
                 raise Cancelled("")
         if self._validate.must_walk(request):
@@ -141,9 +140,13 @@ class Intake:
     def _must_read(self, request: InferRequest) -> bool:
         """Whether inputs of `request` must be read from clients' shared memory before it is queued."""
         assert request.regions is not None, "only a request with regions is asked about"
-        if not self._regions_stay:
+        if not self._stay.system:
             request.output_regions = None
-        return request.regions.must_read(stay=self._regions_stay)
+        return request.regions.must_read(stay=self._stay)
+
+    def respecify(self, spec: ModelSpec) -> None:
+        """The version's instances are others now."""
+        self._stay = staying(spec)
 
     def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
         """Raise Unavailable, unless a version that is not READY takes `request` all the same."""

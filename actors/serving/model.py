@@ -122,7 +122,7 @@ class ModelState(ServedModel):
             statistics=statistics,
         )
         self.dispatcher = Dispatcher(
-            spec.name,
+            spec,
             self.standing,
             queue=self.queue,
             sequences=self.sequences,
@@ -173,6 +173,8 @@ class ModelState(ServedModel):
     def respecify(self, spec: ModelSpec) -> None:
         """Take over a configuration that differs from the present one only in its instances."""
         self.spec = spec
+        self.intake.respecify(spec)
+        self.dispatcher.takes_devices |= spec.gpu >= 0
 
     # -- what frontends know: see `actors.values.requests.ServedModel` ---------------------------------------
 

@@ -114,6 +114,7 @@ class ModelStatistics:
         self.quarantined = 0  # requests refused because they kill workers
         self.bisected = 0  # batches split to find such a request
         self.retried = 0  # requests that ran again after a death
+        self.gpu_tensors = 0  # outputs that were left on a GPU
         self.abandoned_threads = 0  # hung threads left behind by instances in the server process
         self.reply_violations = 0  # answers dropped or given twice: each one is a bug
 

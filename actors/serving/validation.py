@@ -21,6 +21,7 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument
 from actors.values.padding import Padded
+from actors.values.regions import device_place
 from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import Strings, walk, walk_at_once
@@ -161,7 +162,7 @@ class Validator:
 
         declared = self._lookup(inputs)
         rows = self._count_rows(request) if self._batches else 1
-        nbytes = 0
+        nbytes = on_device = 0
         for place, (tensor, plan) in enumerate(zip(inputs, declared, strict=True)):
             if tensor.datatype is not plan.datatype:
                 raise InvalidArgument(
@@ -173,8 +174,12 @@ class Validator:
                 elements = rows * plan.row_elements
             else:
                 elements = self._count_elements(request, tensor.name, shape, plan)
-            # In a client's region, and not read yet, if it has no data.
-            size = len(tensor.data) or tensor.nbytes
+            # In a client's region, and not read yet, or on a GPU, if it has no data.
+            size = len(tensor.data)
+            if not size:
+                size = tensor.nbytes
+                if device_place(tensor) is not None:
+                    on_device |= plan.bit
             nbytes += size
             if plan.datatype is DataType.BYTES:
                 found = None if request.strings is None else request.strings[place]
@@ -185,6 +190,9 @@ class Validator:
         request.rows = rows
         request.nbytes = nbytes
         request.batch_key = self._key(inputs, declared) if self._keyed_shapes or self._optional else None
+        if on_device:
+            # A batch has each input on the GPU, or in host memory.
+            request.batch_key = on_device, request.batch_key
 
     def _check_outputs(self, request: InferRequest) -> None:
         """Check that requested outputs are distinct, and that all of them are declared."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from actors.values.errors import NotFound
 from actors.values.native import mypyc_attr
-from actors.values.tensors import Tensor
+from actors.values.tensors import DevicePlace, DeviceTensor, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,13 +49,26 @@ class Region:
 
     It begins at byte `offset` of the object that `fileno` is open for, and has `byte_size` bytes. The
     registry closes `fileno` when the region is unregistered and nothing holds it. From then on it is -1.
+    One on a GPU has `handle` and `device_id` instead, as a `DevicePlace` has them.
 
     A request holds its regions until it is answered or its client has left. So code that reads or writes a
     region elsewhere than on the loop's thread holds it itself meanwhile: the number may be another file's
     soon after. It counts in `counts`, on the loop's thread.
     """
 
-    __slots__ = ("byte_size", "counts", "fileno", "key", "name", "offset", "on_idle", "users")
+    __slots__ = (
+        "byte_size",
+        "counts",
+        "device_id",
+        "fileno",
+        "handle",
+        "key",
+        "name",
+        "offset",
+        "on_end",
+        "on_idle",
+        "users",
+    )
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, fileno: int) -> None:
         self.name = name
@@ -66,6 +79,10 @@ class Region:
         self.users = 0
         self.counts = RegionCounts()  # the registry replaces it by its own
         self.on_idle: Callable[[], None] | None = None  # set while it waits for its last user
+        self.handle = b""
+        self.device_id = -1
+        # To be told when it has ended: workers that may have its handle open.
+        self.on_end: dict[object, Callable[[bytes], None]] = {}
 
     def hold(self) -> None:
         """Keep it open until `let_go`."""
@@ -87,6 +104,12 @@ class RegionSlice:
         self.region = region
         self.at = at
         self.nbytes = nbytes
+
+    @property
+    def place(self) -> DevicePlace | None:
+        """Where it lies on a GPU; None in the host's memory."""
+        region = self.region
+        return DevicePlace(region.handle, region.device_id, self.at, self.nbytes) if region.handle else None
 
 
 class RegionTensor(Tensor):
@@ -128,6 +151,15 @@ class Held:
             region.let_go()
 
 
+def device_place(tensor: Tensor) -> DevicePlace | None:
+    """Return where a tensor lies on a GPU, and None for one that lies elsewhere or has no bytes."""
+    if isinstance(tensor, DeviceTensor):
+        place: DevicePlace | None = tensor.place
+    else:
+        place = tensor.source.place if isinstance(tensor, RegionTensor) else None
+    return place if place is not None and place.nbytes else None
+
+
 class WrittenTensor(Tensor):
     """An output that was written to the client's region: `data` is empty, and nothing is left to be sent."""
 
@@ -154,6 +186,14 @@ class RegionPlace(NamedTuple):
     nbytes: int
 
 
+class Staying(NamedTuple):
+    """Which inputs a model takes that are still in clients' regions."""
+
+    system: bool = False  # those in system shared memory
+    gpu: int = -1  # the GPU whose memory it reads; -1: none
+    inputs: frozenset[str] = frozenset()  # those that it reads there
+
+
 class RegionPlaces:
     """The tensors of one request that lie in regions: an entry for each input, and outputs by their names.
 
@@ -176,14 +216,14 @@ class RegionUse(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def must_read(self, *, stay: bool) -> bool:
+    def must_read(self, *, stay: Staying) -> bool:
         """Whether inputs have to be read before the model can take the request.
 
-        `stay`: the model takes inputs that are still in system shared memory. Strings are read in any case.
+        Strings are read in any case.
         """
 
     @abstractmethod
-    async def read(self, *, stay: bool) -> None:
+    async def read(self, *, stay: Staying) -> None:
         """Replace such inputs of the request by tensors that hold their bytes.
 
         Raises InvalidArgument for a region that has become too short, and Unavailable where memory is short.

@@ -68,6 +68,7 @@ class InferRequest:
         "cancelled",
         "correlation_id",
         "deadline",
+        "device_outputs",
         "dispatched_at",
         "extra",
         "fingerprint",
@@ -138,6 +139,8 @@ class InferRequest:
         # Where the client wants outputs, by their names, if an instance may write them there itself. The
         # reply port writes those that it gets.
         self.output_regions: Mapping[str, RegionSlice] | None = None
+        # Outputs that may stay on the GPU of the instance: the one that asks has them read there.
+        self.device_outputs: frozenset[str] | None = None
         self.span: Span | None = None  # if the request is traced
         self.rows = 1
         self.nbytes = 0

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from actors.values.datatypes import DataType
-from actors.values.errors import InvalidArgument, TritiumError
-from actors.values.regions import RegionTensor, WrittenTensor, cut_off_at, too_short
+from actors.values.errors import InvalidArgument, TritiumError, Unavailable
+from actors.values.regions import RegionTensor, WrittenTensor, cut_off_at, device_place, too_short
 from actors.values.requests import InferRequest
 from actors.values.shapes import client_shape, reshaped
 from actors.values.specs import InputSpec, ModelSpec
 from actors.values.strings import walk, walk_at_once
-from actors.values.tensors import Tensor, element_count, packed_row_bounds
+from actors.values.tensors import DevicePlace, DeviceTensor, Tensor, element_count, packed_row_bounds
 from actors.wire.arena import align
 from actors.wire.batch_frames import READ_FAILED, WRITE_FAILED, Answer, GatheredInput, Part, Placed, Result
 from actors.wire.frames import FrameError
@@ -53,24 +53,41 @@ That costs less than a view of each.
 _NO_READS: Final[Sequence[RegionRead]] = ()
 
 
+class DeviceInput:
+    """An input of request `index` that lies on a GPU."""
+
+    __slots__ = ("index", "place", "tensor")
+
+    def __init__(self, tensor: Tensor, place: DevicePlace) -> None:
+        self.index = 0
+        self.tensor = tensor
+        self.place = place
+
+
+_NO_DEVICES: Final[Sequence[DeviceInput]] = ()
+
+
 class Gather:
     """A plan to put a batch's inputs one after the other.
 
     Sizes are known first; the inputs are copied once a segment is large enough. What lies in clients' regions
-    is in `reads`, and `copied` are the bytes of all else. Either the worker reads it, or `reading` does.
+    is in `reads`, and `copied` are the bytes of all else. Either the worker reads it, or `reading` does. What
+    lies on a GPU is in `devices`, takes no room, and is for the worker.
     """
 
-    __slots__ = ("_parts", "_reads", "copied", "inputs", "nbytes", "reads", "unread")
+    __slots__ = ("_devices", "_parts", "_reads", "copied", "devices", "inputs", "nbytes", "reads", "unread")
 
     def __init__(self, requests: Sequence[InferRequest], spec: ModelSpec) -> None:
         """Lay out the inputs of validated `requests`, which have equal batch keys."""
         self.inputs: list[GatheredInput] = []
         self.reads: Sequence[RegionRead] = _NO_READS
         self._reads: list[RegionRead] | None = None
+        self.devices: Sequence[DeviceInput] = _NO_DEVICES
+        self._devices: list[DeviceInput] | None = None
         # Of requests whose inputs could not be read, by their places in the batch.
         self.unread: dict[int, TritiumError] | None = None
         self._parts: list[tuple[int, list[Tensor]]] = []
-        at = 0
+        at = whole = 0
         sent = len(spec.inputs)
         for index, declared in enumerate(spec.backend_inputs):
             if index < sent or not requests[0].extra:  # a warmup brings controls and states as inputs
@@ -82,25 +99,44 @@ class Gather:
             offset = at = align(at)
             for tensor in tensors:
                 at += len(tensor.data) or self._elsewhere(tensor, at)
+            if at == offset and self._on_device(tensors):
+                whole += len(tensors)
+                self.inputs.append(_on_gpu(index, tensors))
+                continue
             self._parts.append((offset, tensors))
             self.inputs.append(_placed(index, declared, tensors, offset, at - offset, batches=spec.batches))
         self.nbytes = self.copied = at
-        if self.reads:
-            self._place_reads(requests)
+        if len(self.devices) != whole:
+            raise ValueError(f"requests of one batch of '{spec.name}' differ in what lies on a GPU")
+        if self.reads or self.devices:
+            self._find_requests(requests)
 
     def _elsewhere(self, tensor: Tensor, offset: int) -> int:
-        """Note where a tensor lies that has no data here, and return how long it is."""
+        """Note where a tensor lies that has no data here, and return how much room it takes."""
+        place = device_place(tensor)
+        if place is not None:
+            if self._devices is None:
+                self.devices = self._devices = []
+            self._devices.append(DeviceInput(tensor, place))
+            return 0
         if isinstance(tensor, RegionTensor):
             if self._reads is None:
                 self.reads = self._reads = []
             self._reads.append(RegionRead(tensor, offset))
         return tensor.nbytes
 
-    def _place_reads(self, requests: Sequence[InferRequest]) -> None:
+    def _on_device(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether an input lies on a GPU. Requests with equal batch keys have it all there, or all here."""
+        found = self._devices
+        return found is not None and found[-1].tensor is tensors[-1]
+
+    def _find_requests(self, requests: Sequence[InferRequest]) -> None:
         places = {tensor: index for index, request in enumerate(requests) for tensor in request.inputs}
         for read in self.reads:
             self.copied -= read.tensor.nbytes
             read.index = places[read.tensor]
+        for each in self.devices:
+            each.index = places[each.tensor]
 
     def copy_into(self, view: memoryview) -> None:
         """Copy every input to its place; `view` holds at least `nbytes`."""
@@ -148,6 +184,15 @@ class Gather:
             else:
                 source.region.counts.read(source.nbytes)
         self.unread = unread or None
+
+
+def lost_input(request: InferRequest, tensor: Tensor) -> Unavailable:
+    """Return the error of a request whose input was left on a GPU by a worker that has ended since."""
+    return Unavailable(
+        f"{request.prefix}input '{tensor.name}' of model '{request.model_name}' is lost: the worker that left"
+        " it on its GPU has ended; send the request again",
+        retry_after=1.0,
+    )
 
 
 def _read(fileno: int, piece: memoryview, at: int) -> int:
@@ -208,6 +253,14 @@ def _placed(
     return GatheredInput(index, _backend_shape((rows, *tail), declared, batches=batches), offset, nbytes)
 
 
+def _on_gpu(index: int, tensors: Sequence[Tensor]) -> GatheredInput:
+    """Return an input whose bytes lie on a GPU: it is of one shape, but for the rows."""
+    shape = tensors[0].shape
+    if len(tensors) > 1:
+        shape = (sum(tensor.shape[0] for tensor in tensors), *shape[1:])
+    return GatheredInput(index, shape, 0, sum(tensor.nbytes for tensor in tensors), on_device=True)
+
+
 def _backend_shape(shape: Sequence[int], declared: InputSpec, *, batches: bool) -> Sequence[int]:
     if declared.reshape is None:
         return shape
@@ -245,6 +298,13 @@ Cut = tuple[InferRequest, list[Tensor], Answer | None]
 """A request's share of a result: its outputs and, if the worker answered it by itself, that answer."""
 
 
+class DeviceMemory(Protocol):
+    """The buffers of one worker on its GPU."""
+
+    def take(self, number: int, nbytes: int) -> DevicePlace:
+        """Lease a buffer for an output of so many bytes. Raises FrameError."""
+
+
 class Scatter:
     """A result, cut into the shares of its requests.
 
@@ -254,19 +314,29 @@ class Scatter:
     done.
     """
 
-    __slots__ = ("_base", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
+    __slots__ = ("_base", "_buffers", "_data", "_effort", "_result", "_spec", "borrowed", "unchecked")
 
     def __init__(
-        self, result: Result, view: memoryview, spec: ModelSpec, *, copy_limit: int = COPY_LIMIT
+        self,
+        result: Result,
+        view: memoryview,
+        spec: ModelSpec,
+        *,
+        copy_limit: int = COPY_LIMIT,
+        buffers: DeviceMemory | None = None,
     ) -> None:
-        """Check every offset and length of `result` against the segment. Raises FrameError."""
+        """Check every offset and length of `result` against the segment. Raises FrameError.
+
+        `buffers` are those of the worker; None if it can leave nothing on a GPU.
+        """
         self._result = result
+        self._buffers = buffers
         self._spec = spec
         self._effort = 0  # the cost of checking packed outputs, in bytes to copy
         self.unchecked: list[Tensor] = []
         low = high = -1
         for output in _all_outputs(result):
-            if output.written:
+            if output.written or output.on_device:
                 continue
             start = output.offset
             end = start + output.nbytes
@@ -301,23 +371,33 @@ class Scatter:
         ]
 
     def _output(self, placed: Placed, request: InferRequest) -> Tensor:
-        """Return one output of a request that the worker answered by itself."""
+        """Return one output of a request that is alone in the result, or was answered by itself."""
+        if placed.on_device:
+            place = self._left(placed, (request,))
+            return DeviceTensor(placed.name, placed.datatype, placed.shape, place)
         if not placed.written:
             return self._tensor(placed, placed.shape, placed.offset, placed.nbytes)
-        place = (request.output_regions or {}).get(placed.name)
-        if place is None or place.nbytes < placed.nbytes:
-            room = 0 if place is None else place.nbytes
+        target = (request.output_regions or {}).get(placed.name)
+        if target is None or target.nbytes < placed.nbytes:
+            room = 0 if target is None else target.nbytes
             raise FrameError(
                 f"a worker says that it wrote {placed.nbytes} bytes of output '{placed.name}' to a region,"
                 f" where the request has room for {room}"
             )
-        place.region.counts.wrote(placed.nbytes)
+        target.region.counts.wrote(placed.nbytes)
         shape = self._client_shape(placed, placed.shape)
         return WrittenTensor(placed.name, placed.datatype, shape, placed.nbytes)
 
+    def _left(self, placed: Placed, requests: Sequence[InferRequest]) -> DevicePlace:
+        """Return where an output lies that was left on a GPU. Each of `requests` must have asked for that."""
+        asked = all(placed.name in (request.device_outputs or ()) for request in requests)
+        if self._buffers is None or not asked or placed.datatype is DataType.BYTES:
+            raise FrameError(f"a worker left output '{placed.name}' on its GPU, unasked")
+        return self._buffers.take(placed.offset, placed.nbytes)
+
     def _stacked_answers(self, requests: Sequence[InferRequest], stacked: Sequence[Placed]) -> list[Cut]:
         if len(requests) == 1:
-            whole = [self._tensor(each, each.shape, each.offset, each.nbytes) for each in stacked]
+            whole = [self._output(each, requests[0]) for each in stacked]
             return [(requests[0], self._wanted(requests[0], whole), None)]
         ends = list(accumulate([request.rows for request in requests]))
         spans = [
@@ -363,6 +443,17 @@ class Scatter:
         if datatype is DataType.BYTES or not placed.shape or placed.shape[0] != total:
             raise FrameError(f"output '{name}' of shape {list(placed.shape)} can't be cut into {total} rows")
         row = placed.nbytes // total if total else 0
+        if placed.on_device:
+            left = self._left(placed, requests)
+            return [
+                DeviceTensor(
+                    name,
+                    datatype,
+                    (rows, *tail),
+                    DevicePlace(left.handle, left.device, (end - rows) * row, rows * row, left.keeper),
+                )
+                for rows, end in spans
+            ]
         declared = self._spec.outputs_by_name.get(name)
         if declared is not None and declared.reshape is not None:
             return [

@@ -86,7 +86,7 @@ def tell_spans(
         reading.setdefault(read.index, []).append(span)
     for index, request in enumerate(requests):
         for name, place in (request.output_regions or {}).items():
-            if place.nbytes > DIRECT_FROM:
+            if place.nbytes > DIRECT_FROM and not place.region.handle:
                 number = regions.setdefault(place.region, len(regions))
                 span_out = number, place.at, place.nbytes, place.region.name
                 writing.setdefault(index, {})[name] = span_out

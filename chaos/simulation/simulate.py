@@ -124,6 +124,11 @@ class SimulatedMachine:
         """See `Machine`."""
         return [self.disk]
 
+    def gpu_count(self, environ: Mapping[str, str]) -> int:
+        """See `Machine`. There are none."""
+        del environ
+        return 0
+
     def devices(self, environ: Mapping[str, str]) -> None:
         """See `Machine`: there is no GPU."""
 

@@ -46,6 +46,8 @@ class ModelSample:
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # if they share its queue
     slo: SloSample | None = None
     padding: PaddingCounts | None = None  # if it has padded inputs
+    # Buffers of its workers for outputs that stay on their GPU, if it can leave any there.
+    gpu_buffers: Mapping[str, int] | None = None
     gpu_uuid: str = ""  # of the one GPU that all its instances use
 
 
@@ -131,6 +133,14 @@ def model_blocks(
     )
     yield from blocks(
         padding.FAMILIES, [(labels, model.padding) for labels, model in samples if model.padding is not None]
+    )
+    yield from blocks(
+        serving.GPU_TENSORS,
+        [(labels, model.statistics) for labels, model in samples if model.gpu_buffers is not None],
+    )
+    yield from blocks(
+        serving.BUFFERS,
+        [(labels, model.gpu_buffers) for labels, model in samples if model.gpu_buffers is not None],
     )
     yield from blocks(INSTANCES, samples)
 

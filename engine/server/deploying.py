@@ -23,7 +23,6 @@ from actors.values.specs import ModelKey, ModelSpec
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
 from engine.processes.inheritance import for_workers
-from engine.processes.placement import gpu_count
 from engine.processes.placement import resolve as resolve_policies
 from engine.provenance.restrictions import Restrictions
 from engine.repository.agents import AgentRunner
@@ -83,7 +82,7 @@ def compose_deploying(
     sources = _open_sources(machine, settings, environ, digests)
     reader = RepositoryReader(
         sources,
-        _read_options(settings, environ, models),
+        _read_options(settings, environ, models, gpus=machine.gpu_count(environ)),
         janitor,
         digests,
         EnvironmentBuilder(
@@ -180,7 +179,9 @@ def _surroundings(settings: Settings, models: ModelParts, retirements: Superviso
     )
 
 
-def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelParts) -> ReadOptions:
+def _read_options(
+    settings: Settings, environ: Mapping[str, str], models: ModelParts, *, gpus: int
+) -> ReadOptions:
     try:
         policies = resolve_policies(settings.host_policies, os.sched_getaffinity(0))
     except SettingsError as error:
@@ -191,7 +192,7 @@ def _read_options(settings: Settings, environ: Mapping[str, str], models: ModelP
         raise ServerFailed(f"creating server: {error.code.rendered} - {error.message}") from error
     return ReadOptions(
         backends=models.backends,
-        gpus=gpu_count(environ),
+        gpus=gpus,
         environ=for_workers(settings, environ),
         backend_settings=settings.backend_settings,
         config_name=settings.model_config_name,

@@ -60,6 +60,9 @@ class Machine(Protocol):
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """Return the repositories. Raises TritiumError for one that can't be opened."""
 
+    def gpu_count(self, environ: Mapping[str, str]) -> int:
+        """Return how many GPUs models may be given instances on."""
+
     def devices(self, environ: Mapping[str, str]) -> Devices | None:
         """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
 
@@ -106,6 +109,10 @@ class ThisMachine:
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """See `Machine`."""
         return open_sources(settings, environ, digests)
+
+    def gpu_count(self, environ: Mapping[str, str]) -> int:
+        """See `Machine`."""
+        return gpu_count(environ)
 
     def devices(self, environ: Mapping[str, str]) -> Devices | None:
         """See `Machine`."""

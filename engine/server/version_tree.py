@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -366,6 +366,7 @@ class ModelSubtrees:
                 tenants=state.queue.shares() or {},
                 slo=state.slo.sample(depth) if state.slo is not None else None,
                 padding=counts_of(state.dispatcher.observers.told),
+                gpu_buffers=_gpu_buffers(state),
                 gpu_uuid=self._gpu_of(state.spec),
             )
 
@@ -386,6 +387,17 @@ async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: HoldBa
         await sequencer.run(ctx, state, log=log, hold=hold)
     else:
         await batcher.run(ctx, state, hold=hold)
+
+
+def _gpu_buffers(state: ModelState) -> Mapping[str, int] | None:
+    """Return the counts of all workers' buffers together; None if outputs can't stay on a GPU."""
+    if state.spec.gpu < 0:
+        return None
+    told = {"buffers": 0, "in_use": 0, "bytes": 0}
+    for worker in state.standing.workers:
+        for key, count in (worker.buffers.told if worker.buffers is not None else {}).items():
+            told[key] += count
+    return told
 
 
 def _by_standing(state: ModelState) -> dict[str, int]:

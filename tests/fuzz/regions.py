@@ -24,6 +24,7 @@ from actors.seams import threads
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import AlreadyExists, InvalidArgument, NotFound, TritiumError, Unavailable
+from actors.values.regions import Staying
 from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.tensors import Tensor
 from protocols.grpc.codec.infer_request import InferDecoder as GrpcDecoder
@@ -295,8 +296,8 @@ class _Play:
         self._asked.append((request, used))
         assert request.regions is not None
         try:
-            if request.regions.must_read(stay=False):
-                await request.regions.read(stay=False)
+            if request.regions.must_read(stay=Staying()):
+                await request.regions.read(stay=Staying())
         except InvalidArgument:
             assert _cut(region, at, size)
             self._outcomes.append("infer: cut off")

@@ -83,6 +83,12 @@ SECTIONS: Final = (
         fairness.FAMILIES,
     ),
     _section("Padding", _OF_VERSIONS, "Of versions that have padded inputs.", padding.FAMILIES),
+    _section(
+        "Tensors on GPUs",
+        _OF_VERSIONS,
+        "Of versions that can leave outputs on their GPU ([gpu.md](gpu.md#tensors-that-stay-on-the-gpu)).",
+        (*serving.GPU_TENSORS, *serving.BUFFERS),
+    ),
     _section("Latency promises", _OF_VERSIONS, "Of versions that make one.", slo.FAMILIES),
     _section("Readiness", "", "", health.READY),
     _section("Probes", _OF_VERSIONS, "Of versions that were probed.", health.PROBES),

@@ -13,6 +13,9 @@ from engine.settings.settings import Settings
 class MachineWithGpus(ThisMachine):
     """The stand-in has no device nodes, by which GPUs are counted."""
 
+    def gpu_count(self, environ):
+        return int(environ["FAKE_CUDA_DEVICES"])
+
     def devices(self, environ):
         return GpuDevices(int(os.environ["FAKE_CUDA_DEVICES"]), environ=environ)
 

@@ -28,6 +28,7 @@ import trio
 from actors.seams.bell import Bell
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest
+from actors.wire.gathering import DeviceInput, lost_input
 from actors.wire.slots import Slot
 
 AHEAD: Final = 2
@@ -67,6 +68,7 @@ class InFlight:
         "_places",
         "alone",
         "began_at",
+        "devices",
         "id",
         "open",
         "requests",
@@ -91,6 +93,8 @@ class InFlight:
         self.started_at = math.inf  # `began_at` as it was before the first part
         # Of requests whose inputs could not be read from their regions, by their places.
         self.unread: Mapping[int, TritiumError] | None = None
+        # Its inputs that lie on the GPU.
+        self.devices: Sequence[DeviceInput] | None = None
         self._places: dict[InferRequest, int] | None = None
 
     def become(self, state: BatchState) -> None:
@@ -117,6 +121,16 @@ class InFlight:
         """A part has come: the time without progress counts from now on."""
         self.started_at = min(self.started_at, self.began_at, now)
         self.began_at = now
+
+
+def lost_inputs(batch: InFlight) -> Mapping[int, TritiumError]:
+    """Return errors for the requests whose inputs were on a GPU, and whose maker has ended meanwhile."""
+    found: dict[int, TritiumError] = {}
+    for each in batch.devices or ():
+        keeper = each.place.keeper
+        if keeper is not None and keeper.lost:
+            found[each.index] = lost_input(batch.requests[each.index], each.tensor)
+    return found
 
 
 class HeldBatches:

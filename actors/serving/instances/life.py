@@ -31,6 +31,9 @@ from actors.wire.parts import Arrived
 
 TRIM_SECONDS: Final = 15.0
 
+READ_WITHIN: Final = 5.0
+"""Seconds that a worker which is to stop waits for others to read what it has left on its GPU."""
+
 
 class WorkerLife:
     """One life of one worker. Implements `actors.serving.instances.worker.WorkerEvents`."""
@@ -52,6 +55,7 @@ class WorkerLife:
             self,
             prefetch=prefetch,
             held=post.instance.held,
+            statistics=post.state.statistics,
         )
         self._output = OutputReader(launched.output, self._report_output)
         self._log_budget = LineBudget(trio.current_time())
@@ -62,7 +66,8 @@ class WorkerLife:
     async def run(self, launcher: Launcher, *, asks: Asks | None, turns: LoadTurns) -> None:
         """Live, and be buried."""
         post, launched = self._post, self._launched
-        post.ctx.publish(pid=launched.pid)
+        buffers = self._worker.buffers
+        post.ctx.publish(pid=launched.pid, gpu_tensors=None if buffers is None else buffers.told)
         post.enter("loading")
         post.instance.pid = launched.pid
         post.log(Event.WORKER_STARTED, level="info", **post.who(), pid=launched.pid)
@@ -138,6 +143,9 @@ class WorkerLife:
         await post.ctx.stopping.wait()
         post.instance.worker = None
         await worker.held.wait_idle()
+        if worker.buffers is not None:
+            with trio.move_on_after(READ_WITHIN):
+                await worker.buffers.wait_unused()
         post.ctx.publish(phase="stopping")
         if self._joining.loaded.is_set() and not post.state.given_up:
             worker.stop()

@@ -9,7 +9,9 @@ the order in which batches were dispatched.
 
 Inputs in clients' regions are read by the worker, whose `Execute` frame brings the regions' descriptors. A
 strict sandbox gets none, as a descriptor gives all of a client's object. There the instance reads, in slices.
-Requests for decoupled models bring no such inputs (`actors.serving.intake`).
+Requests for decoupled models bring no such inputs (`actors.serving.intake`). Of inputs on a GPU the frame
+says where they are, and of outputs whether they may stay there (`actors.wire.device_spans`). A worker that is
+told of an allocation keeps it open. It is told as well when that has ended.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ from actors.serving.instances.memory import WorkerMemory
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.streams import OpenStreams
 from actors.values.confinement import Sandbox
-from actors.values.regions import Region
+from actors.values.regions import Region, RegionTensor
 from actors.values.requests import InferRequest
 from actors.values.specs import ModelSpec
+from actors.values.tensors import DevicePlace
 from actors.wire import batch_frames, frames
 from actors.wire.arena import INPUT
-from actors.wire.gathering import Gather, default_metadata
+from actors.wire.device_spans import DEVICE, tell_devices
+from actors.wire.gathering import DeviceInput, Gather, default_metadata
 from actors.wire.region_spans import RegionRead, tell_spans
 
 FILLED_AT_ONCE: Final = 4 * 1024 * 1024
@@ -78,11 +82,14 @@ class BatchSender:
         held: HeldBatches,
         streams: OpenStreams | None,
         *,
+        gpu: int = -1,
         prefetch: bool,
         on_room: Callable[[], None],
         on_unsent: Callable[[InFlight, Exception], None],
     ) -> None:
         """With `prefetch` a batch may wait in the worker behind the one that executes.
+
+        `gpu` is the one whose memory the worker reads and writes; -1: none.
 
         `on_room` is called when another batch may be dispatched. `on_unsent` is given a batch that was handed
         over and could not be sent: it is no longer held, and its requests are to be answered.
@@ -93,6 +100,9 @@ class BatchSender:
         self._memory = memory
         self._held = held
         self._streams = streams
+        self._gpu = gpu
+        # By the handles that the worker may have open: who tells of their end.
+        self._opened: dict[bytes, dict[object, Callable[[bytes], None]]] = {}
         self._shares_regions = not spec.decoupled and spec.confinement.sandbox is not Sandbox.STRICT
         self.credit = held.lanes * (AHEAD if prefetch else 1)
         self._on_room = on_room
@@ -150,11 +160,14 @@ class BatchSender:
         for request in requests:
             told.append({} if request.padding else default_metadata(request, self._spec))
             rows.append(request.rows)
-            if request.output_regions:
+            if request.output_regions or request.device_outputs:
                 wanted = True
         regions: Sequence[Region] = ()
-        if (wanted or gather.reads) and self._shares_regions:
+        if (wanted or gather.reads or gather.devices) and self._shares_regions:
             regions = tell_spans(gather.reads, requests, told)
+            if self._gpu >= 0:
+                batch.devices = gather.devices
+                self._tell_devices(gather.devices, requests, told)
         packet = batch_frames.Execute(
             batch.id, slot.index, rows, gather.inputs, told if any(told) else None
         ).encode()
@@ -164,6 +177,53 @@ class BatchSender:
             slot.segments[INPUT].view[used : used + spilled] = packet
             packet = frames.encode_spilled(slot.index, INPUT, used, spilled)
         return Filling(batch, gather, packet, regions)
+
+    def _tell_devices(
+        self,
+        inputs: Sequence[DeviceInput],
+        requests: Sequence[InferRequest],
+        told: Sequence[dict[str, object]],
+    ) -> None:
+        """Add to `told` what of `requests` lies on the GPU, and what is to lie there."""
+        places: list[dict[str, DevicePlace]] = [{} for _ in requests]
+        regions: list[dict[str, str]] = [{} for _ in requests]
+        for each in inputs:
+            tensor, place = each.tensor, each.place
+            places[each.index][tensor.name] = place
+            if place.keeper is not None:
+                self._open(place.handle, place.keeper.on_end)
+            elif isinstance(tensor, RegionTensor):
+                region = tensor.source.region
+                regions[each.index][tensor.name] = region.name
+                region.counts.read(place.nbytes)
+                self._open(place.handle, region.on_end)
+        for index, request in enumerate(requests):
+            targets: dict[str, tuple[DevicePlace, str]] = {}
+            for name, target in (request.output_regions or {}).items():
+                region, to = target.region, target.place
+                if to is not None and to.device == self._gpu and name in self._spec.device_outputs:
+                    targets[name] = to, region.name
+                    self._open(region.handle, region.on_end)
+            spans = tell_devices(places[index], sorted(request.device_outputs or ()), targets, regions[index])
+            if spans:
+                told[index][DEVICE] = spans
+
+    def _open(self, handle: bytes, on_end: dict[object, Callable[[bytes], None]]) -> None:
+        """Note that the worker opens an allocation: at its end, what is in `on_end` is called."""
+        if self not in on_end:
+            on_end[self] = self._unshare
+            self._opened[handle] = on_end
+
+    def _unshare(self, handle: bytes) -> None:
+        self._opened.pop(handle, None)
+        self._pipe.send_nowait(frames.encode_unshared(handle))
+
+    def close(self) -> None:
+        """The worker is gone: it has nothing open any more."""
+        for on_end in self._opened.values():
+            on_end.pop(self, None)
+        self._opened.clear()
+        self.disown()
 
     def _send(self, filling: Filling) -> None:
         filling.gather.copy_into(filling.batch.slot.segments[INPUT].view)

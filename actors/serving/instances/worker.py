@@ -21,12 +21,15 @@ from actors.serving.instances.batches import (
     HANDED,
     HeldBatches,
     InFlight,
+    lost_inputs,
 )
+from actors.serving.instances.device_buffers import DeviceBuffers
 from actors.serving.instances.memory import SPARE_SLOTS, WorkerMemory
 from actors.serving.instances.pipe import Pipe
 from actors.serving.instances.reports import ReportEvents, WorkerReports
 from actors.serving.instances.sending import BatchSender
 from actors.serving.instances.streams import OpenStreams, Slow
+from actors.serving.statistics import ModelStatistics
 from actors.values.errors import TritiumError
 from actors.values.requests import InferRequest
 from actors.values.specs import InstanceSpec, ModelSpec
@@ -73,8 +76,9 @@ class LiveWorker:
         *,
         prefetch: bool,
         held: HeldBatches | None = None,
+        statistics: ModelStatistics | None = None,
     ) -> None:
-        """`held` is the instance's, which outlives the worker."""
+        """`held` is the instance's, which outlives the worker. `statistics` are the version's."""
         self.pipe = pipe
         self.held = held or HeldBatches(instance.lanes)
         self.outstanding, self.open = self.held.outstanding, self.held.open
@@ -97,12 +101,16 @@ class LiveWorker:
             if spec.decoupled
             else None
         )
+        gpu = instance.device_id if instance.kind == "GPU" and spec.gpu >= 0 else -1
+        # What it leaves on its GPU, if it can do so.
+        self.buffers = None if gpu < 0 else DeviceBuffers(pipe, gpu, statistics or ModelStatistics())
         self.sender = BatchSender(
             pipe,
             spec,
             self.memory,
             self.held,
             self._streams,
+            gpu=gpu,
             prefetch=prefetch,
             on_room=events.slot_freed,
             on_unsent=events.unsent,
@@ -125,6 +133,8 @@ class LiveWorker:
             frames.LOG: self.reports.on_log,
             frames.SPILLED: self._on_spilled,
         }
+        if self.buffers is not None:
+            self._handlers[frames.EXPORTED] = self.buffers.on_exported
         if self._streams is not None:
             self._handlers[frames.PART] = self._streams.on_part
             self._handlers[frames.MORE] = self._streams.on_more
@@ -291,7 +301,9 @@ class LiveWorker:
         self.reports.close()
         if self._streams is not None:
             self._streams.clear()
-        self.sender.disown()
+        self.sender.close()
+        if self.buffers is not None:
+            self.buffers.close()
         self._handlers.clear()
         self.asks = None
         self.memory.close()
@@ -325,7 +337,7 @@ class LiveWorker:
             raise FrameError(
                 f"a result for batch {result.batch_id} in slot {result.slot}, which was not asked for"
             )
-        scatter = Scatter(result, batch.slot.segments[OUTPUT].view, self._spec)
+        scatter = Scatter(result, batch.slot.segments[OUTPUT].view, self._spec, buffers=self.buffers)
         answers = scatter.answers(batch.requests)  # raises before any request has been answered
         if scatter.unchecked:
             return partial(self._finish_slowly, batch, result, scatter, answers)
@@ -345,6 +357,8 @@ class LiveWorker:
     ) -> None:
         if batch.unread is not None:
             answers = _without(answers, batch.unread)
+        if batch.devices:
+            answers = _without(answers, lost_inputs(batch))
         if self._streams is not None:
             self._streams.close_answered(batch, answers)
         del self.outstanding[batch.id]

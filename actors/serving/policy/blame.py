@@ -11,10 +11,11 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Mapping
 from hashlib import blake2b
+from itertools import count
 from typing import Final, NamedTuple
 
 from actors.seams.steps import at_once
-from actors.values.regions import RegionTensor
+from actors.values.regions import RegionTensor, device_place
 from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
 
@@ -28,6 +29,9 @@ HASHED_AT_ONCE: Final = 4 * 1024 * 1024
 
 _PIECE: Final = 128 * 1024  # bytes of a client's region that are read at once
 _STEP: Final = 1024 * 1024  # bytes that are hashed in one step of `hashing`
+
+# In place of what lies on a GPU, which is not read: such a request is like no other one.
+_unread: Final = count()
 
 
 class Fingerprint(NamedTuple):
@@ -194,7 +198,9 @@ def _quick_key(request: InferRequest) -> int:
     parts: list[object] = []
     for tensor in sorted(request.inputs, key=_name):
         size = tensor.nbytes
-        if isinstance(tensor, RegionTensor):
+        if device_place(tensor) is not None:
+            samples: tuple[object, ...] = (next(_unread),)
+        elif isinstance(tensor, RegionTensor):
             samples = tensor.read(0, 16), tensor.read(size // 2, 16), tensor.read(max(0, size - 16), 16)
         else:
             data = tensor.data
@@ -209,7 +215,9 @@ def _digest(request: InferRequest) -> Generator[None, None, bytes]:
     for tensor in sorted(request.inputs, key=_name):
         head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), tensor.nbytes))
         fingerprint.update(head.encode())
-        if isinstance(tensor, RegionTensor):
+        if device_place(tensor) is not None:
+            fingerprint.update(b"%d" % next(_unread))
+        elif isinstance(tensor, RegionTensor):
             for start in range(0, tensor.nbytes, _PIECE):
                 fingerprint.update(tensor.read(start, _PIECE))
                 if not (start + _PIECE) % _STEP:

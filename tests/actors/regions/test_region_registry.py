@@ -16,7 +16,15 @@ from actors.seams import threads
 from actors.supervision.supervisor import Supervisor
 from actors.values.datatypes import DataType
 from actors.values.errors import AlreadyExists, Cancelled, Internal, InvalidArgument, NotFound, Unavailable
-from actors.values.regions import Region, RegionPlace, RegionPlaces, RegionSlice, RegionTensor
+from actors.values.regions import (
+    Region,
+    RegionPlace,
+    RegionPlaces,
+    RegionSlice,
+    RegionTensor,
+    Staying,
+    device_place,
+)
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.tensors import Tensor
 from actors.wire.region_spans import DIRECT_FROM
@@ -174,7 +182,7 @@ async def test_short_inputs_are_read_as_they_are_decoded(registry, memory):
     request = request_of(an_input(4), Tensor("Y", DataType.UINT8, (2,), b"yy"))
     registry.attach(request, RegionPlaces([place(8, 4), None], {}))
     assert [bytes(tensor.data) for tensor in request.inputs] == [b"abcd", b"yy"]
-    assert not request.regions.must_read(stay=False)
+    assert not request.regions.must_read(stay=Staying())
     assert region.users == 1
     request.regions.end()
     request.regions.end()
@@ -221,9 +229,9 @@ async def test_long_inputs_are_read_unless_the_model_takes_them_as_they_are(regi
     memory.put(b"x" * LONG)
     request = request_of(an_input(LONG), an_input(LONG, "S", DataType.BYTES))
     registry.attach(request, RegionPlaces([place(nbytes=LONG)] * 2, {}))
-    assert request.regions.must_read(stay=stay)
-    await request.regions.read(stay=stay)
-    assert not request.regions.must_read(stay=stay)
+    assert request.regions.must_read(stay=Staying(system=stay))
+    await request.regions.read(stay=Staying(system=stay))
+    assert not request.regions.must_read(stay=Staying(system=stay))
     number, text = request.inputs
     assert isinstance(number, RegionTensor) is stay
     assert number.nbytes == LONG
@@ -240,7 +248,7 @@ async def test_a_request_that_finds_no_memory_is_refused(registry, memory, claim
     request = request_of(an_input(LONG))
     registry.attach(request, RegionPlaces([place(nbytes=LONG)], {}))
     with pytest.raises(Unavailable, match=r"no memory left to read 262152 bytes .* --receive-memory"):
-        await request.regions.read(stay=False)
+        await request.regions.read(stay=Staying())
     request.regions.end()
     assert (claims.held, region.users) == (0, 0)
 
@@ -254,7 +262,7 @@ async def test_a_client_that_leaves_while_its_inputs_are_read_holds_nothing(
 
     async def read():
         with pytest.raises(Cancelled):
-            await request.regions.read(stay=False)
+            await request.regions.read(stay=Staying())
 
     nursery.start_soon(read)
     await trio.testing.wait_all_tasks_blocked()
@@ -352,7 +360,7 @@ async def test_a_short_read_is_counted(registry, memory):
     request = request_of(an_input(LONG))
     registry.attach(request, RegionPlaces([place(nbytes=LONG)], {}))
     with pytest.raises(InvalidArgument, match="its object has 10 bytes"):
-        await request.regions.read(stay=False)
+        await request.regions.read(stay=Staying())
     request.regions.end()
     assert (registry.table.counts.reads, registry.table.counts.reads_failed, region.users) == (0, 2, 0)
 
@@ -575,9 +583,9 @@ async def test_tensors_of_a_gpu_are_copied_on_threads(registry, devices):
     port = Port()
     request = request_of(an_input(4), port=port)
     registry.attach(request, RegionPlaces([place(nbytes=4)], {"Y": place(8, 4)}))
-    assert request.output_regions is None
-    assert request.regions.must_read(stay=True)
-    await request.regions.read(stay=True)
+    assert request.output_regions["Y"].place.handle == b"h"
+    assert request.regions.must_read(stay=Staying(system=True))
+    await request.regions.read(stay=Staying(system=True))
     assert bytes(request.inputs[0].data) == b"abcd"
     request.reply.put(answer(("Y", b"efgh"))[0], final=True)
     await port.wait()
@@ -588,6 +596,45 @@ async def test_tensors_of_a_gpu_are_copied_on_threads(registry, devices):
     assert (held.closed, list(registry.cuda_regions())) == (1, [])
 
 
+@pytest.mark.parametrize(
+    ("stay", "left"),
+    [
+        (Staying(True, 0, frozenset("X")), True),
+        (Staying(True, 1, frozenset("X")), False),
+        (Staying(True, 0, frozenset("Z")), False),
+        (Staying(), False),
+    ],
+)
+async def test_inputs_stay_on_the_gpu_whose_memory_the_model_reads(registry, devices, stay, left):
+    held = devices.memory[b"h", 0] = FakeMemory(64)
+    held.content[4:8] = b"abcd"
+    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+    request = request_of(an_input(4))
+    registry.attach(request, RegionPlaces([place(4, 4)], {}))
+    assert request.regions.must_read(stay=stay) is not left
+    if not left:
+        await request.regions.read(stay=stay)
+        assert bytes(request.inputs[0].data) == b"abcd"
+    found = device_place(request.inputs[0])
+    assert (found is not None) is left
+    if found is not None:
+        assert (found.handle, found.device, found.at, found.nbytes) == (b"h", 0, 4, 4)
+    request.regions.end()
+
+
+async def test_who_has_opened_a_region_of_a_gpu_hears_of_its_end(registry, devices):
+    devices.memory[b"h", 0] = FakeMemory(64)
+    await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
+    told: list[bytes] = []
+    registry.table.find("R").on_end["a worker"] = told.append
+    request = request_of(an_input(4))
+    registry.attach(request, RegionPlaces([place(nbytes=4)], {}))
+    registry.unregister_cuda("R")
+    assert not told
+    request.regions.end()
+    assert told == [b"h"]
+
+
 async def test_what_the_driver_refuses_is_an_error_of_the_request(registry, devices):
     held = devices.memory[b"h", 0] = FakeMemory(64)
     await registry.register_cuda("R", b"h", device_id=0, byte_size=64)
@@ -596,7 +643,7 @@ async def test_what_the_driver_refuses_is_an_error_of_the_request(registry, devi
     request = request_of(an_input(4), port=port)
     registry.attach(request, RegionPlaces([place(nbytes=4)], {"Y": place(8, 4)}))
     with pytest.raises(Internal, match="input 'X' can't be read from CUDA shared memory region 'R': lost"):
-        await request.regions.read(stay=True)
+        await request.regions.read(stay=Staying(system=True))
     request.reply.put(answer(("Y", b"efgh"))[0], final=True)
     text = "output 'Y' can't be written to CUDA shared memory region 'R': lost"
     assert str(await port.wait()) == text
