@@ -80,7 +80,7 @@ class EnsembleAnswer:
             elif loan is None and name == given.name:
                 tensor = given
             else:
-                tensor = Tensor(name, given.datatype, given.shape, given.data)
+                tensor = given.renamed(name, given.shape)
             outputs.append(tensor)
             if loan is not None:
                 lent = True

@@ -241,7 +241,7 @@ class ComposedRequest(StepOwner):
             elif loan is None and name == given.name:
                 tensor = given
             else:
-                tensor = Tensor(name, given.datatype, given.shape, given.data)
+                tensor = given.renamed(name, given.shape)
             inputs.append(tensor)
             if loan is not None:
                 loan.view(tensor, given)
@@ -262,6 +262,7 @@ class ComposedRequest(StepOwner):
             reply=step,
             accepted_at=now,
         )
+        request.device_outputs = plan.device_outputs
         if whole.caller is not None or whole.synthetic or whole.tenant or whole.affinity:
             request.inherit((whole,))
         if whole.span is not None:

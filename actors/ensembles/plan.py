@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from actors.ensembles.policy.course import Consumer, Course, StepModel
+from actors.ensembles.policy.on_device import HOST_ONLY, StepDevice, staying
 from actors.serving.model import ModelState
 from actors.values.requests import ServedModel
 from actors.values.shapes import client_shape, fitted, reshaped
@@ -37,7 +38,7 @@ class Fit:
         # The model refuses a tensor that it does not declare.
         if rank is not None and len(shape) != rank + self._batches:
             shape = fitted(shape, rank, batches=self._batches)
-        return Tensor(name, tensor.datatype, shape, tensor.data)
+        return tensor.renamed(name, shape)
 
 
 class OutputShapes(Fit):
@@ -81,7 +82,7 @@ class InputShapes:
             return tensor
         dims, target = found
         shape = reshaped(tensor.shape, dims, target, batches=self._batches)
-        return Tensor(tensor.name, tensor.datatype, shape, tensor.data)
+        return tensor.renamed(tensor.name, shape)
 
 
 class StepPlan:
@@ -98,6 +99,15 @@ class StepPlan:
         self.fit = Fit({each.name: len(each.dims) for each in spec.inputs}, batches=spec.batches)
         wanted = tuple(step.outputs)
         self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted
+        self.device_outputs: frozenset[str] | None = None  # those that stay on the GPU of the model
+
+    @property
+    def device(self) -> StepDevice:
+        """What it can do with tensors on a GPU. A model that passes requests on does nothing with them."""
+        spec = self.spec
+        return (
+            StepDevice(spec.gpu, spec.device_inputs, spec.device_outputs) if self.by_reference else HOST_ONLY
+        )
 
     def stands(self, model: ServedModel) -> bool:
         """Whether the plan still holds if the step is `model`'s."""
@@ -123,6 +133,13 @@ class Plan:
         self._users = 0
         self.lasts = all(each.state is not None for each in self.steps.values())
         """Whether it stands for as long as the same models are resolved: versions stay what they are."""
+        self.on_device = False
+        """Whether tensors stay on a GPU: that depends on the instances as well, which may change."""
+        if spec.gpu_tensors:
+            devices = {number: each.device for number, each in self.steps.items()}
+            for number, outputs in staying(self.course, devices).items():
+                self.steps[number].device_outputs = outputs
+                self.on_device = True
         self.entry = InputShapes(spec.inputs, batches=spec.batches)
         self.answers = OutputShapes(spec.outputs, batches=spec.batches)
 
@@ -139,6 +156,11 @@ class Plan:
         if not self._users:
             for state in self._pinned:
                 state.unpin()
+
+    @property
+    def is_of_today(self) -> bool:
+        """Whether the models have the instances that they had when it was made."""
+        return all(each.stands(each.model) for each in self.steps.values())
 
     def stands(self, models: Mapping[int, ServedModel]) -> bool:
         """Whether the plan still holds if `models` run its steps."""
@@ -163,7 +185,8 @@ class Plans:
         If it returns None, `of` returns the plan.
         """
         if changes == self._found_after:
-            return self._found.get(wanted)
+            plan = self._found.get(wanted)
+            return None if plan is not None and plan.on_device and not plan.is_of_today else plan
         self._found.clear()
         self._found_after = changes
         return None
