@@ -136,6 +136,7 @@ class Serving:
             others = {frames.CREDIT: self._open.on_credit, frames.CANCEL: self._open.on_cancel}
         if self._devices is not None:
             others[frames.RELEASED] = self._devices.on_released
+            others[frames.UNSHARED] = self._devices.on_unshared
         incoming = Incoming(
             self._sock,
             self._slots,

@@ -60,6 +60,10 @@ class Devices:
         """Take back what the server says that nothing reads any longer."""
         self.exports.give_back(frames.decode_released(packet))
 
+    def on_unshared(self, packet: bytes) -> None:
+        """Close what the server says is to be open no longer."""
+        self.imports.forget(frames.decode_unshared(packet))
+
     def of(self, job: Execute, failed: dict[int, Answer]) -> BatchDevices | None:
         """Return what of a batch lies on a GPU, or is to lie there; None if nothing does.
 

@@ -73,6 +73,7 @@ class Imports:
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, bytes], _Entry] = OrderedDict()  # last used, last in order
         self._returned: deque[_Entry] = deque()
+        self._leaving: list[_Entry] = []  # to be closed once nothing uses them
 
     @property
     def count(self) -> int:
@@ -83,8 +84,7 @@ class Imports:
         """Return an allocation. Raises CudaError."""
         key = device, handle
         with self._lock:
-            while self._returned:
-                self._returned.popleft().users -= 1
+            self._settle()
             entry = self._open.get(key)
             if entry is None:
                 entry = self._open[key] = self._opened(device, handle)
@@ -95,12 +95,32 @@ class Imports:
             self._trim(now)
             return Opened(entry, self._returned)
 
+    def forget(self, handle: bytes) -> None:
+        """Close the allocations with this handle; those in use, once they are not."""
+        with self._lock:
+            self._settle()
+            for entry in [each for each in self._open.values() if each.handle == handle]:
+                del self._open[entry.device, entry.handle]
+                if entry.users:
+                    self._leaving.append(entry)
+                else:
+                    self._end(entry)
+
+    def _settle(self) -> None:
+        """Take note of what is in use no longer."""
+        while self._returned:
+            self._returned.popleft().users -= 1
+        for entry in [each for each in self._leaving if not each.users]:
+            self._leaving.remove(entry)
+            self._end(entry)
+
     def close(self) -> None:
         """Close all of them, in use or not."""
         with self._lock:
-            for entry in self._open.values():
+            for entry in (*self._open.values(), *self._leaving):
                 self._end(entry)
             self._open.clear()
+            self._leaving.clear()
 
     def _opened(self, device: int, handle: bytes) -> _Entry:
         opener = self._opener()

@@ -124,3 +124,31 @@ def test_what_is_gone_is_an_error_and_leaves_nothing_behind(opener):
     opener.gone.clear()
     use(imports, b"a", 0.0)
     assert imports.count == 1
+
+
+def test_what_is_shared_no_longer_is_closed_and_opened_anew():
+    opener = Opener()
+    imports = Imports(lambda: opener)
+    first = imports.take(0, b"a" * 64, 0.0).address
+    imports.forget(b"b" * 64)  # it was never opened
+    assert list(opener.open) == [first]
+    imports.forget(b"a" * 64)
+    assert not opener.open
+    assert imports.take(0, b"a" * 64, 0.0).address != first
+
+
+def test_what_is_in_use_is_closed_when_it_is_used_no_longer():
+    opener = Opener()
+    imports = Imports(lambda: opener)
+    used = imports.take(0, b"a" * 64, 0.0)
+    imports.forget(b"a" * 64)
+    assert (list(opener.open), imports.count) == ([used.address], 0)
+    del used
+    imports.take(0, b"b" * 64, 0.0)
+    assert list(opener.open.values()) == [(0, b"b" * 64)]
+    imports.take(0, b"c" * 64, 0.0)
+    held = imports.take(0, b"d" * 64, 0.0)
+    imports.forget(b"d" * 64)
+    imports.close()
+    assert not opener.open
+    assert held.nbytes
