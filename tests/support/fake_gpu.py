@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCE = Path(__file__).parent / "cuda" / "driver.c"
 
@@ -25,6 +26,21 @@ def built(folder):
     target = libraries / "libcuda.so.1"
     subprocess.run([gcc, "-O1", "-shared", "-fPIC", "-o", target, SOURCE], check=True)
     return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA": str(memory), "FAKE_CUDA_DEVICES": "2"}
+
+
+class Copy(NamedTuple):
+    """A copy that the stand-in has made."""
+
+    pid: int
+    kind: str  # DtoH, HtoD or DtoD
+    nbytes: int
+
+
+def copies(environ):
+    """Return all copies that processes with this environment have made."""
+    record = Path(environ["FAKE_CUDA"]) / "copies"
+    lines = record.read_text().splitlines() if record.exists() else []
+    return [Copy(int(pid), kind, int(nbytes)) for pid, kind, nbytes in map(str.split, lines)]
 
 
 class Client:
@@ -66,6 +82,7 @@ for line in sys.stdin:
 
     def __init__(self, process):
         self._process = process
+        self.pid = process.pid
 
     def _ask(self, **order):
         self._process.stdin.write(json.dumps(order) + "\n")

@@ -1,6 +1,7 @@
 /* A stand-in for libcuda.so.1, whose device memory lies in files of the folder FAKE_CUDA: so that processes can
  * share it by handles as they do on a GPU. FAKE_CUDA_DEVICES says how many devices there are (1). A device whose
- * number is in FAKE_CUDA/lost answers every call with CUDA_ERROR_ILLEGAL_ADDRESS, as a lost context does. */
+ * number is in FAKE_CUDA/lost answers every call with CUDA_ERROR_ILLEGAL_ADDRESS, as a lost context does. Each copy
+ * is a line of FAKE_CUDA/copies: the process, the direction, the length. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -117,18 +118,29 @@ int cuMemFree_v2(uint64_t address) {
     return SUCCESS;
 }
 
-static int copy(uintptr_t target, uintptr_t source, size_t nbytes, uintptr_t on_device) {
+static void record(const char *kind, size_t nbytes) {
+    char path[512], line[64];
+    path_of("copies", path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    int length = snprintf(line, sizeof line, "%d %s %zu\n", getpid(), kind, nbytes);
+    if (fd < 0) return;
+    if (write(fd, line, (size_t)length) != length) abort();
+    close(fd);
+}
+
+static int copy(const char *kind, uintptr_t target, uintptr_t source, size_t nbytes, uintptr_t on_device) {
     int wrong = usable();
     if (wrong) return wrong;
     if (entry_of(on_device, nbytes) < 0) return INVALID_VALUE;
     memcpy((void *)target, (void *)source, nbytes);
+    record(kind, nbytes);
     return SUCCESS;
 }
 
-int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t nbytes) { return copy((uintptr_t)target, source, nbytes, source); }
-int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t nbytes) { return copy(target, (uintptr_t)source, nbytes, target); }
+int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t nbytes) { return copy("DtoH", (uintptr_t)target, source, nbytes, source); }
+int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t nbytes) { return copy("HtoD", target, (uintptr_t)source, nbytes, target); }
 int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t nbytes) {
-    return entry_of(target, nbytes) < 0 ? INVALID_VALUE : copy(target, source, nbytes, source);
+    return entry_of(target, nbytes) < 0 ? INVALID_VALUE : copy("DtoD", target, source, nbytes, source);
 }
 
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
