@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +22,7 @@ from typing import Any, Final
 from engine.processes import users
 from engine.processes.agents.declared import Wanted
 from engine.processes.family import Family
-from engine.processes.mark import MARK
+from engine.processes.programs import start
 
 PROGRAM: Final = Path(__file__).parent / "host.py"
 _LARGEST: Final = 4 * 1024 * 1024  # of one thing that an agent's process says
@@ -128,26 +126,14 @@ class AgentProcess:
         self._folders.clear()
 
     def _start(self) -> None:
-        mark = secrets.token_hex(16)
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    env={**self._environ, MARK: mark},
-                    start_new_session=True,
-                )
+            self._process, self._family, self._line = start(
+                PROGRAM, environ=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
         except OSError as error:
-            ours.close()
             raise AgentFailed(
                 f"no process could be started for repository agent '{self.name}': {error.strerror or error}"
             ) from error
-        self._family = Family(self._process.pid, mark)
-        self._line = ours
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         if self.killed:  # by another thread, which saw no process yet

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any, Final
 
 from actors.wire.arena import Segment
 from engine.processes.family import Family
-from engine.processes.mark import MARK
+from engine.processes.programs import start
 
 PROGRAM: Final = Path(__file__).parent / "program.py"
 WINDOW: Final = 8 * 1024 * 1024
@@ -134,27 +132,17 @@ class DeviceProcess:
         return self._open[number]
 
     def _start(self) -> None:
-        mark = secrets.token_hex(16)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             window = self._window = Segment.create(WINDOW, "tritium-device")
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(theirs.fileno()), str(self._device)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env={**self._environ, MARK: mark},
-                    start_new_session=True,
-                )
-            self._family = Family(self._process.pid, mark)
-            ours.settimeout(PATIENCE)
-            socket.send_fds(ours, [json.dumps({"window": WINDOW}).encode()], [window.fd])
+            self._process, self._family, self._line = start(
+                PROGRAM, str(self._device), environ=self._environ, kind=socket.SOCK_SEQPACKET
+            )
+            self._line.settimeout(PATIENCE)
+            socket.send_fds(self._line, [json.dumps({"window": WINDOW}).encode()], [window.fd])
             window.close_fd()
         except OSError as error:
-            ours.close()
             self._end()
             raise DeviceLost(f"GPU {self._device} can't be reached: {error.strerror or error}") from error
-        self._line = ours
 
     def _ask(self, **order: Any) -> dict[str, Any]:
         assert self._line is not None
