@@ -241,8 +241,9 @@ class Object:
 
 @contextmanager
 def an_object(size: int) -> Iterator[Object]:
-    """Make an object of a name of its own, for the block."""
-    made = Object(f"tritium-test-{uuid.uuid4().hex}", size)
+    """Make an object of a name of its own, for the block. The name says which test would have left it."""
+    test = re.sub(r"[^A-Za-z0-9]+", "-", os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2])
+    made = Object(f"tritium-test-{uuid.uuid4().hex}-{test[:80]}", size)
     try:
         yield made
     finally:
