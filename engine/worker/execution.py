@@ -323,7 +323,7 @@ class WorkerBatch(Batch):
     def _fetch(self, name: str, datatype: DataType, array: DeviceArray) -> Placed:
         """Copy an array from the GPU into the output segment."""
         if array.datatype is not datatype:
-            return self.put(name, datatype, array.on_host())
+            return self.put(name, datatype, array.to_host())
         nbytes = array.nbytes
         offset = self._place(nbytes)
         array.copy_to(self._slot.segments[OUTPUT].view[offset : offset + nbytes])

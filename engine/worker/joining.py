@@ -464,4 +464,4 @@ class BatchInputs:
 
 
 def _on_host(array: Array | DeviceArray) -> Array:
-    return array if isinstance(array, np.ndarray) else array.on_host()
+    return array if isinstance(array, np.ndarray) else array.to_host()

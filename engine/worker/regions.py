@@ -149,7 +149,7 @@ def _read(descriptor: int, piece: memoryview, at: int) -> int:
 def bytes_of(datatype: DataType, array: Array | DeviceArray) -> memoryview:
     """Return an output as it travels, without a copy where that is how it lies in memory."""
     if not isinstance(array, np.ndarray):
-        array = array.on_host()
+        array = array.to_host()
     if datatype is DataType.BYTES:
         return memoryview(pack_bytes(array.ravel().tolist()))
     return np.ascontiguousarray(array, dtype=datatype.numpy).reshape(-1).view(np.uint8).data

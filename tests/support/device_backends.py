@@ -29,7 +29,8 @@ class OnDevice(Backend):
     """OUTPUT = 2 × INPUT, on the GPU; WHERE has a row for each of INPUT: 1 if that lay on the GPU, else 0.
 
     The parameters say how: with `stacked`, all requests are answered together; with `host`, OUTPUT is in host
-    memory; with `twice`, the first request is answered once more, with zeros, after the whole batch.
+    memory, else on GPU `device` (the instance's); with `twice`, the first request is answered once more, with
+    zeros, after the whole batch.
     """
 
     name = "on_device"
@@ -40,6 +41,8 @@ class OnDevice(Backend):
 
     def execute(self, batch):
         self.model.log("verbose", json.dumps([sorted(batch.device_inputs), sorted(batch.device_outputs)]))
+        if len(batch.requests) == 1:
+            assert batch.device_outputs == batch.requests[0].device_outputs
         if "stacked" in self.model.parameters:
             batch.respond(self.outputs(batch.stacked("INPUT"), float("INPUT" in batch.device_inputs)))
             if "twice" in self.model.parameters:
@@ -50,7 +53,7 @@ class OnDevice(Backend):
             found = request.device_input("INPUT")
             values = request.input("INPUT")
             if found is not None:
-                assert np.array_equal(found.on_host(), values)
+                assert np.array_equal(found.to_host(), values)
                 assert found.shape == values.shape
             request.respond(self.outputs(values, float(found is not None)))
 
@@ -58,7 +61,7 @@ class OnDevice(Backend):
         doubled = np.ascontiguousarray(2 * values, "<f4")
         output: np.ndarray | DeviceArray = doubled
         if "host" not in self.model.parameters:
-            device = self.model.device_id
+            device = int(self.model.parameters.get("device", self.model.device_id))
             owner = Allocation(device, doubled.tobytes())
             output = DeviceArray(owner, owner.address, doubled.shape, DataType.FP32, device_id=device)
         rows = np.full((len(values), 1), where, "<f4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from actors.values.tensors import Array
 
 CUDA = 2  # kDLCUDA, of DLPack's DLDeviceType
+HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: what the CPU can read
 
 
 class DeviceArray:
@@ -45,6 +47,20 @@ class DeviceArray:
         """How many bytes the elements take."""
         return element_count(self.shape) * self.datatype.size
 
+    def to_host(self) -> Array:
+        """Return a copy in host memory, once all pending writes to it are done; BF16 as `uint16`.
+
+        Raises CudaError if the driver says no.
+        """
+        array = np.empty(self.shape, self.datatype.numpy)
+        if not array.nbytes:
+            return array
+        if self.device in HOST_DEVICES:
+            ctypes.memmove(array.ctypes.data, self.address, array.nbytes)
+        else:
+            cuda.driver().copy_to_host(self.device_id, self.address, array.ctypes.data, array.nbytes)
+        return array
+
     def rows(self, start: int, end: int) -> DeviceArray:
         """Return rows `start` to `end` of it, in the same memory."""
         row = element_count(self.shape[1:]) * self.datatype.size
@@ -58,13 +74,11 @@ class DeviceArray:
         )
 
     def copy_to(self, target: memoryview) -> None:
-        """Copy the elements to host memory, `nbytes` of it. Raises CudaError."""
-        if self.nbytes:
-            address = np.frombuffer(target, np.uint8).ctypes.data
+        """Copy the elements to host memory, `nbytes` of it. See `to_host`."""
+        if not self.nbytes:
+            return
+        address = np.frombuffer(target, np.uint8).ctypes.data
+        if self.device in HOST_DEVICES:
+            ctypes.memmove(address, self.address, self.nbytes)
+        else:
             cuda.driver().copy_to_host(self.device_id, self.address, address, self.nbytes)
-
-    def on_host(self) -> Array:
-        """Return a copy in host memory. Raises CudaError."""
-        array = np.empty(self.shape, self.datatype.numpy)
-        self.copy_to(array.reshape(-1).view(np.uint8).data)
-        return array

@@ -20,7 +20,7 @@ from actors.wire.batch_frames import READ_FAILED, WRITE_FAILED, Answer, Placed
 from actors.wire.device_spans import DEVICE, DeviceSpans
 from engine.worker.backends.base import LoadError
 from engine.worker.devices import cuda
-from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.arrays import HOST_DEVICES, DeviceArray
 from engine.worker.devices.cuda import CudaError
 from engine.worker.devices.exports import POOL_BYTES, Exports
 from engine.worker.devices.imports import Imports
@@ -28,6 +28,7 @@ from engine.worker.regions import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeGuard
 
     from actors.values.datatypes import DataType
     from actors.values.tensors import Array, DevicePlace
@@ -55,6 +56,7 @@ class Devices:
             most_bytes=_pool_bytes(model),
         )
         self.imports = Imports(cuda.driver)
+        self.device = model.device_id
 
     def on_released(self, packet: bytes) -> None:
         """Take back what the server says that nothing reads any longer."""
@@ -175,8 +177,8 @@ class BatchDevices:
     # -- outputs
 
     def wanted(self, index: int) -> frozenset[str]:
-        """Return the outputs that request `index` would have on the GPU."""
-        return self._spans[index].outputs
+        """Return the outputs that request `index` would have on the GPU: in a buffer, or in a region."""
+        return self._spans[index].outputs.union(self._spans[index].targets)
 
     def apart(self, outputs: Sequence[AnyOutput]) -> bool:
         """Whether requests want these outputs in different places."""
@@ -208,14 +210,15 @@ class BatchDevices:
         """
         array = self._lent[placed.offset].rows(start, end)
         try:
-            return array.on_host()
+            return array.to_host()
         except CudaError as error:
             why = f"output '{placed.name}' can't be read from the GPU: {error}"
             self._failed.setdefault(index, Answer(code=ErrorCode.INTERNAL, message=why))
             return np.empty(array.shape, array.datatype.numpy)
 
     def _lend(self, name: str, datatype: DataType, array: Array | DeviceArray) -> Placed | None:
-        if not isinstance(array, DeviceArray) or array.datatype is not datatype or not array.nbytes:
+        # The server expects a worker's buffers on the GPU of its instance.
+        if not _lies_on(array, self._devices.device, datatype) or not array.nbytes:
             return None
         exports = self._devices.exports
         buffer = exports.take(array.device_id, array.nbytes)
@@ -235,11 +238,7 @@ class BatchDevices:
         self, index: int, name: str, datatype: DataType, array: Array | DeviceArray
     ) -> Placed | None:
         place, region = self._spans[index].targets[name]
-        source: DeviceArray | memoryview
-        if isinstance(array, DeviceArray) and array.datatype is datatype and array.device_id == place.device:
-            source = array
-        else:
-            source = bytes_of(datatype, array)
+        source = array if _lies_on(array, place.device, datatype) else bytes_of(datatype, array)
         nbytes = source.nbytes
         if nbytes > place.nbytes:
             self._unwritten(index, too_small(name, place.nbytes, nbytes))
@@ -267,6 +266,16 @@ class BatchDevices:
         for number in self._lent.keys() - told:
             self._devices.exports.give_back(number)
         self._lent, self._found, self._given = {}, {}, frozenset()
+
+
+def _lies_on(array: Array | DeviceArray, device: int, datatype: DataType) -> TypeGuard[DeviceArray]:
+    """Whether an output lies on this GPU as it is to be left."""
+    return (
+        isinstance(array, DeviceArray)
+        and array.datatype is datatype
+        and array.device_id == device
+        and array.device not in HOST_DEVICES
+    )
 
 
 def _pool_bytes(model: ModelInfo) -> int:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from actors.values.tensors import Array
 
 CPU = 1  # kDLCPU
-HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: what numpy can read
 CUDA_DEVICES = (CUDA, 13)  # kDLCUDA, kDLCUDAManaged: what the CUDA driver can read
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 

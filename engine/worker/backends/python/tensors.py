@@ -9,7 +9,7 @@ import numpy as np
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
 from actors.values.tensors import pack_bytes, unpack_bytes
 from engine.worker.devices import cuda, dlpack
-from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.arrays import HOST_DEVICES, DeviceArray
 
 if TYPE_CHECKING:
     from actors.values.tensors import Array
@@ -195,7 +195,7 @@ class Tensor:
                 "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
                 " `__dlpack_device__` attributes"
             )
-        if device not in (*dlpack.HOST_DEVICES, *dlpack.CUDA_DEVICES):
+        if device not in (*HOST_DEVICES, *dlpack.CUDA_DEVICES):
             raise TritonModelException(
                 f"tensor '{name}' lies on a device of DLPack's type {int(device)}; copy it to the CPU or to a CUDA device first"
             )

@@ -1,5 +1,6 @@
 """A worker whose inputs and outputs lie on a GPU, with a stand-in for the driver."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -299,6 +300,28 @@ def test_outputs_go_by_the_host_where_the_pool_has_no_more(environ, left, way):
         again = own.run(Asked(ROW + 6, wanted=["OUTPUT"]))[0]["OUTPUT"]
         assert np.array_equal(left(own, again), 2 * (ROW + 6))
         assert np.array_equal(left(own, kept[0]), 2 * ROW)
+
+
+@WAYS
+def test_what_the_model_puts_on_another_gpu_goes_by_the_host(started, put, program, way):
+    worker = started(device="1", **way)
+    target = put(np.zeros_like(ROW))
+    answer, written = worker.run(Asked(ROW, wanted=["OUTPUT"]), Asked(ROW + 1, target=(target, "region")))
+    assert np.array_equal(answer["OUTPUT"], 2 * ROW)
+    assert written["OUTPUT"].written
+    assert program.read(target.handle, ROW.nbytes) == (2 * (ROW + 1)).tobytes()
+    assert not worker.told
+
+
+def test_a_model_is_told_which_outputs_to_leave_on_the_gpu(started, put):
+    worker = started(stacked="1")
+    asked = Asked(ROW, wanted=["WHERE"], target=(put(ROW), "region"))
+    other = Asked(ROW, wanted=["WHERE"])
+    for requests, names in (([asked], ["OUTPUT", "WHERE"]), ([asked, other], ["WHERE"])):
+        worker.run(*requests)
+        assert json.loads(worker.logs[-1]) == [[], names]
+    worker.run(Asked(ROW))
+    assert json.loads(worker.logs[-1]) == [[], []]
 
 
 def test_a_pool_of_no_number_is_refused(environ):
