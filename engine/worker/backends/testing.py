@@ -10,6 +10,10 @@ plain arrays, so that a backend which passes its tests on one behaves on the oth
     backend.load(model)
     [answer] = run(backend, model, [LocalRequest({"X": np.ones((2, 4), "f4")})])
     assert answer.outputs["Y"].tolist() == ...
+
+An input may also be a `DeviceArray`, for backends with `device_tensors`, and a request may have outputs stay
+on the device (`device_outputs`). A test without a device can have such an array over host memory, by DLPack's
+number for that: `DeviceArray(array, array.ctypes.data, array.shape, datatype, device=1, device_id=0)`.
 """
 
 from __future__ import annotations
@@ -31,15 +35,16 @@ from engine.worker.backends.base import (
     SenderClosed,
     TensorInfo,
 )
+from engine.worker.devices.arrays import DeviceArray
 from engine.worker.joining import Joining
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
-    from engine.worker.backends.base import Output
+    from engine.worker.backends.base import AnyOutput, Output
     from engine.worker.calls import Calls
 
 
@@ -93,9 +98,13 @@ def model_info(
 
 
 class LocalAnswer:
-    """What one request got: outputs by name, a code and a message, or that it runs again (`rescheduled`)."""
+    """What one request got: outputs by name, a code and a message, or that it runs again (`rescheduled`).
 
-    __slots__ = ("code", "datatypes", "message", "outputs", "parameters", "rescheduled")
+    `outputs` are in host memory. `on_device` are the names of those that would have stayed on the device: the
+    backend gave them there, and the request has them among its `device_outputs`.
+    """
+
+    __slots__ = ("code", "datatypes", "message", "on_device", "outputs", "parameters", "rescheduled")
 
     def __init__(
         self,
@@ -105,8 +114,10 @@ class LocalAnswer:
         code: ErrorCode | None = None,
         message: str = "",
         rescheduled: bool = False,
+        on_device: Collection[str] = (),
     ) -> None:
         self.rescheduled = rescheduled
+        self.on_device = frozenset(on_device)
         self.outputs = {name: array for name, _, array in outputs}
         self.datatypes = {name: datatype for name, datatype, _ in outputs}
         self.parameters = parameters or {}
@@ -182,24 +193,29 @@ class LocalSender(ResponseSender):
 class LocalRequest(BatchRequest):
     """One request over the arrays in `inputs`, each [rows, *dims] if the model batches.
 
-    BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. `answer` is None until it
-    has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is
+    BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. Those given as `DeviceArray`
+    lie on the device, where `device_outputs` had better stay. `answer` is None until it has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is
     in `parts`; `ended` is set with the final one.
     """
 
     def __init__(
         self,
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, Array | DeviceArray],
         *,
         id: str = "",  # noqa: A002  # the protocol's word
         requested_outputs: Sequence[str] = (),
+        device_outputs: Collection[str] = (),
         parameters: Mapping[str, Parameter] | None = None,
         correlation_id: int | str = 0,
         flags: int = 0,
         timeout: int = 0,
         priority: int = 0,
     ) -> None:
-        self.inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        self.inputs = {
+            name: array if isinstance(array, DeviceArray) else np.ascontiguousarray(array)
+            for name, array in inputs.items()
+        }
+        self._device_outputs = frozenset(device_outputs)
         self.id = id
         self.requested_outputs = requested_outputs
         self.parameters = parameters or {}
@@ -224,7 +240,8 @@ class LocalRequest(BatchRequest):
         self._datatypes = {tensor.name: tensor.datatype for tensor in model.inputs}
         self.inputs = {name: self.inputs[name] for name in self._datatypes if name in self.inputs}
         self.requested_outputs = self.requested_outputs or [tensor.name for tensor in model.outputs]
-        self.rows = len(next(iter(self.inputs.values()))) if model.max_batch_size and self.inputs else 1
+        first = next(iter(self.inputs.values()), None)
+        self.rows = first.shape[0] if model.max_batch_size and first is not None else 1
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -234,8 +251,23 @@ class LocalRequest(BatchRequest):
     def input(self, name: str) -> Array:
         """Return an input."""
         if self._joining is not None and name in self._joining.padded:
-            return self._joining.pad(name, [self.inputs[name]])
-        return self.inputs[name]
+            return self._joining.pad(name, [self.own(name)])
+        return self.own(name)
+
+    def own(self, name: str) -> Array:
+        """Return an input as it was given; a copy in host memory if it lies on the device."""
+        given = self.inputs[name]
+        return given.to_host() if isinstance(given, DeviceArray) else given
+
+    def device_input(self, name: str) -> DeviceArray | None:
+        """Return an input that was given on the device, None for others."""
+        given = self.inputs[name]
+        return given if isinstance(given, DeviceArray) else None
+
+    @property
+    def device_outputs(self) -> frozenset[str]:
+        """Those outputs that are asked for on the device."""
+        return self._device_outputs
 
     def feeds(self) -> Mapping[str, Array]:
         """Return all inputs as `Batch.feeds` would."""
@@ -250,19 +282,28 @@ class LocalRequest(BatchRequest):
         """Return an input's datatype. Raises KeyError for an input the client did not send."""
         return self._datatypes[name] if name in self.inputs else _absent(name)
 
-    def respond(self, outputs: Sequence[Output], parameters: Mapping[str, Parameter] | None = None) -> None:
+    def respond(
+        self, outputs: Sequence[AnyOutput], parameters: Mapping[str, Parameter] | None = None
+    ) -> None:
         """Answer with copies of what was asked for. Raises RuntimeError at a second answer."""
         if self._joining is not None:
-            outputs = [
-                (name, dt, self._joining.share(name, array, self.shapes)) for name, dt, array in outputs
-            ]
-        self._settle(LocalAnswer(self.kept(outputs), parameters=parameters))
+            self.settle(
+                [
+                    (name, dt, self._joining.share(name, array, self.shapes))
+                    for name, dt, array in _in_host_memory(outputs)
+                ],
+                parameters,
+            )
+        else:
+            self.settle(outputs, parameters)
 
-    def settle(self, outputs: Sequence[Output]) -> None:
+    def settle(self, outputs: Sequence[AnyOutput], parameters: Mapping[str, Parameter] | None = None) -> None:
         """Answer with copies of those of its own outputs that were asked for. `LocalBatch` calls this."""
-        self._settle(LocalAnswer(self.kept(outputs)))
+        stayed = {name for name, _, array in outputs if isinstance(array, DeviceArray)}
+        on_device = stayed & self._device_outputs & set(self.requested_outputs)
+        self._settle(LocalAnswer(self.kept(outputs), parameters=parameters, on_device=on_device))
 
-    def kept(self, outputs: Sequence[Output]) -> list[Output]:
+    def kept(self, outputs: Sequence[AnyOutput]) -> list[Output]:
         """Return copies of those outputs that were asked for."""
         return [(name, dt, _copied(name, dt, a)) for name, dt, a in outputs if name in self.requested_outputs]
 
@@ -326,8 +367,9 @@ class LocalRequest(BatchRequest):
 class LocalBatch(Batch):
     """A batch of `requests`, which must carry the same inputs of the same datatypes.
 
-    Their dims must be the same, too, if the input is neither ragged nor padded. Raises ValueError if they are
-    not, or if a model without batching is given several.
+    Their dims must be the same, too, if the input is neither ragged nor padded, and an input lies on the
+    device for all of them or for none. Raises ValueError if they do not, or if a model without batching is
+    given several.
     """
 
     def __init__(self, model: ModelInfo, requests: Sequence[LocalRequest]) -> None:
@@ -337,16 +379,22 @@ class LocalBatch(Batch):
             raise ValueError("a model without batching takes one request at a time")
         if len({tuple(request.inputs) for request in requests}) > 1:
             raise ValueError("the requests of a batch must carry the same inputs")
+        kinds = {tuple(name for name in of.inputs if of.device_input(name)) for of in requests}
+        if len(kinds) > 1:
+            raise ValueError(
+                "an input of a batch must lie on the device for all of its requests, or for none"
+            )
+        self._device_inputs = frozenset(kinds.pop())
         # It is never assigned again.
         self.requests: Sequence[LocalRequest] = requests  # type: ignore[mutable-override]
         self.rows = sum(request.rows for request in requests)
         self._batches = bool(model.max_batch_size)
         self._joining = joining = Joining.of(model)
-        uneven = () if joining is None else joining.flat
-        self._stacked = {name: self._join(name) for name in requests[0].inputs if name not in uneven}
+        apart = self._device_inputs if joining is None else self._device_inputs | joining.flat
+        self._stacked = {name: self._join(name) for name in requests[0].inputs if name not in apart}
 
     def _join(self, name: str) -> Array:
-        parts = [request.inputs[name] for request in self.requests]
+        parts = [request.own(name) for request in self.requests]
         if self._joining is not None and name in self._joining.padded:
             return self._joining.pad(name, parts)
         return np.concatenate(parts) if self._batches else parts[0]
@@ -355,6 +403,11 @@ class LocalBatch(Batch):
     def input_names(self) -> Sequence[str]:
         """Inputs present, in the configuration's order."""
         return list(self.requests[0].inputs)
+
+    @property
+    def device_inputs(self) -> frozenset[str]:
+        """Inputs that lie on the device."""
+        return self._device_inputs
 
     def stacked(self, name: str) -> Array:
         """Return an input of all requests. See `Batch.stacked`."""
@@ -370,7 +423,7 @@ class LocalBatch(Batch):
             raise ValueError(f"output '{name}' is of BYTES, which have no fixed size")
         return np.empty(shape, datatype.numpy)
 
-    def respond(self, outputs: Sequence[Output]) -> None:
+    def respond(self, outputs: Sequence[AnyOutput]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
         joining = self._joining
         if joining is not None:
@@ -378,23 +431,26 @@ class LocalBatch(Batch):
             shapes = {name: [of.shapes[name] for of in self.requests] for name in self.input_names}
             columns = [
                 [(name, datatype, own) for own in joining.shares(name, array, shapes, sizes)]
-                for name, datatype, array in outputs
+                for name, datatype, array in _in_host_memory(outputs)
             ]
             for index, request in enumerate(self.requests):
                 request.settle([column[index] for column in columns])
             return
         for name, _, array in outputs:
-            if self._batches and (not array.ndim or len(array) != self.rows):
+            if self._batches and array.shape[:1] != (self.rows,):
                 raise ValueError(
                     f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
                 )
         start = 0
         for request in self.requests:
-            rows = slice(start, start + request.rows) if self._batches else slice(None)
-            request.respond(
-                [(name, datatype, array[rows] if array.ndim else array) for name, datatype, array in outputs]
+            end = start + request.rows
+            request.settle(
+                [
+                    (name, dt, _rows(array, start, end) if self._batches else array)
+                    for name, dt, array in outputs
+                ]
             )
-            start += request.rows
+            start = end
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""
@@ -410,9 +466,15 @@ def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) ->
 
     Requests that a decoupled model's senders answer have none: look at their `parts` and `ended`.
 
-    An exception from `execute` fails what is unanswered; so does returning without an answer.
+    An exception from `execute` fails what is unanswered; so does returning without an answer. Raises
+    ValueError for inputs on the device if the backend does not take such.
     """
     batch = LocalBatch(model, requests)
+    if batch.device_inputs and not backend.device_tensors:
+        raise ValueError(
+            f"the backend '{backend.name}' has `device_tensors = False`: a worker never gives it inputs on the"
+            f" device, such as {', '.join(sorted(batch.device_inputs))}"
+        )
     try:
         backend.execute(batch)
     except TritiumError as error:
@@ -433,7 +495,7 @@ def _feeds(
     if joining is None:
         return {name: whole(name) for name in names}
     feeds = {
-        name: np.concatenate([request.inputs[name].reshape(-1) for request in requests])
+        name: np.concatenate([request.own(name).reshape(-1) for request in requests])
         if name in joining.flat
         else whole(name)
         for name in names
@@ -442,7 +504,22 @@ def _feeds(
     return feeds
 
 
-def _copied(name: str, datatype: DataType, array: Array) -> Array:
+def _in_host_memory(outputs: Sequence[AnyOutput]) -> list[Output]:
+    return [
+        (name, datatype, array.to_host() if isinstance(array, DeviceArray) else array)
+        for name, datatype, array in outputs
+    ]
+
+
+def _rows(array: Array | DeviceArray, start: int, end: int) -> Array | DeviceArray:
+    return array.rows(start, end) if isinstance(array, DeviceArray) else array[start:end]
+
+
+def _copied(name: str, datatype: DataType, array: Array | DeviceArray) -> Array:
+    if isinstance(array, DeviceArray):
+        if array.datatype is not datatype:
+            raise ValueError(f"output '{name}' is {array.datatype} on the device, not {datatype}")
+        return array.to_host()
     if datatype is DataType.BYTES:
         elements = np.empty(array.size, dtype=object)
         elements[:] = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]

@@ -13,6 +13,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, Unavailable
 from engine.worker.backends.base import Backend, TensorInfo
 from engine.worker.backends.testing import LocalBatch, LocalRequest, model_info, run
+from engine.worker.devices.arrays import DeviceArray
 
 FP32 = DataType.FP32
 MODEL = model_info(
@@ -136,6 +137,80 @@ def test_a_model_without_batching_takes_one_request_at_a_time():
         LocalBatch(single, [rows(1), rows(2)])
     with pytest.raises(ValueError, match="same inputs"):
         LocalBatch(MODEL, [rows(1), LocalRequest({})])
+
+
+# -- inputs and outputs on a device, which is host memory here
+
+
+def on_device(array, datatype=FP32):
+    return DeviceArray(array, array.ctypes.data, array.shape, datatype, device=1, device_id=0)
+
+
+def there(*values, **options):
+    return LocalRequest({"X": on_device(rows(*values).inputs["X"])}, **options)
+
+
+class Taking(Scripted):
+    device_tensors = True
+
+
+def test_inputs_on_a_device_are_given_there_and_copied_for_who_wants_them_here():
+    batch = LocalBatch(MODEL, [there(1), there(2, 3)])
+    assert (batch.device_inputs, batch.rows) == ({"X"}, 3)
+    assert batch.stacked("X")[:, 0].tolist() == batch.feeds()["X"][:, 0].tolist() == [1, 2, 3]
+    for request, expected in zip(batch.requests, ([1], [2, 3]), strict=True):
+        array = request.device_input("X")
+        assert array is not None
+        assert array.shape == (len(expected), 2)
+        for copied in (array.to_host(), request.input("X"), request.feeds()["X"]):
+            assert copied[:, 0].tolist() == expected
+    assert LocalBatch(MODEL, [rows(1)]).device_inputs == frozenset()
+    assert rows(1).device_input("X") is None
+
+
+def test_a_stacked_answer_on_a_device_is_cut_into_each_requests_rows():
+    result = np.arange(6, dtype="f4").reshape(3, 2)
+
+    def give(batch):
+        assert batch.device_outputs == {"Y"}
+        batch.respond([("Y", FP32, on_device(result)), ("Z", FP32, on_device(result))])
+        result[:] = 7
+
+    requests = [there(1, device_outputs=["Y", "Z"]), there(2, 3, device_outputs=["Y"])]
+    requests[1].requested_outputs = ["Y"]
+    first, second = run(Taking(give), MODEL, requests)
+    assert (first.on_device, second.on_device) == ({"Y", "Z"}, {"Y"})
+    assert first.outputs["Y"].tolist() == first.outputs["Z"].tolist() == [[0, 1]]
+    assert {name: array.tolist() for name, array in second.outputs.items()} == {"Y": [[2, 3], [4, 5]]}
+
+
+def test_outputs_that_nobody_reads_on_the_device_are_copied():
+    def give(batch):
+        batch.requests[0].respond([("Y", FP32, on_device(np.ones((1, 2), "f4")))])
+
+    [answer] = run(Taking(give), MODEL, [there(1)])
+    assert (answer.on_device, answer.outputs["Y"].tolist()) == (set(), [[1, 1]])
+
+
+def test_an_array_on_a_device_must_be_of_the_outputs_datatype_and_rows():
+    half = on_device(np.ones((1, 2), "f2"), DataType.FP16)
+    [answer] = run(Taking(lambda batch: batch.respond([("Y", FP32, half)])), MODEL, [there(1)])
+    assert "output 'Y' is FP16 on the device, not FP32" in answer.message
+    [answer] = run(Taking(lambda batch: batch.respond([("Y", FP32, half)])), MODEL, [there(1, 2)])
+    assert "a batch of 2 rows needs [2, ...]" in answer.message
+
+
+def test_what_a_worker_would_never_give_is_refused():
+    with pytest.raises(ValueError, match="for all of its requests, or for none"):
+        LocalBatch(MODEL, [there(1), rows(2)])
+    with pytest.raises(ValueError, match="has `device_tensors = False`"):
+        run(Scripted(lambda batch: None), MODEL, [there(1)])
+
+
+@pytest.mark.parametrize("device", [1, 3])
+def test_an_array_without_elements_is_copied_without_its_address(device):
+    empty = DeviceArray(None, 0, (0, 3), DataType.BF16, device=device, device_id=0)
+    assert (empty.to_host().shape, empty.to_host().dtype) == ((0, 3), np.uint16)
 
 
 # -- the backend in `docs/backends.md` passes the test that is printed beside it
