@@ -38,7 +38,7 @@ from engine.worker.backends.python.host import (
     call_context,
 )
 from engine.worker.backends.python.loop import EventLoop
-from engine.worker.backends.python.replies import BatchReplies, Reply, StreamReply
+from engine.worker.backends.python.replies import BatchReplies, Gpu, Reply, StreamReply
 from engine.worker.backends.python.responses import InferenceResponse
 from engine.worker.backends.python.results import Wrong, checked, not_a_response, not_none, respond_together
 from engine.worker.backends.python.source import DEFAULT_ARTIFACT, STUB, Source, describe
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from engine.worker.backends.base import Batch, ModelInfo
 
 CONCURRENCY = "tritium.concurrency"
+CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 _MINIMA = (
     ("shm-default-byte-size", 1024 * 1024, "shm-default-byte-size can't be smaller than 4 MiBs"),
@@ -66,6 +67,7 @@ class PythonBackend(Backend):
     name = "python"
     pure = False
     concurrent = False
+    device_tensors = True
     default_artifact = DEFAULT_ARTIFACT
 
     @classmethod
@@ -97,6 +99,12 @@ class PythonBackend(Backend):
         self._info = model
         self._source = Source(model)
         _check(model)
+        # Without a GPU, and where answers come at any time, tensors are handed over in CPU memory.
+        self._gpu = (
+            Gpu(model.device_id, lends=model.parameters.get(CPU_ONLY) == "no")
+            if model.kind == "GPU" and not model.decoupled
+            else None
+        )
         self._guard = threading.Condition()
         self._turn = threading.Lock() if model.lanes > 1 else contextlib.nullcontext()
         self._limited = CONCURRENCY in model.parameters
@@ -154,7 +162,7 @@ class PythonBackend(Backend):
     # -- models that answer every request once ---------------------------------------------------------------
 
     def _execute(self, batch: Batch) -> None:
-        replies = BatchReplies(batch, self._guard, batches=self._info.max_batch_size > 0)
+        replies = BatchReplies(batch, self._guard, batches=self._info.max_batch_size > 0, gpu=self._gpu)
         requests = _served(batch, replies)
         try:
             responses = checked(self._call(requests), requests, replies)
@@ -350,9 +358,9 @@ def _served(batch: Batch, replies: BatchReplies) -> list[ServedRequest]:
 
 def _check(model: ModelInfo) -> None:
     """Raise LoadError for what can't be honoured."""
-    cpu_only = model.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
+    cpu_only = model.parameters.get(CPU_ONLY, "yes")
     if cpu_only not in ("yes", "no"):
-        raise LoadError(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {cpu_only}'")
+        raise LoadError(f"Incorrect value for {CPU_ONLY}: {cpu_only}'")
     for key, least, message in _MINIMA:
         if _whole_number(key, model.settings.get(key, str(least))) < least:
             raise LoadError(message)

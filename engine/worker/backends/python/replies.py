@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from actors.values.errors import ErrorCode
 from engine.worker.backends.base import SenderClosed
-from engine.worker.backends.python.tensors import Tensor, TritonModelException
+from engine.worker.backends.python.tensors import (
+    DeferredTensor,
+    DeviceTensor,
+    Tensor,
+    TritonModelException,
+)
+from engine.worker.devices import cuda
 
 if TYPE_CHECKING:
     import threading
@@ -26,6 +33,20 @@ CLOSED: Final = "Unable to send response. Response sender has been closed."
 RESCHEDULED_TOO_LATE: Final = (
     "A request that has its final response can't be rescheduled (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)."
 )
+READ_TOO_LATE: Final = "tensor '{}' lies on the GPU, and can't be read after its request has been answered"
+
+
+class Gpu:
+    """What a model on a GPU does with tensors that lie there.
+
+    If it does not `lend` inputs to the model, that gets copies in CPU memory of those that it reads.
+    """
+
+    __slots__ = ("lends", "number")
+
+    def __init__(self, number: int, *, lends: bool) -> None:
+        self.number = number
+        self.lends = lends
 
 
 class BatchReplies:
@@ -35,12 +56,27 @@ class BatchReplies:
     asked for.
     """
 
-    __slots__ = ("_batch", "_batches", "_guard", "_over", "_replies", "_requests", "_sealed", "_whole")
+    __slots__ = (
+        "_batch",
+        "_batches",
+        "_gpu",
+        "_guard",
+        "_lent",
+        "_on_gpu",
+        "_over",
+        "_replies",
+        "_requests",
+        "_sealed",
+        "_whole",
+    )
 
-    def __init__(self, batch: Batch, guard: threading.Condition, *, batches: bool) -> None:
+    def __init__(
+        self, batch: Batch, guard: threading.Condition, *, batches: bool, gpu: Gpu | None = None
+    ) -> None:
         """`guard` is the backend's; see `Reply`.
 
-        With `batches` the first dimension of inputs is the batch's.
+        With `batches` the first dimension of inputs is the batch's. Without a `gpu` all tensors are handed
+        over in CPU memory, both ways.
         """
         self._batch = batch
         self._requests: Sequence[BatchRequest] = batch.requests
@@ -50,15 +86,23 @@ class BatchReplies:
         self._sealed = False
         self._over = False
         self._whole: list[Whole] | None = None
+        self._gpu = gpu
+        self._on_gpu = frozenset() if gpu is None else batch.device_inputs
+        self._lent = False
 
     def inputs_of(self, request: BatchRequest, start: int) -> list[Tensor]:
         """Return the inputs of the request whose first row is `start`.
 
-        They are views of the batch's inputs, which are read once.
+        They are views of the batch's inputs, which are read once. Inputs that lie on the GPU are not read.
         """
         whole = self._whole
         if whole is None:
             whole = self._whole = self._read()
+        if self._gpu is not None and self._on_gpu:
+            return [
+                self._input_on(self._gpu, request, start, name, datatype, array)
+                for name, datatype, array in whole
+            ]
         if not self._batches:
             return [
                 Tensor.over(name, datatype, array) for name, datatype, array in whole if array is not None
@@ -69,11 +113,48 @@ class BatchReplies:
             for name, datatype, array in whole
         ]
 
+    def _input_on(
+        self,
+        gpu: Gpu,
+        request: BatchRequest,
+        start: int,
+        name: str,
+        datatype: DataType,
+        whole: np.ndarray[Any, Any] | None,
+    ) -> Tensor:
+        """Return one input of a request in a batch of which some inputs lie on the GPU."""
+        memory = request.device_input(name) if whole is None else None
+        if memory is None:
+            if whole is None:
+                return Tensor.over(name, datatype, request.input(name))
+            return Tensor.over(
+                name, datatype, whole[start : start + request.rows] if self._batches else whole
+            )
+        if gpu.lends:
+            self._lent = True
+            return DeviceTensor(name, memory)
+        return DeferredTensor(name, memory, partial(self._copied, request))
+
+    def _copied(self, request: BatchRequest, name: str) -> np.ndarray[Any, Any]:
+        """Return a copy in CPU memory of an input on the GPU. Raises TritonModelException."""
+        if self._over:
+            raise TritonModelException(READ_TOO_LATE.format(name))
+        try:
+            return request.input(name)
+        except cuda.CudaError as error:
+            raise TritonModelException(f"tensor '{name}': {error}") from error
+
     def _read(self) -> list[Whole]:
-        """Return the batch's inputs, whole; None in place of one whose requests differ in shape."""
+        """Return the batch's inputs, whole.
+
+        There is None in place of one whose requests differ in shape, or which lies on the GPU.
+        """
         first = self._requests[0]
         whole: list[Whole] = []
         for name in self._batch.input_names:
+            if name in self._on_gpu:
+                whole.append((name, first.input_datatype(name), None))
+                continue
             try:
                 whole.append((name, first.input_datatype(name), self._batch.stacked(name)))
             except ValueError:  # a ragged input
@@ -98,7 +179,8 @@ class BatchReplies:
         with self._guard:
             reply = self._replies.get(index)
             if reply is None:
-                reply = Reply(self._requests[index], self._guard)
+                gpu = None if self._gpu is None else self._gpu.number
+                reply = Reply(self._requests[index], self._guard, gpu)
                 self._replies[index] = reply
                 if self._sealed:
                     reply.close()
@@ -130,6 +212,11 @@ class BatchReplies:
             self._sealed = self._over = True
             for reply in self._replies.values():
                 reply.release()
+        if self._gpu is not None and self._lent:
+            # What the model has only begun may still read its inputs. If the device is lost, whoever needs it
+            # next is told so.
+            with contextlib.suppress(cuda.CudaError):
+                cuda.driver().synchronize(self._gpu.number)
 
 
 class Reply:
@@ -139,10 +226,12 @@ class Reply:
     that waits for a sender waits on it.
     """
 
-    __slots__ = ("_request", "answered", "closed", "guard", "senders")
+    __slots__ = ("_gpu", "_request", "answered", "closed", "guard", "senders")
 
-    def __init__(self, request: BatchRequest, guard: threading.Condition) -> None:
+    def __init__(self, request: BatchRequest, guard: threading.Condition, gpu: int | None = None) -> None:
+        """Outputs in the memory of `gpu` are handed over as they are."""
         self._request: BatchRequest | None = request
+        self._gpu = gpu
         self.guard = guard
         self.answered = False
         self.closed = False  # to senders
@@ -158,7 +247,9 @@ class Reply:
             if error is not None:
                 request.fail(ErrorCode[error.code().name], error.message())
             else:
-                request.respond(response.as_outputs(), response.given_parameters())
+                gpu = self._gpu
+                outputs = response.as_outputs() if gpu is None else response.as_outputs_of(gpu)
+                request.respond(outputs, response.given_parameters())
             self.answered = True
             self.guard.notify_all()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from actors.values.requests import Parameter
-    from engine.worker.backends.base import Output
+    from engine.worker.backends.base import AnyOutput, Output
     from engine.worker.calls import CallResponse
 
 
@@ -126,6 +126,13 @@ class InferenceResponse:
         Those in a device's memory are copied to the host.
         """
         return [tensor.as_output() for tensor in self._outputs]
+
+    def as_outputs_of(self, gpu: int) -> list[AnyOutput]:
+        """Return the outputs as `BatchRequest.respond` takes them from an instance on this GPU.
+
+        Those in its memory are left there.
+        """
+        return [tensor.as_output_of(gpu) for tensor in self._outputs]
 
 
 def response_of(answer: CallResponse) -> InferenceResponse:

@@ -9,10 +9,13 @@ import numpy as np
 from actors.values.datatypes import BY_CONFIG_NAME, BY_NUMBER, DataType, from_numpy_dtype
 from actors.values.tensors import pack_bytes, unpack_bytes
 from engine.worker.devices import cuda, dlpack
-from engine.worker.devices.arrays import HOST_DEVICES, DeviceArray
+from engine.worker.devices.arrays import CUDA, HOST_DEVICES, DeviceArray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.values.tensors import Array
+    from engine.worker.backends.base import AnyOutput
 
 
 class TritonModelException(Exception):
@@ -143,6 +146,11 @@ class Tensor:
         """Return what `BatchRequest.respond` takes."""
         return self._name, self._datatype, self._array
 
+    def as_output_of(self, gpu: int) -> AnyOutput:
+        """Return what `BatchRequest.respond` takes from an instance on this GPU."""
+        del gpu
+        return self.as_output()
+
     def as_numpy(self) -> Array:
         """Return the array, not a copy. Elements of BYTES are `bytes` in inputs."""
         if self._datatype is DataType.BF16:
@@ -160,7 +168,7 @@ class Tensor:
         return self._datatype.number
 
     def is_cpu(self) -> bool:
-        """Whether the tensor lies in CPU memory. Inputs always do."""
+        """Whether the tensor lies in CPU memory."""
         return True
 
     def to_dlpack(self) -> object:
@@ -228,7 +236,7 @@ def _contiguous(memory: T | None) -> T:
 
 
 class DeviceTensor(Tensor):
-    """A tensor in a CUDA device's memory. As an output it is copied to the host when its response is."""
+    """A tensor in a CUDA device's memory: an input that lies there, or what a model has brought by DLPack."""
 
     __slots__ = ("_memory",)
 
@@ -242,14 +250,31 @@ class DeviceTensor(Tensor):
 
         Raises TritonModelException if there is none.
         """
+        try:
+            return self._name, self._datatype, self._memory.to_host()
+        except cuda.CudaError as error:
+            raise self._failure(error) from error
+
+    def as_output_of(self, gpu: int) -> AnyOutput:
+        """Return what `BatchRequest.respond` takes from an instance on this GPU.
+
+        That is the memory itself if it is this GPU's, once all pending writes to it are done; else a copy in
+        host memory. Raises TritonModelException if the device fails.
+        """
         memory = self._memory
-        array = np.empty(memory.shape, memory.datatype.numpy)
-        if array.nbytes:
-            try:
-                cuda.driver().copy_to_host(memory.device_id, memory.address, array.ctypes.data, array.nbytes)
-            except cuda.CudaError as error:
-                raise TritonModelException(f"tensor '{self._name}': {error}") from error
-        return self._name, self._datatype, array
+        if (memory.device, memory.device_id) != (CUDA, gpu):
+            return self.as_output()
+        self._settle()
+        return self._name, self._datatype, memory
+
+    def _settle(self) -> None:
+        try:
+            cuda.driver().synchronize(self._memory.device_id)
+        except cuda.CudaError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: cuda.CudaError) -> TritonModelException:
+        return TritonModelException(f"tensor '{self._name}': {error}")
 
     def as_numpy(self) -> Array:
         """Refuse: numpy can't read a device's memory."""
@@ -264,12 +289,36 @@ class DeviceTensor(Tensor):
         return False
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule over the tensor's memory, once all pending writes to it are done."""
-        try:
-            cuda.driver().synchronize(self._memory.device_id)
-        except cuda.CudaError as error:
-            raise TritonModelException(f"tensor '{self._name}': {error}") from error
+        """Return a DLPack capsule over the tensor's memory, once all pending writes to it are done.
+
+        Whoever takes it needs no stream of ours: what streams it names or uses, they find the memory written.
+        """
+        self._settle()
         return dlpack.share(self._memory)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._memory.device, self._memory.device_id
+
+
+class DeferredTensor(Tensor):
+    """An input on the GPU for a model that wants inputs in CPU memory: copied there when it is first read."""
+
+    __slots__ = ("_copy", "_read", "_shape")
+
+    def __init__(self, name: str, memory: DeviceArray, read: Callable[[str], Array]) -> None:
+        """`read` returns the copy of an input by its name."""
+        self._name = name
+        self._datatype = memory.datatype
+        self._shape = memory.shape
+        self._read = read
+        self._copy: Array | None = None
+
+    @property
+    def _array(self) -> Array:  # type: ignore[override]  # nobody sets it
+        if self._copy is None:
+            self._copy = self._read(self._name)
+        return self._copy
+
+    def shape(self) -> list[int]:
+        """Return the shape, batch dimension included."""
+        return list(self._shape)
