@@ -6,6 +6,11 @@ without a copy, calls the program and copies its results out once. On a CUDA dev
 its own, and tensors pass through pinned memory on it. What lies on another device than the instance's is
 fetched with an ordinary, blocking copy.
 
+Inputs that lie on the instance's GPU already stay there. They are joined on the lane's stream, which is a copy
+within the GPU; one alone is copied as well, because others may read the same memory and a model may write
+into its inputs. Outputs that are read there by others (`Batch.device_outputs`) are given as they lie, once the
+stream is synchronised. Batches that are not plain arrays (ragged, padded) go through the host.
+
 A batch that fails as a whole is run again request by request, so that only the request at fault gets the
 error. It is not run again if the program had written into its inputs by then. A kernel that fails takes the
 process's CUDA context with it, and nothing would ever succeed there again. Such a worker ends and is started
@@ -32,15 +37,24 @@ from engine.worker.backends.torch_loading import (
     load_program,
     set_process_options,
 )
-from engine.worker.joining import made_tensors
+from engine.worker.devices import dlpack
+from engine.worker.devices.arrays import DeviceArray
+from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from actors.values.tensors import Array
-    from engine.worker.backends.base import Batch, ModelInfo, Output, TensorInfo
+    from engine.worker.backends.base import (
+        AnyOutput,
+        Batch,
+        BatchRequest,
+        ModelInfo,
+        TensorInfo,
+    )
     from engine.worker.backends.torch_names import Path
 
+_NOTHING: frozenset[str] = frozenset()
 _TORCH_NAMES = {
     DataType.BOOL: "bool",
     DataType.UINT8: "uint8",
@@ -65,6 +79,7 @@ class PyTorchBackend(Backend):
     """
 
     name = "pytorch"
+    device_tensors = True
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
 
@@ -85,6 +100,7 @@ class PyTorchBackend(Backend):
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
         self._outputs = list(model.outputs)
         self._device = device_of(torch, model)
+        self._by_device = self._device.type == "cuda" and Joining.of(model) is None
         self._streams = threading.local()
         set_process_options(torch, model)
         self._gradless = (
@@ -115,10 +131,11 @@ class PyTorchBackend(Backend):
         """Run one batch; if it fails, its requests one by one."""
         outputs = self._outputs
         wanted: Collection[str] = batch.wanted_outputs if len(outputs) > 1 else (outputs[0].name,)
+        there = self._by_device
         arguments: list[Any] = []
         try:
-            arguments = self._arguments(batch.feeds())
-            results = self._compute(arguments, wanted)
+            arguments = self._arguments_there(batch) if there else self._arguments(batch.feeds())
+            results = self._compute(arguments, wanted, batch.device_outputs if there else _NOTHING)
         except TritiumError as error:
             # A program that wrote into its inputs (`_version` counts that) can't be given them again.
             if len(batch.requests) == 1 or any(getattr(argument, "_version", 0) for argument in arguments):
@@ -129,12 +146,49 @@ class PyTorchBackend(Backend):
         batch.respond(results)
 
     def _execute_apart(self, batch: Batch) -> None:
+        there = self._by_device
         for request in batch.requests:
             try:
-                arguments = self._arguments(request.feeds())
-                request.respond(self._compute(arguments, request.requested_outputs))
+                arguments = self._arguments_alone(request) if there else self._arguments(request.feeds())
+                kept = request.device_outputs if there else _NOTHING
+                request.respond(self._compute(arguments, request.requested_outputs, kept))
             except TritiumError as error:
                 request.fail(error.code, error.message)
+
+    def _arguments_there(self, batch: Batch) -> list[Any]:
+        """Return a batch's inputs as `_arguments` does, those on the device as `_OnDevice`."""
+        on_device = batch.device_inputs
+        if not on_device:
+            return self._arguments(batch.feeds())
+        host = {name: batch.stacked(name) for name in batch.input_names if name not in on_device}
+        return self._with_devices(host, {name: self._lent(name, batch.requests) for name in on_device})
+
+    def _arguments_alone(self, request: BatchRequest) -> list[Any]:
+        """Return one request's inputs as `_arguments` does, those on the device as `_OnDevice`."""
+        on_device = {name for name in request.input_names if request.device_input(name) is not None}
+        host = {name: request.input(name) for name in request.input_names if name not in on_device}
+        return self._with_devices(host, {name: self._lent(name, [request]) for name in on_device})
+
+    def _with_devices(self, host: Mapping[str, Array], on_device: Mapping[str, _OnDevice]) -> list[Any]:
+        arguments = self._arguments(host)
+        for name, lent in on_device.items():
+            arguments[self._positions[name]] = lent
+        return arguments
+
+    def _lent(self, name: str, requests: Sequence[BatchRequest]) -> _OnDevice:
+        """Return an input of these requests as tensors over the memory in which it lies."""
+        parts = []
+        for request in requests:
+            array = request.device_input(name)
+            if array is None:
+                raise Internal(f"input '{name}' lies on the device for some requests of its batch only")
+            parts.append(self._over(array))
+        return _OnDevice(parts)
+
+    def _over(self, array: DeviceArray) -> Any:
+        if not array.nbytes:  # there may be no address
+            return self._torch.empty(array.shape, dtype=self._dtypes[array.datatype], device=self._device)
+        return self._torch.from_dlpack(dlpack.share(array))
 
     def _arguments(self, inputs: Mapping[str, Array]) -> list[Any]:
         """Return the inputs in the configuration's order.
@@ -158,20 +212,28 @@ class PyTorchBackend(Backend):
                 arguments[position] = self._torch.from_numpy(array)
         return arguments
 
-    def _compute(self, arguments: Sequence[Any], wanted: Collection[str]) -> list[Output]:
-        """Return the wanted outputs of one call. Raises Internal for whatever goes wrong in it."""
+    def _compute(
+        self, arguments: Sequence[Any], wanted: Collection[str], kept: Collection[str]
+    ) -> list[AnyOutput]:
+        """Return the wanted outputs of one call; those `kept` on the device are left there.
+
+        Raises Internal for whatever goes wrong in it.
+        """
         try:
             with self._surroundings() as stream:
                 results = self._program.call([self._placed(argument) for argument in arguments])
                 fetched = [
-                    (tensor, self._fetched(tensor, _follow(results, path, tensor.name)))
+                    (tensor, self._fetched(tensor, _follow(results, path, tensor.name), tensor.name in kept))
                     for tensor, path in zip(self._outputs, self._program.paths)
                     if tensor.name in wanted
                 ]
                 if stream is not None:
                     stream.synchronize()
                 del results  # before the memory cache is emptied, if that is asked for
-            return [(tensor.name, tensor.datatype, _as_numpy(result)) for tensor, result in fetched]
+            return [
+                (tensor.name, tensor.datatype, self._given(tensor, result, tensor.name in kept))
+                for tensor, result in fetched
+            ]
         except TritiumError:
             raise
         except Exception as error:  # whatever the model's code raises
@@ -205,14 +267,18 @@ class PyTorchBackend(Backend):
         """Return an argument on the model's device."""
         if argument is None or isinstance(argument, list):
             return argument
+        if isinstance(argument, _OnDevice):
+            # Copied by either: the memory is read by others, and is theirs to use again after this call.
+            parts = argument.parts
+            return parts[0].clone() if len(parts) == 1 else self._torch.cat(parts)
         if self._device.type == "cuda":
             return argument.pin_memory().to(self._device, non_blocking=True)
         return argument
 
-    def _fetched(self, tensor: TensorInfo, result: Any) -> Any:
-        """Return a result in CPU memory.
+    def _fetched(self, tensor: TensorInfo, result: Any, keep: bool) -> Any:
+        """Return a result in CPU memory; where it lies if it is to `keep` there, and that is the instance's GPU.
 
-        A result of the instance's GPU arrives once the lane's stream is synchronised.
+        What comes from that GPU, or stays on it, is ready once the lane's stream is synchronised.
         """
         torch = self._torch
         if tensor.datatype is DataType.BYTES:
@@ -236,11 +302,32 @@ class PyTorchBackend(Backend):
         if tensor.datatype is DataType.BF16:
             result = result.contiguous().view(torch.int16)
         result = result.detach().contiguous()
+        if keep and result.device == self._device:
+            return result
         if result.device.type == "cpu" or result.device != self._device:
             # As it is, or copied before the call returns: no stream of ours leads there.
             return result.cpu()
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         return host.copy_(result, non_blocking=True)
+
+    def _given(self, tensor: TensorInfo, result: Any, keep: bool) -> Array | DeviceArray:
+        """Return a fetched result as an array. One on the device lives until the array has gone."""
+        if not keep or isinstance(result, list) or result.device != self._device:
+            return _as_numpy(result)
+        device, number = result.__dlpack_device__()
+        shape = tuple(result.shape)
+        return DeviceArray(
+            result, result.data_ptr(), shape, tensor.datatype, device=int(device), device_id=number
+        )
+
+
+class _OnDevice:
+    """An input of a batch on the device: one tensor for each request, over memory that others read as well."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
 
 
 def _texts(name: str, array: Array) -> list[str]:

@@ -27,6 +27,7 @@ from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
 from engine.worker.backends.pytorch import PyTorchBackend
 from engine.worker.backends.testing import LocalRequest, model_info, run
+from engine.worker.devices.arrays import DeviceArray
 
 pytestmark = [
     pytest.mark.gpu,
@@ -266,6 +267,93 @@ def test_a_gpu_that_is_not_there_is_refused(script):
         load(PyTorchBackend, directory, X, Y, device_id=99)
 
 
+# -- PyTorch, with tensors that lie on the device before and after
+
+
+def lying_there(tensor, datatype=FP32):
+    """Return an array over a tensor on a device, once it is written."""
+    torch.cuda.synchronize(tensor.device)
+    return DeviceArray(
+        tensor, tensor.data_ptr(), tuple(tensor.shape), datatype, device_id=tensor.device.index
+    )
+
+
+class Given(LocalRequest):
+    """Notes what its outputs were when they were given, copied by the driver alone; its inputs stay there."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.given = {}
+
+    def settle(self, outputs, parameters=None):
+        for name, _, array in outputs:
+            assert isinstance(array, DeviceArray)
+            self.given[name] = array.device_id, array.to_host()
+        super().settle(outputs, parameters)
+
+    def own(self, name):
+        raise AssertionError(f"{name} was copied to the host")
+
+
+@on_each_device
+@pytest.mark.parametrize("parameters", [{}, {"INFERENCE_MODE": "false"}, {"ENABLE_CACHE_CLEANING": "true"}])
+def test_tensors_stay_on_the_device(script, device, parameters):
+    directory = script(Network(), torch.zeros(2, SIZE))
+    backend, model = load(PyTorchBackend, directory, X, Y, device_id=device, parameters=parameters)
+    for counts in ([2048], [1, 7, 300]) * 5:
+        parts = [rows(count) for count in counts]
+        there = [torch.from_numpy(part).to(f"cuda:{device}") for part in parts]
+        requests = [Given({"INPUT__0": lying_there(part)}, device_outputs=["OUTPUT__0"]) for part in there]
+        for part, request, answer in zip(parts, requests, run(backend, model, requests), strict=True):
+            assert (answer.message, answer.on_device) == ("", {"OUTPUT__0"})
+            given_on, given = request.given["OUTPUT__0"]
+            assert given_on == device
+            np.testing.assert_allclose(given, computed(part), **TOLERANCE)
+        assert all(
+            torch.equal(kept.cpu(), torch.from_numpy(part)) for kept, part in zip(there, parts, strict=True)
+        )
+    backend.unload()
+
+
+def test_inputs_lie_on_the_device_beside_others_of_the_host(script):
+    directory = script(Select())
+    ports = [("data", FP32, [3]), ("index", DataType.INT64, [1])], [("OUTPUT__0", FP32, [1])]
+    backend, model = load(PyTorchBackend, directory, *ports)
+    data = np.array([[5, 6, 7]], "f4")
+    requests = [
+        LocalRequest(
+            {"data": lying_there(torch.from_numpy(data * scale).cuda()), "index": np.array([[at]])},
+            device_outputs=["OUTPUT__0"],
+        )
+        for scale, at in ((1, 2), (10, 0))
+    ]
+    answers = run(backend, model, requests)
+    assert [answer.outputs["OUTPUT__0"].tolist() for answer in answers] == [[[7]], [[50]]]
+    assert all(answer.on_device for answer in answers)
+
+
+def test_bfloat16_keeps_its_bits_on_the_device(script):
+    directory = script(torch.nn.Identity(), torch.zeros(2, 3))
+    ports = [("x", DataType.BF16, [3])], [("y", DataType.BF16, [3])]
+    backend, model = load(PyTorchBackend, directory, *ports)
+    x = torch.tensor([[1.5, -0.25, 3e38]], dtype=torch.bfloat16, device="cuda")
+    [answer] = run(backend, model, [Given({"x": lying_there(x, DataType.BF16)}, device_outputs=["y"])])
+    assert answer.outputs["y"].tolist() == x.cpu().view(torch.int16).numpy().view(np.uint16).tolist()
+
+
+def test_lanes_keep_tensors_on_the_device_at_once(script):
+    backend, model = load(PyTorchBackend, script(Network(), torch.zeros(2, SIZE)), X, Y, lanes=2)
+
+    def once():
+        x = rows_of_a_thread(512)
+        request = Given({"INPUT__0": lying_there(torch.from_numpy(x).cuda())}, device_outputs=["OUTPUT__0"])
+        [answer] = run(backend, model, [request])
+        assert answer.message == ""
+        np.testing.assert_allclose(request.given["OUTPUT__0"][1], computed(x), **TOLERANCE)
+
+    together(once, times=40)
+
+
 # -- ONNX Runtime
 
 
@@ -377,6 +465,45 @@ def test_a_tensor_on_the_device_is_copied_when_it_is_an_output(python_model):
     )
     [answer] = run(backend, model, [LocalRequest({})])
     assert answer.outputs["Y"].tolist() == [1, 1]
+
+
+@on_each_device
+def test_a_python_models_tensors_stay_on_its_device(python_model, device):
+    """Its kernels are still running when it answers, on a stream of its own."""
+    backend, model = python_model(
+        """
+        import torch
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.stream = torch.cuda.Stream(int(args["model_instance_device_id"]))
+
+            def execute(self, requests):
+                responses = []
+                with torch.cuda.stream(self.stream):
+                    for request in requests:
+                        [x] = request.inputs()
+                        assert not x.is_cpu()
+                        y = torch.from_dlpack(x)
+                        for _ in range(200):
+                            y = y + 1
+                        responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", y)]))
+                return responses
+        """,
+        inputs=[("X", FP32, [1024, 1024])],
+        outputs=[("Y", FP32, [1024, 1024])],
+        kind=KIND,
+        device_id=device,
+        max_batch_size=8,
+        parameters={"FORCE_CPU_ONLY_INPUT_TENSORS": "no"},
+    )
+    parts = [torch.full((1, 1024, 1024), float(at), device=f"cuda:{device}") for at in range(3)]
+    requests = [Given({"X": lying_there(part)}, device_outputs=["Y"]) for part in parts]
+    for at, (request, answer) in enumerate(zip(requests, run(backend, model, requests), strict=True)):
+        assert (answer.message, answer.on_device) == ("", {"Y"})
+        given_on, given = request.given["Y"]
+        assert given_on == device
+        assert given.min() == given.max() == at + 200
 
 
 # -- the whole server
