@@ -26,27 +26,42 @@ class ModelNotLoaded(Exception):
     """The model would not load on a server either. The message says all that is wrong."""
 
 
-def complete(file: Path, config: Mapping[str, Any] | None, parameters: Mapping[str, str] | None) -> ModelSpec:
+def complete(
+    file: Path,
+    config: Mapping[str, Any] | None,
+    parameters: Mapping[str, str] | None,
+    *,
+    gpu: int | None = None,
+) -> ModelSpec:
     """Return the specification of the model in `file`, version 1 or that of its folder in a repository.
 
-    The fields of `config`, a ModelConfig as JSON, replace those of its config.pbtxt, if there is one;
-    `parameters` are added. The rest is completed from the model. Raises ModelNotLoaded, and NotAModelFile.
+    There are as many GPUs as make `gpu` one of them. The fields of `config`, a ModelConfig as JSON, replace
+    those of its config.pbtxt, if there is one; `parameters` are added. The rest is completed from the model.
+    Raises ModelNotLoaded, and NotAModelFile.
     """
     file = check_file(file)
     override = json_format.MessageToJson(_merged(file, config, parameters), preserving_proto_field_name=True)
     with tempfile.TemporaryDirectory(prefix="tritium-testing-") as folder:
         loaded = load_model_config(
-            write_repository(file, Path(folder)), backends=_backends(), override=override
+            write_repository(file, Path(folder)),
+            backends=_backends(),
+            gpus=0 if gpu is None else gpu + 1,
+            override=override,
         )
     if not loaded.ok:
         raise ModelNotLoaded(_all_errors(loaded))
     return loaded.specs[-1]
 
 
-def fields(spec: ModelSpec, file: Path) -> dict[str, Any]:
-    """Return the fields of `ModelInfo` except `log` and `calls`: the model is run from `file` itself."""
+def fields(spec: ModelSpec, file: Path, *, gpu: int | None = None) -> dict[str, Any]:
+    """Return the fields of `ModelInfo` except `log` and `calls`: the model is run from `file` itself.
+
+    Its instance is on `gpu`, or on the CPU.
+    """
     folder = file.resolve().parent
-    found: dict[str, Any] = model_fields(spec, InstanceSpec(name=f"{spec.name}_0_0"))
+    name = f"{spec.name}_0_0"
+    kind: dict[str, Any] = {} if gpu is None else {"kind": "GPU", "device_id": gpu}
+    found: dict[str, Any] = model_fields(spec, InstanceSpec(name=name, **kind))
     for side in ("inputs", "outputs"):
         found[side] = [tensor_of(each) for each in found[side]]
     return {

@@ -18,14 +18,23 @@ from actors.serving.validation import Validator
 from actors.values.errors import InvalidArgument
 from actors.values.requests import InferRequest, InferResponse, ReplyPort
 from actors.values.specs import ModelSpec
-from actors.values.tensors import Tensor
 from engine.testing.callees import Call, Callee, FakeServer
 from engine.testing.completing import ModelNotLoaded, complete, fields
-from engine.testing.requests import Answer, Array, FaultyRequest, Request, as_array
+from engine.testing.requests import (
+    Answer,
+    Array,
+    FaultyRequest,
+    Request,
+    as_array,
+    as_tensor,
+    on_device,
+)
 from engine.testing.thread import ModelHung, ModelThread
 from engine.worker.backends.base import LoadError, ModelInfo
 from engine.worker.backends.python.backend import PythonBackend
 from engine.worker.backends.testing import run
+from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.cuda import CudaError
 
 T = TypeVar("T")
 
@@ -47,17 +56,20 @@ def open_model(
     config: Mapping[str, Any] | None = None,
     parameters: Mapping[str, str] | None = None,
     models: Mapping[str, Callee] | None = None,
+    gpu: int | None = None,
     within: float = 30.0,
 ) -> Iterator[TestedModel]:
     """Load the model in a file, of either style, and unload it in the end.
 
     `config` replaces fields of its configuration; `parameters` are added to that. `models` are fakes of the
     models that it calls, by name: each takes a `Call` and returns outputs by name, yields them, or raises.
+    With a `gpu` the model's instance is on that GPU, which need not be there if the model does not use it.
     Whatever the model does must end `within` so many seconds. Raises ModelNotLoaded with all that would keep
     a server from loading it, and ModelHung.
     """
     file = Path(path)
-    model = TestedModel(file, complete(file, config, parameters), models or {}, within)
+    spec = complete(file, config, parameters, gpu=gpu)
+    model = TestedModel(file, spec, models or {}, within, gpu=gpu)
     model.load()
     try:
         yield model
@@ -70,7 +82,15 @@ class TestedModel:
 
     __test__ = False  # for pytest, which takes the name for a test's
 
-    def __init__(self, file: Path, spec: ModelSpec, models: Mapping[str, Callee], within: float) -> None:
+    def __init__(
+        self,
+        file: Path,
+        spec: ModelSpec,
+        models: Mapping[str, Callee],
+        within: float,
+        *,
+        gpu: int | None = None,
+    ) -> None:
         self.logs: list[LogLine] = []
         self._logged = threading.Condition()
         self._spec = spec
@@ -82,7 +102,7 @@ class TestedModel:
             each.name: each for each in spec.backend_inputs if each.name not in spec.inputs_by_name
         }
         self._backend = PythonBackend()
-        self._info = ModelInfo(**fields(spec, file), log=self._log, calls=self._server)
+        self._info = ModelInfo(**fields(spec, file, gpu=gpu), log=self._log, calls=self._server)
         self._thread = ModelThread()
 
     @property
@@ -186,9 +206,7 @@ class TestedModel:
             InferRequest(
                 model_name=self._spec.name,
                 inputs=[
-                    Tensor.from_numpy(name, array)
-                    for name, array in inputs.items()
-                    if name not in self._of_sequences
+                    as_tensor(name, array) for name, array in inputs.items() if name not in self._of_sequences
                 ],
                 requested_outputs=request.requested_outputs,
                 reply=_Nowhere(),
@@ -197,7 +215,7 @@ class TestedModel:
         )
         return FaultyRequest(request, inputs)
 
-    def _array(self, name: str, value: Any) -> Array:
+    def _array(self, name: str, value: Any) -> Array | DeviceArray:
         declared = self._spec.inputs_by_name.get(name) or self._of_sequences.get(name)
         if declared is None:
             known = ", ".join(self._spec.inputs_by_name)
@@ -205,8 +223,9 @@ class TestedModel:
                 f"unexpected inference input '{name}' for model '{self._spec.name}': it has {known}"
             )
         try:
-            return as_array(value, declared.datatype)
-        except (TypeError, ValueError, OverflowError) as error:
+            there = on_device(value)
+            return as_array(value, declared.datatype) if there is None else there
+        except (TypeError, ValueError, OverflowError, BufferError, CudaError) as error:
             raise InvalidArgument(f"input '{name}' can't be made {declared.datatype}: {error}") from error
 
     def _run(self, requests: list[FaultyRequest]) -> None:

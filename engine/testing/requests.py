@@ -10,8 +10,11 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
+from actors.values.tensors import DevicePlace, DeviceTensor, Tensor
 from engine.worker.backends.base import SenderClosed
 from engine.worker.backends.testing import LocalAnswer, LocalRequest
+from engine.worker.devices import cuda, dlpack
+from engine.worker.devices.arrays import DeviceArray
 
 Array = np.ndarray[Any, Any]
 Parameter = bool | int | float | str
@@ -49,6 +52,8 @@ class Request:
     """One request.
 
     Inputs are arrays, or what one can be made of, with the batch dimension in front if the model batches.
+    What lies on a CUDA device, such as a framework's tensor, is given there, as between the steps of an
+    ensemble; `device_outputs` are those that had better stay there.
 
     `timeout` is in seconds, 0 for none; the model is told of it, and nothing ends by itself.
     """
@@ -58,6 +63,7 @@ class Request:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     requested_outputs: Sequence[str] = ()
+    device_outputs: Sequence[str] = ()
     correlation_id: int | str = 0
     flags: int = 0
     timeout: float = 0.0
@@ -66,10 +72,14 @@ class Request:
 
 
 class Answer(Mapping[str, Array]):
-    """One response: its outputs by name, as arrays of their own, its `parameters`, or instead an `error`."""
+    """One response: its outputs by name, as arrays of their own, its `parameters`, or instead an `error`.
+
+    `on_device` are the names of those outputs that would have stayed on the device.
+    """
 
     def __init__(self, answer: LocalAnswer) -> None:
         self._outputs = answer.outputs
+        self.on_device = answer.on_device
         self.parameters: Mapping[str, Parameter] = dict(answer.parameters)
         self.rescheduled = answer.rescheduled  # no response: the request is to be run once more
         self.error = None if answer.code is None else InferenceFailed(answer.code.name, answer.message)
@@ -99,11 +109,12 @@ class Answer(Mapping[str, Array]):
 class FaultyRequest(LocalRequest):
     """A request as the backend gets it, to which happens what its `Fault` says."""
 
-    def __init__(self, request: Request, inputs: Mapping[str, Array]) -> None:
+    def __init__(self, request: Request, inputs: Mapping[str, Array | DeviceArray]) -> None:
         super().__init__(
             inputs,
             id=request.id,
             requested_outputs=request.requested_outputs,
+            device_outputs=request.device_outputs,
             parameters=request.parameters,
             correlation_id=request.correlation_id,
             flags=request.flags,
@@ -137,3 +148,28 @@ def as_array(value: Any, datatype: DataType) -> Array:
         elements[:] = [each.encode() if isinstance(each, str) else each for each in array.ravel().tolist()]
         return elements.reshape(array.shape)
     return value if isinstance(value, np.ndarray) else np.asarray(value, datatype.numpy)
+
+
+def on_device(value: Any) -> DeviceArray | None:
+    """Return what lies on a CUDA device as an array there, once it is written; None for anything else.
+
+    Raises ValueError if it is not contiguous, BufferError for elements that no datatype has, and CudaError if
+    the device fails.
+    """
+    if isinstance(value, DeviceArray):
+        return value
+    if not hasattr(value, "__dlpack_device__") or value.__dlpack_device__()[0] not in dlpack.CUDA_DEVICES:
+        return None
+    array = dlpack.held(value.__dlpack__())
+    if array is None:
+        raise ValueError("it is not contiguous in C order")
+    cuda.driver().synchronize(array.device_id)
+    return array
+
+
+def as_tensor(name: str, array: Array | DeviceArray) -> Tensor:
+    """Return an input as a server has it that checks a request."""
+    if not isinstance(array, DeviceArray):
+        return Tensor.from_numpy(name, array)
+    place = DevicePlace(b"", array.device_id, 0, array.nbytes)
+    return DeviceTensor(name, array.datatype, array.shape, place)

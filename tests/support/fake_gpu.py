@@ -12,6 +12,11 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
+
+from actors.values.datatypes import DataType
+from engine.worker.devices import cuda, dlpack
+from engine.worker.devices.arrays import DeviceArray
 
 SOURCE = Path(__file__).parent / "cuda" / "driver.c"
 
@@ -137,3 +142,35 @@ def lose(environ, device=0):
     mark = Path(environ["FAKE_CUDA"]) / f"lost.{device}"
     mark.touch()
     return mark.unlink
+
+
+@contextmanager
+def in_this_process(environ):
+    """Have this process itself use the stand-in."""
+    library = str(Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1")
+    with (
+        mock.patch.dict(os.environ, environ),
+        mock.patch.object(cuda, "_LIBRARY", library),
+        mock.patch.object(cuda, "_made", []),
+    ):
+        yield environ
+
+
+class Memory:
+    """Device memory of this process's with the content of an array, exported as frameworks' tensors are."""
+
+    def __init__(self, array, datatype=DataType.FP32, device=0):
+        self.device = device
+        self.driver = cuda.driver()  # which may be another by the time this is freed
+        self.address = self.driver.allocate(device, array.nbytes)
+        self.driver.copy_to_device(device, array.ctypes.data, self.address, array.nbytes)
+        self.array = DeviceArray(self, self.address, array.shape, datatype, device_id=device)
+
+    def __del__(self):
+        self.driver.free(self.device, self.address)
+
+    def __dlpack__(self, **_):
+        return dlpack.share(self.array)
+
+    def __dlpack_device__(self):
+        return self.array.device, self.device

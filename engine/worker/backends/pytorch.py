@@ -6,9 +6,9 @@ without a copy, calls the program and copies its results out once. On a CUDA dev
 its own, and tensors pass through pinned memory on it. What lies on another device than the instance's is
 fetched with an ordinary, blocking copy.
 
-Inputs that lie on the instance's GPU already stay there. They are joined on the lane's stream, which is a copy
-within the GPU; one alone is copied as well, because others may read the same memory and a model may write
-into its inputs. Outputs that are read there by others (`Batch.device_outputs`) are given as they lie, once the
+Inputs that lie on the instance's GPU already stay there. They are joined on the lane's stream, which is a
+copy within the GPU. One alone is copied as well, because others may read the same memory and a model may
+write into its inputs. Outputs that others read there (`Batch.device_outputs`) are given as they lie, once the
 stream is synchronised. Batches that are not plain arrays (ragged, padded) go through the host.
 
 A batch that fails as a whole is run again request by request, so that only the request at fault gets the
@@ -276,7 +276,7 @@ class PyTorchBackend(Backend):
         return argument
 
     def _fetched(self, tensor: TensorInfo, result: Any, keep: bool) -> Any:
-        """Return a result in CPU memory; where it lies if it is to `keep` there, and that is the instance's GPU.
+        """Return a result in CPU memory, or on the instance's GPU if it lies there and is to be kept.
 
         What comes from that GPU, or stays on it, is ready once the lane's stream is synchronised.
         """
@@ -322,7 +322,7 @@ class PyTorchBackend(Backend):
 
 
 class _OnDevice:
-    """An input of a batch on the device: one tensor for each request, over memory that others read as well."""
+    """An input of a batch on the device: a tensor for each request, over memory that others read as well."""
 
     __slots__ = ("parts",)
 

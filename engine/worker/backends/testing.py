@@ -194,8 +194,9 @@ class LocalRequest(BatchRequest):
     """One request over the arrays in `inputs`, each [rows, *dims] if the model batches.
 
     BYTES inputs are object arrays of `bytes`, BF16 inputs `uint16` bit patterns. Those given as `DeviceArray`
-    lie on the device, where `device_outputs` had better stay. `answer` is None until it has one. Set `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is
-    in `parts`; `ended` is set with the final one.
+    lie on the device, where `device_outputs` had better stay. `answer` is None until it has one. Set
+    `is_cancelled` to simulate a client that has left. What a decoupled model's sender sends is in `parts`;
+    `ended` is set with the final one.
     """
 
     def __init__(
@@ -472,8 +473,8 @@ def run(backend: Backend, model: ModelInfo, requests: Sequence[LocalRequest]) ->
     batch = LocalBatch(model, requests)
     if batch.device_inputs and not backend.device_tensors:
         raise ValueError(
-            f"the backend '{backend.name}' has `device_tensors = False`: a worker never gives it inputs on the"
-            f" device, such as {', '.join(sorted(batch.device_inputs))}"
+            f"the backend '{backend.name}' has `device_tensors = False`: a worker never gives it inputs on"
+            f" the device, such as {', '.join(sorted(batch.device_inputs))}"
         )
     try:
         backend.execute(batch)

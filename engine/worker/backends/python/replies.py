@@ -213,8 +213,8 @@ class BatchReplies:
             for reply in self._replies.values():
                 reply.release()
         if self._gpu is not None and self._lent:
-            # What the model has only begun may still read its inputs. If the device is lost, whoever needs it
-            # next is told so.
+            # What the model has only begun may still read its inputs. If the device is lost, the next that
+            # needs it is told so.
             with contextlib.suppress(cuda.CudaError):
                 cuda.driver().synchronize(self._gpu.number)
 

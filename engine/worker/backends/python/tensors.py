@@ -291,7 +291,7 @@ class DeviceTensor(Tensor):
     def to_dlpack(self) -> object:
         """Return a DLPack capsule over the tensor's memory, once all pending writes to it are done.
 
-        Whoever takes it needs no stream of ours: what streams it names or uses, they find the memory written.
+        The taker needs no stream of ours: whatever streams it names or uses, they find the memory written.
         """
         self._settle()
         return dlpack.share(self._memory)
@@ -314,7 +314,7 @@ class DeferredTensor(Tensor):
         self._copy: Array | None = None
 
     @property
-    def _array(self) -> Array:  # type: ignore[override]  # nobody sets it
+    def _array(self) -> Array:  # type: ignore[override]  # it is never set
         if self._copy is None:
             self._copy = self._read(self._name)
         return self._copy

@@ -1,9 +1,9 @@
-"""Tensors in a GPU's memory, as Python models are given them and give them, with a stand-in for the driver."""
+"""Tensors in a GPU's memory, as Python models take and give them, with a stand-in for the driver."""
 
 import gc
 import os
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from textwrap import indent
 
 import numpy as np
@@ -12,9 +12,8 @@ import pytest
 from actors.values.datatypes import DataType
 from engine.worker.backends.python.backend import PythonBackend
 from engine.worker.backends.testing import LocalRequest, run
-from engine.worker.devices import cuda, dlpack
-from engine.worker.devices.arrays import DeviceArray
-from tests.support.fake_gpu import built, lose
+from engine.worker.devices import cuda
+from tests.support.fake_gpu import Memory, built, in_this_process, lose
 
 pytestmark = pytest.mark.system  # a compiler is started for the stand-in
 
@@ -26,32 +25,8 @@ KEEP = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory):
     """Two devices in this process, for as long as this module runs."""
-    environ = built(tmp_path_factory.mktemp("gpu"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environ.items():
-            patch.setenv(name, value)
-        patch.setattr(cuda, "_LIBRARY", str(Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1"))
-        patch.setattr(cuda, "_made", [])
+    with in_this_process(built(tmp_path_factory.mktemp("gpu"))) as environ:
         yield environ
-
-
-class Memory:
-    """Device memory with the content of an array; exported by DLPack, as a framework's tensor is."""
-
-    def __init__(self, array, datatype=FP32, device=0):
-        self.device = device
-        self.address = cuda.driver().allocate(device, array.nbytes)
-        cuda.driver().copy_to_device(device, array.ctypes.data, self.address, array.nbytes)
-        self.array = DeviceArray(self, self.address, array.shape, datatype, device_id=device)
-
-    def __del__(self):
-        cuda.driver().free(self.device, self.address)
-
-    def __dlpack__(self, **_):
-        return dlpack.share(self.array)
-
-    def __dlpack_device__(self):
-        return dlpack.CUDA_DEVICES[0], self.device
 
 
 def on_device(array=X, **options):
@@ -172,7 +147,8 @@ def test_a_model_without_batches_takes_them_too(model):
         """
 x, z = requests[0].inputs()
 assert not x.is_cpu()
-return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", dlpack.held(x.to_dlpack()).to_host() + z.as_numpy())])]
+x = dlpack.held(x.to_dlpack()).to_host()
+return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + z.as_numpy())])]
 """,
         max_batch_size=0,
     )
@@ -191,7 +167,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", y)])]
     [
         pytest.param(0, {"device_id": 0}, ["Y"], True, id="on the instance's GPU"),
         pytest.param(1, {"device_id": 1}, ["Y"], True, id="on the instance's second GPU"),
-        pytest.param(0, {"device_id": 0}, [], False, id="read by nobody there"),
+        pytest.param(0, {"device_id": 0}, [], False, id="read nowhere there"),
         pytest.param(1, {"device_id": 0}, ["Y"], False, id="on another GPU"),
         pytest.param(0, {"kind": "CPU"}, ["Y"], False, id="of an instance on the CPU"),
     ],
@@ -205,10 +181,8 @@ def test_an_output_on_the_instances_gpu_is_given_there(model, gpu, instance, wan
 
 def test_an_input_may_go_on_as_an_output(model):
     loaded = model("""
-return [
-    pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", pb_utils.get_input_tensor_by_name(each, "X"))])
-    for each in requests
-]
+inputs = [request.inputs()[0] for request in requests]
+return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", x)]) for x in inputs]
 """)
     parts = [X, X[:1] * 10]
     requests = [LocalRequest({"X": on_device(part)}, device_outputs=["Y"]) for part in parts]
@@ -243,7 +217,7 @@ sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         decoupled=True,
     )
     request = LocalRequest({"X": on_device()}, device_outputs=["Y"])
-    assert run(*loaded, [request]) == []
+    assert run(loaded[0], loaded[1], [request]) == []
     [part] = request.parts
     assert (part.on_device, part.outputs["Y"].tolist()) == (set(), X.tolist())
 
@@ -282,7 +256,7 @@ def test_what_a_model_has_begun_is_awaited_before_its_inputs_are_given_back(mode
         order.clear()
 
 
-LOST = []
+LOST: list[Callable[[], None]] = []
 
 
 def lose_device():
@@ -322,12 +296,12 @@ return [pb_utils.InferenceResponse(tensors)]
         keep=keep,
     )
     array = on_device()
-    [answer] = run(*loaded, [LocalRequest({"X": array}, device_outputs=["Y"])])
+    [answer] = run(loaded[0], loaded[1], [LocalRequest({"X": array}, device_outputs=["Y"])])
     assert f"{said}the CUDA driver answers CUDA_ERROR_ILLEGAL_ADDRESS" in answer.message
 
 
 def test_the_memory_lives_as_long_as_what_was_made_of_it(model):
-    """A model may keep a capsule; its memory is then not freed, whoever else has let go of it."""
+    """A model may keep a capsule; its memory is then not freed, even if all others have let go of it."""
     loaded = model("""
 self.kept = requests[0].inputs()[0].to_dlpack()
 return [pb_utils.InferenceResponse([])]

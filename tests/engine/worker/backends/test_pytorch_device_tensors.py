@@ -1,7 +1,7 @@
 """PyTorch models whose inputs lie on the device already, and whose outputs stay there.
 
-The device is the CPU here: tensors are wrapped, joined and given as on a GPU, by DLPack with the CPU's number.
-Streams are not proved by this; `test_gpu.py` has them, on a device.
+The device is the CPU here: tensors are wrapped, joined and given as on a GPU, by DLPack with the CPU's
+number. Streams are not proved by this; `test_gpu.py` has them, on a device.
 """
 
 import ml_dtypes
@@ -114,7 +114,8 @@ def load(version_directory):
 
 
 def answered(loaded, *requests):
-    answers = run(*loaded, requests)
+    backend, model = loaded
+    answers = run(backend, model, requests)
     assert [answer.message for answer in answers] == [""] * len(requests)
     return answers
 
@@ -154,7 +155,7 @@ def test_a_model_that_writes_into_its_inputs_writes_into_its_own(load):
 
 def test_a_model_that_wrote_into_its_inputs_can_be_given_them_again(load):
     loaded = load(InPlace())
-    good, bad = run(*loaded, [LocalRequest({"x": row(value, value)}) for value in (1, 9)])
+    good, bad = run(loaded[0], loaded[1], [LocalRequest({"x": row(value, value)}) for value in (1, 9)])
     assert good.outputs["y"].tolist() == [[2, 2]]
     assert "ten" in bad.message
 
@@ -182,7 +183,7 @@ def test_one_request_at_fault_fails_alone_and_the_others_stay_there(load):
     loaded = load(Add(), [*X, ("z", FP32, [2])])
     z = np.zeros((1, 2), "f4")
     requests = [Watched({"x": row(at, at), "z": z}, device_outputs=["y"]) for at in (1, 9, 3)]
-    first, bad, last = run(*loaded, requests)
+    first, bad, last = run(loaded[0], loaded[1], requests)
     assert bad.code is ErrorCode.INTERNAL
     assert "nine" in bad.message
     for answer, value in ((first, 1), (last, 3)):
@@ -211,7 +212,7 @@ def test_without_a_batch_dimension_and_without_elements(load):
         assert (answer.on_device, answer.outputs["y"].tolist()) == ({"y"}, values)
 
 
-def test_text_goes_by_the_host_whoever_wants_it(load):
+def test_text_goes_by_the_host_in_any_case(load):
     class Shout(torch.nn.Module):
         def forward(self, text: list[str]) -> list[str]:
             return [each + "!" for each in text]
