@@ -213,17 +213,25 @@ def test_an_array_without_elements_is_copied_without_its_address(device):
     assert (empty.to_host().shape, empty.to_host().dtype) == ((0, 3), np.uint16)
 
 
-# -- the backend in `docs/backends.md` passes the test that is printed beside it
+# -- each backend in `docs/backends.md` passes the test that is printed behind it
 
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "backends.md"
 
 
-def test_the_printed_backend_passes_the_printed_test(monkeypatch, tmp_path):
-    backend, test = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    for name in ("polynomial", "polynomial.backend"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    exec(backend, sys.modules["polynomial.backend"].__dict__)
+@pytest.mark.parametrize(
+    ("at", "package", "name"),
+    [
+        (0, "polynomial", "test_a_polynomial_is_evaluated"),
+        (2, "doubling", "test_an_input_on_the_device_is_doubled_there"),
+    ],
+)
+def test_a_printed_backend_passes_the_printed_test(monkeypatch, tmp_path, at, package, name):
+    printed = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(printed) == 4
+    for module in (package, f"{package}.backend"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    exec(printed[at], sys.modules[f"{package}.backend"].__dict__)
     namespace: dict[str, Any] = {}
-    exec(test, namespace)
-    namespace["test_a_polynomial_is_evaluated"](tmp_path)
+    exec(printed[at + 1], namespace)
+    namespace[name](tmp_path)

@@ -637,7 +637,7 @@ def test_a_stub_beside_an_environment_is_left_alone_and_said_to_be(python_model,
 
 
 @pytest.mark.parametrize("cpu_only", ["yes", "no"])
-def test_inputs_are_in_cpu_memory_whatever_is_preferred(model, cpu_only):
+def test_inputs_from_the_host_are_in_cpu_memory_whatever_is_preferred(model, cpu_only):
     backend, info = model(
         """
     def execute(self, requests):
