@@ -33,6 +33,7 @@ CLOSED: Final = "Unable to send response. Response sender has been closed."
 RESCHEDULED_TOO_LATE: Final = (
     "A request that has its final response can't be rescheduled (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)."
 )
+_NOTHING: Final[frozenset[str]] = frozenset()
 READ_TOO_LATE: Final = "tensor '{}' lies on the GPU, and can't be read after its request has been answered"
 
 
@@ -87,7 +88,7 @@ class BatchReplies:
         self._over = False
         self._whole: list[Whole] | None = None
         self._gpu = gpu
-        self._on_gpu = frozenset() if gpu is None else batch.device_inputs
+        self._on_gpu = _NOTHING if gpu is None else batch.device_inputs
         self._lent = False
 
     def inputs_of(self, request: BatchRequest, start: int) -> list[Tensor]:
@@ -98,11 +99,8 @@ class BatchReplies:
         whole = self._whole
         if whole is None:
             whole = self._whole = self._read()
-        if self._gpu is not None and self._on_gpu:
-            return [
-                self._input_on(self._gpu, request, start, name, datatype, array)
-                for name, datatype, array in whole
-            ]
+        if self._on_gpu:
+            return [self._input_on(request, start, *each) for each in whole]
         if not self._batches:
             return [
                 Tensor.over(name, datatype, array) for name, datatype, array in whole if array is not None
@@ -115,7 +113,6 @@ class BatchReplies:
 
     def _input_on(
         self,
-        gpu: Gpu,
         request: BatchRequest,
         start: int,
         name: str,
@@ -130,7 +127,7 @@ class BatchReplies:
             return Tensor.over(
                 name, datatype, whole[start : start + request.rows] if self._batches else whole
             )
-        if gpu.lends:
+        if self._gpu is not None and self._gpu.lends:
             self._lent = True
             return DeviceTensor(name, memory)
         return DeferredTensor(name, memory, partial(self._copied, request))
