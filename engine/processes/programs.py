@@ -1,4 +1,4 @@
-"""Programs of ours that run beside the server, each with a socket to it. Starting one may wait: on threads."""
+"""Programs of ours that run beside the server, each with a socket to it. Starting one waits: on threads."""
 
 from __future__ import annotations
 
