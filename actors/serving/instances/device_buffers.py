@@ -108,7 +108,7 @@ class DeviceBuffers:
             number = self._returned.popleft()
             self._buffers[number].leased = False
             self.told["in_use"] -= 1
-            self._pipe.send_nowait(frames.encode_released(number))
+            self._pipe.tell_nowait(frames.encode_released(number))
         if not self.told["in_use"]:
             self._all_back.ring()
 

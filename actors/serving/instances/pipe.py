@@ -55,6 +55,16 @@ class Pipe:
         self._backlog.append((packet, tuple(map(os.dup, descriptors))))
         self._flush_wanted.ring()
 
+    def tell_nowait(self, packet: bytes) -> None:
+        """Send a packet as `send_nowait` does, from code that can't fail.
+
+        If many have piled up, the connection is broken off: the worker does not read.
+        """
+        if self.closed or len(self._backlog) < _BACKLOG_LIMIT // 2:
+            self.send_nowait(packet)
+        else:
+            self._break_off()
+
     def _send(self, packet: bytes, descriptors: Sequence[int]) -> None:
         if descriptors:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))

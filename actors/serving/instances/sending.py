@@ -216,7 +216,7 @@ class BatchSender:
 
     def _unshare(self, handle: bytes) -> None:
         self._opened.pop(handle, None)
-        self._pipe.send_nowait(frames.encode_unshared(handle))
+        self._pipe.tell_nowait(frames.encode_unshared(handle))
 
     def close(self) -> None:
         """The worker is gone: it has nothing open any more."""

@@ -307,6 +307,15 @@ async def test_a_batch_that_mixes_memories_is_a_bug_that_is_told(reading):
             reading.dispatch(*batch)
 
 
+async def test_a_worker_that_never_reads_is_broken_off_when_too_much_is_to_be_told(reading):
+    keeper = Kept()
+    reading.dispatch(request_for(reading, keeper=keeper))
+    (tell,) = keeper.on_end.values()
+    while reading.worker.pipe.receive_nowait() is None:
+        tell(HANDLE)
+    assert reading.worker.pipe.backlog == 0
+
+
 # -- clients' regions
 
 

@@ -1,5 +1,6 @@
 """Tensors that lie on a GPU: they take no room in a batch, and a result's are cut where they are."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from actors.values.requests import InferRequest
 from actors.values.specs import InputSpec, OutputSpec
 from actors.values.tensors import DevicePlace, DeviceTensor, Tensor
 from actors.wire import frames
-from actors.wire.batch_frames import Answer, Placed, Result
+from actors.wire.batch_frames import Answer, Execute, GatheredInput, Placed, Result
+from actors.wire.device_spans import DEVICE, DeviceSpans, tell_devices
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Gather, Scatter, lost_input
 from actors.wire.region_spans import DIRECT_FROM, tell_spans
@@ -232,3 +234,30 @@ def test_what_was_left_there_unasked_is_a_broken_worker(placed, stay, buffers):
 def test_what_one_of_a_batch_has_not_asked_for_is_a_broken_worker():
     with pytest.raises(FrameError, match="unasked"):
         scattered([request(stay=("OUT",)), request()], left(rows=2), buffers=Buffers())
+
+
+# -- what travels
+
+
+def test_what_a_worker_is_told_of_one_request():
+    place = DevicePlace(HANDLE, 1, 64, 8)
+    told = tell_devices({"X": place}, ["OUT"], {"REST": (place, "R")}, {"X": "S"})
+    spans = DeviceSpans({DEVICE: json.loads(json.dumps(told))})
+    target, name = spans.targets["REST"]
+    for each in (spans.inputs["X"], target):
+        assert (each.handle, each.device, each.at, each.nbytes) == (HANDLE, 1, 64, 8)
+    assert (spans.outputs, name, spans.regions) == ({"OUT"}, "R", {"X": "S"})
+    assert tell_devices({}, (), {}) == {}
+    nothing = DeviceSpans({})
+    assert (nothing.inputs, nothing.outputs, nothing.targets, nothing.regions) == ({}, frozenset(), {}, {})
+
+
+def test_batches_and_results_say_what_lies_on_a_gpu():
+    gather = Gather([request(on_gpu(), here())], SPEC)
+    job = Execute.decode(Execute(1, 0, [1], gather.inputs, [{"id": "r"}]).encode())
+    assert [each.on_device for each in job.inputs] == [True, False]
+    ragged = GatheredInput(0, None, 0, 8, [((1, 2), 8)], on_device=True)
+    (found,) = Execute.decode(Execute(1, 0, [1], [ragged], None).encode()).inputs
+    assert (found.on_device, found.parts) == (True, [((1, 2), 8)])
+    result = Result.decode(Result(1, 0, 1, (0, 0, 0), [left(), in_segment()]).encode())
+    assert [(each.offset, each.on_device) for each in result.stacked or ()] == [(4, True), (0, False)]

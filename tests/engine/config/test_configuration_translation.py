@@ -111,8 +111,9 @@ VALID = [
          (OutputSpec(name="S", datatype=DataType.BOOL, dims=(2, 3), reshape=(6,)),),
      )),
     ("what others are made from",
-     ONNX + 'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "A" } '
-     'batch_output { target_name: "S" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "A" }',
+     ONNX + 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 '
+     'source_input: "A" } batch_output { target_name: "S" '
+     'kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "A" }',
      lambda spec: (spec.inputs[0].feeds, spec.outputs[0].scattered), (True, True)),
     ("a format", 'backend: "python" input { name: "I" data_type: TYPE_UINT8 format: FORMAT_NCHW dims: [ 3, 2, 2 ] } '
      'output { name: "S" data_type: TYPE_FP32 dims: 1 }', lambda spec: spec.inputs[0].dims, (3, 2, 2)),

@@ -1,7 +1,7 @@
 """For models of tests on the stand-in for the driver: device memory, and kernels that work on it.
 
-The stand-in's device memory is mapped into the process that has or opens it, so numpy can play a kernel. Models
-have a copy of this file beside theirs, so it imports nothing of ours.
+The stand-in's device memory is mapped into the process that has or opens it, so numpy can play a kernel.
+Models have a copy of this file beside theirs, so it imports nothing of ours.
 """
 
 import ctypes
