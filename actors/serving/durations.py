@@ -1,9 +1,8 @@
 """How long requests took, by phase, in buckets: plain counts that a scrape reads.
 
 `batch_answered` and `computed` are called once a batch, and `answered` for requests that are answered one by
-one. What lies in the first bucket in every phase, as most requests of an idle server do, is one comparison and
-one addition. Sums are not kept here:
-`ModelStatistics` has them.
+one. What lies in the first bucket in every phase, as most requests of an idle server do, is one comparison
+and one addition. Sums are not kept here: `ModelStatistics` has them.
 
 Durations are integer nanoseconds, bounds are seconds.
 """

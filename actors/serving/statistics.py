@@ -1,9 +1,10 @@
 """The counters of a model while it serves: Triton's statistics, and those of Tritium's containment.
 
 A `ModelStatistics` belongs to a model's state. The hot path calls `batch_succeeded` and `batch_executed` once
-a batch, and `succeeded` once a request where requests are answered one by one. Each is a few integer adds. The
-readers (the statistics endpoint, a metrics scrape) do the arithmetic. Latency summaries and the first-response
-histogram cost something for each request. They are off by default, and absent where they are off.
+a batch, and `succeeded` once a request where requests are answered one by one. Each is a few integer adds.
+The readers (the statistics endpoint, a metrics scrape) do the arithmetic. Latency summaries and the
+first-response histogram cost something for each request. They are off by default, and absent where they are
+off.
 
 Durations are integer nanoseconds; points in time are milliseconds since the epoch, given by the caller.
 
