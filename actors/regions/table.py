@@ -127,7 +127,7 @@ class RegionTable:
         self._held -= region.byte_size
         region.on_idle = None
         if isinstance(region, DeviceRegion):
-            for told in region.on_end.values():
+            for told in list(region.on_end.values()):  # who is told takes itself out
                 told(region.handle)
             region.on_end.clear()
             try:

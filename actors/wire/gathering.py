@@ -108,7 +108,7 @@ class Gather:
         self.nbytes = self.copied = at
         if len(self.devices) != whole:
             raise ValueError(f"requests of one batch of '{spec.name}' differ in what lies on a GPU")
-        if self.reads or self.devices:
+        if self.reads:
             self._find_requests(requests)
 
     def _elsewhere(self, tensor: Tensor, offset: int) -> int:
@@ -126,17 +126,23 @@ class Gather:
         return tensor.nbytes
 
     def _on_device(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether an input lies on a GPU. Requests with equal batch keys have it all there, or all here."""
+        """Whether an input lies on a GPU; if so, note whose each tensor is.
+
+        Requests with equal batch keys have it all there, or all here.
+        """
         found = self._devices
-        return found is not None and found[-1].tensor is tensors[-1]
+        if found is None or found[-1].tensor is not tensors[-1]:
+            return False
+        # Two requests may have been given the very same tensor.
+        for index, each in enumerate(found[-len(tensors) :]):
+            each.index = index
+        return True
 
     def _find_requests(self, requests: Sequence[InferRequest]) -> None:
         places = {tensor: index for index, request in enumerate(requests) for tensor in request.inputs}
         for read in self.reads:
             self.copied -= read.tensor.nbytes
             read.index = places[read.tensor]
-        for each in self.devices:
-            each.index = places[each.tensor]
 
     def copy_into(self, view: memoryview) -> None:
         """Copy every input to its place; `view` holds at least `nbytes`."""

@@ -76,11 +76,29 @@ class DeviceBuffers:
             raise FrameError(f"a worker exports buffer {number} again, which is being read")
         if known is None and len(self._buffers) >= MOST_BUFFERS:
             raise FrameError(f"a worker exports more than {MOST_BUFFERS} buffers")
-        if known is not None:
-            _end(known)
+        self._drop(number)
+        self._drop_namesake(number, handle)
         self._buffers[number] = _Buffer(nbytes, handle)
         self.told["buffers"] = len(self._buffers)
-        self.told["bytes"] += nbytes - (0 if known is None else known.nbytes)
+        self.told["bytes"] += nbytes
+
+    def _drop(self, number: int) -> None:
+        known = self._buffers.pop(number, None)
+        if known is not None:
+            self.told["bytes"] -= known.nbytes
+            _end(known)
+
+    def _drop_namesake(self, number: int, handle: bytes) -> None:
+        """Drop a buffer whose handle comes again: the worker has freed it, and got its memory once more."""
+        for other, buffer in self._buffers.items():
+            if buffer.handle == handle:
+                if buffer.leased:
+                    raise FrameError(
+                        f"a worker exports buffer {number} by the handle of buffer {other},"
+                        " which is being read"
+                    )
+                self._drop(other)
+                return
 
     def take(self, number: int, nbytes: int) -> DevicePlace:
         """Lease a buffer for an output of so many bytes. Raises FrameError."""
@@ -98,12 +116,16 @@ class DeviceBuffers:
 
     def ended(self, number: int) -> None:
         """A lease has ended, on whichever thread, and perhaps in the middle of anything."""
+        if self.lost:
+            return
         self._returned.append(number)
-        if self._token is not None and not self.lost:
+        if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._release, idempotent=True)
 
     def _release(self) -> None:
+        if self.lost:  # since this was asked for
+            self._returned.clear()
         while self._returned:
             number = self._returned.popleft()
             self._buffers[number].leased = False
@@ -129,7 +151,7 @@ class DeviceBuffers:
 
 
 def _end(buffer: _Buffer) -> None:
-    for told in buffer.on_end.values():
+    for told in list(buffer.on_end.values()):  # who is told takes itself out
         told(buffer.handle)
     buffer.on_end.clear()
 

@@ -101,8 +101,9 @@ class BatchSender:
         self._held = held
         self._streams = streams
         self._gpu = gpu
-        # By the handles that the worker may have open: who tells of their end.
-        self._opened: dict[bytes, dict[object, Callable[[bytes], None]]] = {}
+        # By the handles that the worker may have open: who tells of their end. Two regions may be of one
+        # allocation.
+        self._opened: dict[bytes, list[dict[object, Callable[[bytes], None]]]] = {}
         self._shares_regions = not spec.decoupled and spec.confinement.sandbox is not Sandbox.STRICT
         self.credit = held.lanes * (AHEAD if prefetch else 1)
         self._on_room = on_room
@@ -212,16 +213,19 @@ class BatchSender:
         """Note that the worker opens an allocation: at its end, what is in `on_end` is called."""
         if self not in on_end:
             on_end[self] = self._unshare
-            self._opened[handle] = on_end
+            self._opened.setdefault(handle, []).append(on_end)
 
     def _unshare(self, handle: bytes) -> None:
-        self._opened.pop(handle, None)
+        # The next batch that names the handle has it opened once more, by whichever region.
+        for on_end in self._opened.pop(handle, ()):
+            on_end.pop(self, None)
         self._pipe.tell_nowait(frames.encode_unshared(handle))
 
     def close(self) -> None:
         """The worker is gone: it has nothing open any more."""
-        for on_end in self._opened.values():
-            on_end.pop(self, None)
+        for each in self._opened.values():
+            for on_end in each:
+                on_end.pop(self, None)
         self._opened.clear()
         self.disown()
 

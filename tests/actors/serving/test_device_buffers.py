@@ -106,7 +106,7 @@ async def test_requests_of_one_batch_share_a_buffer_and_have_their_rows(on_gpu):
 
 async def test_requests_that_were_answered_one_by_one_have_buffers_of_their_own(on_gpu):
     export(on_gpu, 0)
-    export(on_gpu, 1)
+    export(on_gpu, 1, handle=b"o" * 64)
     batch = on_gpu.dispatch(asking(on_gpu), asking(on_gpu))
     on_gpu.worker.on_packet(result(batch, answers=[Answer([left(1)]), Answer([left(0)])]))
     (one,), (other,) = outputs_of(on_gpu)
@@ -139,6 +139,36 @@ async def test_the_leases_of_a_dead_worker_are_lost_and_end_in_nothing(on_gpu):
     assert on_gpu.worker.buffers.told == {"buffers": 0, "in_use": 0, "bytes": 0}
 
 
+async def test_leases_that_end_around_their_worker_s_death_end_in_nothing(on_gpu):
+    export(on_gpu, 0)
+    export(on_gpu, 1, handle=b"o" * 64)
+    batch = on_gpu.dispatch(asking(on_gpu), asking(on_gpu))
+    on_gpu.worker.on_packet(result(batch, answers=[Answer([left(0)]), Answer([left(1)])]))
+    before, after = outputs_of(on_gpu)
+    before.clear()  # the loop hears of it in its next turn
+    on_gpu.worker.close()
+    after.clear()
+    await trio.testing.wait_all_tasks_blocked()
+    assert on_gpu.worker.buffers.told == {"buffers": 0, "in_use": 0, "bytes": 0}
+
+
+async def test_a_handle_that_comes_again_is_the_end_of_the_buffer_that_had_it(on_gpu):
+    ended = []
+    export(on_gpu, 5)
+    batch = on_gpu.dispatch(asking(on_gpu))
+    on_gpu.worker.on_packet(result(batch, left(5)))
+    held = outputs_of(on_gpu)
+    held[0][0].place.keeper.on_end["a reader"] = ended.append
+    with pytest.raises(FrameError, match="buffer 6 by the handle of buffer 5, which is being read"):
+        export(on_gpu, 6)
+    held.clear()
+    await trio.testing.wait_all_tasks_blocked()
+    # The worker has freed 5, and has been given its address once more: a reader must open it anew.
+    export(on_gpu, 6)
+    assert ended == [HANDLE]
+    assert on_gpu.worker.buffers.told == {"buffers": 1, "in_use": 0, "bytes": 1024}
+
+
 async def test_a_buffer_that_is_free_may_be_replaced_by_another_one(on_gpu):
     export(on_gpu, nbytes=4)
     export(on_gpu, nbytes=8, handle=b"n" * 64)
@@ -164,7 +194,7 @@ async def test_a_buffer_that_can_t_be_is_a_broken_worker(on_gpu, options, compla
 
 async def test_there_are_no_more_buffers_than_a_bound(on_gpu):
     for number in range(MOST_BUFFERS):
-        export(on_gpu, number)
+        export(on_gpu, number, handle=b"%64d" % number)
     with pytest.raises(FrameError, match=f"more than {MOST_BUFFERS} buffers"):
         export(on_gpu, MOST_BUFFERS)
 
@@ -268,6 +298,14 @@ async def test_inputs_on_a_gpu_take_no_room_and_are_told_by_their_handles(readin
     ]
 
 
+async def test_requests_that_were_given_the_same_tensor_are_each_told_of_it(reading):
+    # Two steps of an ensemble that run the same model read one output of another.
+    one, other = request_for(reading), request_for(reading)
+    other.inputs[0] = one.inputs[0]
+    reading.dispatch(one, other)
+    assert [list(each.inputs) for each in told(job_of(reading))] == [["INPUT"], ["INPUT"]]
+
+
 async def test_a_worker_that_has_opened_a_buffer_hears_of_its_end_once(reading):
     keeper = Kept()
     for _ in range(2):
@@ -344,6 +382,23 @@ async def test_regions_on_the_gpu_are_told_by_their_handles_both_ways(reading):
     for tell in list(region.on_end.values()):
         tell(region.handle)
     assert [frames.decode_unshared(each) for each in reading.packets()] == [region.handle]
+
+
+async def test_two_regions_may_be_of_one_allocation(reading):
+    first, second = gpu_region(), gpu_region()
+    for region in (first, second):
+        request = request_for(reading)
+        request.inputs[0] = input_in(RegionSlice(region, 16, 8), (1, 2))
+        reading.worker.on_packet(reading.result(reading.dispatch(request)))
+    reading.packets()
+    for tell in list(first.on_end.values()):
+        tell(first.handle)
+    assert [frames.decode_unshared(each) for each in reading.packets()] == [first.handle]
+    assert second.on_end == {}  # it is not open any more
+    reading.dispatch(request)
+    assert len(second.on_end) == 1
+    reading.worker.close()
+    assert second.on_end == {}
 
 
 async def test_a_region_on_another_gpu_is_not_told(reading):
