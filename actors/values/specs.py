@@ -453,25 +453,30 @@ class ModelSpec:
         alone = isinstance(self.scheduling, (Direct, DynamicBatching))
         return alone and not self.decoupled and not self.response_cache
 
-    @cached_property
-    def gpu(self) -> int:
-        """The GPU on which tensors may come to it and from it: all of its instances are there. -1: none.
+    @property
+    def shares_gpu_memory(self) -> bool:
+        """Whether its workers on a GPU may read and leave tensors there, wherever its other instances are.
 
         A strict sandbox has no handle of a GPU's memory, as that gives all of its owner's allocation.
         """
         takes = self.device_tensors and self.plain and self.isolation == "process"
-        if not takes or self.confinement.sandbox is Sandbox.STRICT:
+        return takes and self.confinement.sandbox is not Sandbox.STRICT
+
+    @cached_property
+    def gpu(self) -> int:
+        """The GPU on which tensors may come to it and from it: all of its instances are there. -1: none."""
+        if not self.shares_gpu_memory:
             return -1
         devices = {each.device_id if each.kind == "GPU" else -1 for each in self.instances}
         return devices.pop() if len(devices) == 1 else -1
 
     @cached_property
     def device_inputs(self) -> frozenset[str]:
-        """Inputs that may lie on its GPU: those that go to the model as they are."""
+        """Inputs that may lie on its GPU, if it has one: those that go to the model as they are."""
         return frozenset(
             each.name
             for each in self.inputs
-            if self.gpu >= 0
+            if self.shares_gpu_memory
             and each.datatype is not DataType.BYTES
             and not (each.ragged or each.feeds)
             and each.reshape is None
@@ -480,11 +485,11 @@ class ModelSpec:
 
     @cached_property
     def device_outputs(self) -> frozenset[str]:
-        """Outputs that may stay on its GPU: those that come from the model as clients see them."""
+        """Outputs that may stay on its GPU, if it has one: those that come from the model as clients see them."""
         return frozenset(
             each.name
             for each in self.outputs
-            if self.gpu >= 0
+            if self.shares_gpu_memory
             and each.datatype is not DataType.BYTES
             and not (each.cuts or each.scattered)
             and each.reshape is None

@@ -101,7 +101,8 @@ class LiveWorker:
             if spec.decoupled
             else None
         )
-        gpu = instance.device_id if instance.kind == "GPU" and spec.gpu >= 0 else -1
+        # The instance may outlive others of the version that are elsewhere.
+        gpu = instance.device_id if instance.kind == "GPU" and spec.shares_gpu_memory else -1
         # What it leaves on its GPU, if it can do so.
         self.buffers = None if gpu < 0 else DeviceBuffers(pipe, gpu, statistics or ModelStatistics())
         self.sender = BatchSender(

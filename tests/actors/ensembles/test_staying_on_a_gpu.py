@@ -77,13 +77,22 @@ def test_a_version_whose_instances_are_all_on_one_gpu_takes_and_gives_tensors_th
 
 
 @pytest.mark.parametrize(
+    "instances",
+    [
+        (),
+        (InstanceSpec(name="i"),),
+        (*GPU, InstanceSpec(name="j")),
+        (*GPU, InstanceSpec(name="j", kind="GPU", device_id=1)),
+    ],
+)
+def test_a_version_whose_instances_are_not_all_on_one_gpu_has_none(instances):
+    assert spec_of(instances=instances).gpu == -1
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"device_tensors": False},
-        {"instances": ()},
-        {"instances": (InstanceSpec(name="i"),)},
-        {"instances": (*GPU, InstanceSpec(name="j"))},
-        {"instances": (*GPU, InstanceSpec(name="j", kind="GPU", device_id=1))},
         {"isolation": "thread"},
         {"decoupled": True},
         {"response_cache": True},

@@ -401,6 +401,20 @@ async def test_two_regions_may_be_of_one_allocation(reading):
     assert second.on_end == {}
 
 
+async def test_a_worker_that_was_beside_others_reads_its_gpu_once_they_have_gone(connect):
+    # An instance that stays keeps its worker when the version's other instances go.
+    reading = connect(
+        instances=(*GPU, InstanceSpec(name="cpu", kind="CPU")), device_tensors=True, inputs=INPUTS
+    )
+    reading.packets()
+    request = request_for(reading)
+    request.output_regions = {"OUTPUT": RegionSlice(gpu_region(), 256, 64)}
+    reading.dispatch(request)
+    (spans,) = told(job_of(reading))
+    assert spans.inputs["INPUT"].handle == HANDLE
+    assert list(spans.targets) == ["OUTPUT"]
+
+
 async def test_a_region_on_another_gpu_is_not_told(reading):
     request = request_for(reading)
     request.inputs[0] = Tensor.from_numpy("INPUT", np.zeros((1, 2), np.float32))
