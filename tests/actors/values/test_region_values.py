@@ -1,5 +1,6 @@
 from actors.values.datatypes import DataType
-from actors.values.regions import Region, RegionSlice, RegionTensor, no_region, too_short, too_small
+from actors.values.regions import Held, Region, RegionSlice, RegionTensor, no_region, too_short, too_small
+from actors.values.tensors import Tensor
 
 
 def test_a_region_tells_when_its_last_user_has_gone():
@@ -42,3 +43,17 @@ def test_errors_say_where_a_tensor_lies():
         "shared memory region 'R' has been shrunk since it was registered: its object has 3 bytes, and "
         "input 'X' ends at byte 4"
     )
+
+
+def test_regions_are_held_while_a_thread_reads_them():
+    ended = []
+    region = Region("r", "/r", 0, 8, -1)
+    region.on_idle = lambda: ended.append(region)
+    tensors = [
+        RegionTensor("a", DataType.UINT8, (8,), RegionSlice(region, 0, 8)),
+        Tensor("b", DataType.UINT8, (1,), b"1"),
+    ]
+    held = Held(tensors)
+    assert region.users == 1
+    held.end()
+    assert ended == [region]
