@@ -100,12 +100,13 @@ class InferEndpoint:
                 ),
             )
             try:
-                request, plan = self.decoder.decode(*given)
-                decoded = request
-            except TooLong:
-                request, plan = await in_slices(self.decoder.decode_long(*given))
-                decoded = request
-                model = self.models.resolve(route.model, route.version)  # once more, for the same reason
+                try:
+                    request, plan = self.decoder.decode(*given)
+                    decoded = request
+                except TooLong:
+                    request, plan = await in_slices(self.decoder.decode_long(*given))
+                    decoded = request
+                    model = self.models.resolve(route.model, route.version)  # once more, for the same reason
             except DENIALS as error:
                 tell_regions_denied(error, caller, connecting(scope), self.options.auditor)
                 raise

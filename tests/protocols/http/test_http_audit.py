@@ -116,6 +116,15 @@ async def test_files_that_an_identity_may_not_bring_are_told_once(ask, auditor, 
     assert auditor.told == [("denied", "upload", "add", "few")]
 
 
+@pytest.mark.parametrize("length", [0, 1_000_000])
+async def test_regions_that_an_identity_may_not_name_are_told_once(ask, auditor, gate, length):
+    place = {"parameters": {"shared_memory_region": "R", "shared_memory_byte_size": 64}}
+    document = {**json.loads(add_body()), "outputs": [{"name": "S", **place}]}
+    body = json.dumps(document).encode() + b" " * length  # a long text is read in another way
+    assert (await ask("POST", INFER, body, {"authorization": "Bearer few"}, gate=gate))[0] == 403
+    assert auditor.told == [("denied", "shared-memory", "", "few")]
+
+
 async def test_what_is_forbidden_before_credentials_are_looked_at_is_told(ask, auditor):
     elsewhere = Elsewhere("127.0.0.1:8003")
     assert (await ask("POST", LOAD, elsewhere=elsewhere))[0] == 403
