@@ -100,18 +100,21 @@ class StepPlan:
         wanted = tuple(step.outputs)
         self.outputs = spec.output_names if set(wanted) == set(spec.output_names) else wanted
         self.device_outputs: frozenset[str] | None = None  # those that stay on the GPU of the model
+        self._gpu = -1 if self.state is None else self.state.gpu
 
     @property
     def device(self) -> StepDevice:
         """What it can do with tensors on a GPU. A model that passes requests on does nothing with them."""
         spec = self.spec
         return (
-            StepDevice(spec.gpu, spec.device_inputs, spec.device_outputs) if self.by_reference else HOST_ONLY
+            StepDevice(self._gpu, spec.device_inputs, spec.device_outputs) if self.by_reference else HOST_ONLY
         )
 
     def stands(self, model: ServedModel) -> bool:
         """Whether the plan still holds if the step is `model`'s."""
-        return model is self.model and model.spec is self.spec
+        if model is not self.model or model.spec is not self.spec:
+            return False
+        return self.state is None or self.state.gpu == self._gpu
 
 
 class Plan:
@@ -133,13 +136,12 @@ class Plan:
         self._users = 0
         self.lasts = all(each.state is not None for each in self.steps.values())
         """Whether it stands for as long as the same models are resolved: versions stay what they are."""
-        self.on_device = False
-        """Whether tensors stay on a GPU: that depends on the instances as well, which may change."""
+        self.on_device = spec.gpu_tensors
+        """Whether tensors may stay on a GPU: that depends on the instances as well, which may change."""
         if spec.gpu_tensors:
             devices = {number: each.device for number, each in self.steps.items()}
             for number, outputs in staying(self.course, devices).items():
                 self.steps[number].device_outputs = outputs
-                self.on_device = True
         self.entry = InputShapes(spec.inputs, batches=spec.batches)
         self.answers = OutputShapes(spec.outputs, batches=spec.batches)
 

@@ -28,13 +28,15 @@ from actors.values.specs import ModelSpec
 STOPPING: Final = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
-def staying(spec: ModelSpec) -> Staying:
+def staying(spec: ModelSpec, gpu: int) -> Staying:
     """Return which tensors may be left in clients' regions, as instances alone need their bytes.
+
+    `gpu` is the one that all instances are on now; -1: none.
 
     A cache compares inputs and keeps outputs. The steps of an ensemble have tensors of their own. Sequences
     and decoupled models answer with more than the client gets.
     """
-    return Staying(spec.plain, spec.gpu, spec.device_inputs)
+    return Staying(spec.plain, gpu, spec.device_inputs)
 
 
 class Intake:
@@ -65,7 +67,7 @@ class Intake:
         self._doorbell = doorbell
         self._statistics = statistics
         self._validate = Validator(spec)
-        self._stay = staying(spec)
+        self._stay = staying(spec, spec.gpu)
         self._pace = AnswerPace()
 
     async def submit(self, request: InferRequest, *, pinned: bool = False) -> None:
@@ -144,9 +146,9 @@ class Intake:
             request.output_regions = None
         return request.regions.must_read(stay=self._stay)
 
-    def respecify(self, spec: ModelSpec) -> None:
-        """The version's instances are others now."""
-        self._stay = staying(spec)
+    def respecify(self, spec: ModelSpec, gpu: int) -> None:
+        """The version's instances are others now, all of them on GPU `gpu`; -1: they are not."""
+        self._stay = staying(spec, gpu)
 
     def _check_accepting(self, request: InferRequest, *, pinned: bool) -> None:
         """Raise Unavailable, unless a version that is not READY takes `request` all the same."""

@@ -77,6 +77,7 @@ class ModelState(ServedModel):
         `spans` is told of batches, too, while a traced request is in flight.
         """
         self.spec = spec
+        self.gpu = spec.gpu  # the one that all instances are on, now; -1: they are not
         self.marks = marks_of(spec)
         self.statistics = statistics
         self.subtree = ""  # its name in the supervision tree
@@ -171,10 +172,19 @@ class ModelState(ServedModel):
         return {**element, "tritium": ours} if ours else element
 
     def respecify(self, spec: ModelSpec) -> None:
-        """Take over a configuration that differs from the present one only in its instances."""
+        """Take over a configuration that differs from the present one only in its instances.
+
+        Those of both serve until `settle`.
+        """
         self.spec = spec
-        self.intake.respecify(spec)
-        self.dispatcher.takes_devices |= spec.gpu >= 0
+        self.gpu = spec.gpu if spec.gpu == self.gpu else -1
+        self.intake.respecify(spec, self.gpu)
+
+    def settle(self) -> None:
+        """There are no instances now but those of its configuration."""
+        self.gpu = self.spec.gpu
+        self.intake.respecify(self.spec, self.gpu)
+        self.dispatcher.takes_devices |= self.gpu >= 0
 
     # -- what frontends know: see `actors.values.requests.ServedModel` ---------------------------------------
 

@@ -76,8 +76,10 @@ class InstanceChanges:
             except BaseException:
                 state.respecify(before)
                 await self._dismiss(state, added)
+                state.settle()
                 raise
             await self._dismiss(state, leaving)
+            state.settle()
 
     async def replace(self, state: ModelState, each: InstanceState) -> InstanceState:
         """Have another instance take the place of one. See `actors.serving.instances.recycling.Instances`."""

@@ -93,6 +93,7 @@ class FakeTree(Double):
             raise Internal(self.scale_fails)
         self.scaled.append(spec)
         state.respecify(spec)
+        state.settle()
 
     async def end(self, state):
         await trio.lowlevel.checkpoint()

@@ -147,6 +147,31 @@ async def test_the_decision_is_made_anew_where_instances_have_changed(
     assert a.running[0].device_outputs is None
 
 
+async def test_nothing_stays_on_a_gpu_while_instances_move_to_another(
+    world,  # noqa: F811
+    models,
+    autojump_clock,
+):
+    a, b = models
+    whole = await world.ensemble(chain("a", "b"), gpu_tensors=True)
+    whole.composite._changes = lambda: 1
+    wanted = []
+    for each in (a, b):
+        moved = (replace(each.state.spec.instances[0], device_id=1),)
+        each.state.respecify(replace(each.state.spec, instances=moved))
+    for settled in (False, True):
+        if settled:
+            a.state.settle()
+            b.state.settle()
+        put(whole)
+        await world.settled()
+        wanted.append(a.running[0].device_outputs)
+        await a.ends(outputs=[on_gpu(device=0)] if settled else None)
+        while b.running:
+            await b.ends(outputs=[])
+    assert wanted == [None, {"OUTPUT"}]
+
+
 async def test_requests_with_an_input_on_the_gpu_share_no_batch_with_others(models, autojump_clock):
     a, _ = models
     keys = []

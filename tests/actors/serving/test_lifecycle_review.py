@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from actors.catalog.catalog import ControlMode
@@ -432,11 +433,13 @@ class Scaled:
             stop_within=10.0,
         )
         self.state: Any = None
+        self.instances: tuple[InstanceSpec, ...] = ()
+        self.options: dict[str, Any] = {}
 
     async def begin(self, *, working):
-        instances = tuple(InstanceSpec(name=f"m_0_{each}") for each in range(len(working)))
+        instances = self.instances or tuple(InstanceSpec(name=f"m_0_{each}") for each in range(len(working)))
         await self.nursery.start(self.models.serve)
-        self.state = self.subtrees.make_state(make_spec(name="m", instances=instances))
+        self.state = self.subtrees.make_state(make_spec(name="m", instances=instances, **self.options))
         await self.subtrees.start(self.state)
         for instance, works in zip(self.state.instances, working, strict=True):
             if works:
@@ -464,11 +467,28 @@ async def test_scaling_down_keeps_the_instances_that_work(scaled, autojump_clock
     assert state.instances == [healthy]
 
 
+async def test_a_version_has_a_gpu_once_all_other_instances_have_gone(scaled, autojump_clock):
+    gpu = (InstanceSpec(name="m_0_0", kind="GPU"),)
+    scaled.instances = (InstanceSpec(name="cpu"), *gpu)
+    scaled.options = {"device_tensors": True}
+    state = await scaled.begin(working=(True, True))
+    assert state.gpu == -1
+    await scaled.subtrees.scale(state, replace(state.spec, instances=gpu))
+    assert (state.gpu, state.intake._stay.gpu, state.dispatcher.takes_devices) == (0, 0, True)
+
+
 async def test_scaling_that_is_given_up_leaves_everything_as_it_was(scaled, autojump_clock):
+    scaled.instances = (InstanceSpec(name="m_0_0", kind="GPU"),)
+    scaled.options = {"device_tensors": True}
     state = await scaled.begin(working=(True,))
     before, spec = list(state.instances), state.spec
-    with trio.move_on_after(5):
-        await scaled.subtrees.scale(state, scaled.with_instances(3))
+    async with trio.open_nursery() as scaling:
+        scaling.start_soon(scaled.subtrees.scale, state, scaled.with_instances(3))
+        await trio.testing.wait_all_tasks_blocked()
+        # Those that come are elsewhere, and those that are here serve meanwhile.
+        assert (state.gpu, state.intake._stay.gpu) == (-1, -1)
+        scaling.cancel_scope.cancel()
+    assert (state.gpu, state.intake._stay.gpu) == (0, 0)
     assert state.instances == state.rotation == before
     assert state.spec is spec
     assert len(scaled.models.tree().children[0].children[0].children) == 1
