@@ -153,7 +153,7 @@ async def test_leases_that_end_around_their_worker_s_death_end_in_nothing(on_gpu
 
 
 async def test_a_handle_that_comes_again_is_the_end_of_the_buffer_that_had_it(on_gpu):
-    ended = []
+    ended: list[bytes] = []
     export(on_gpu, 5)
     batch = on_gpu.dispatch(asking(on_gpu))
     on_gpu.worker.on_packet(result(batch, left(5)))
