@@ -24,6 +24,15 @@ def test_a_tensor_in_a_region_has_its_bytes_there():
     assert repr(tensor) == "<Tensor 'X' FP32[4] 16 bytes>"
 
 
+def test_regions_are_held_while_a_thread_reads_the_tensors_that_lie_there():
+    region = Region("R", "/k", 0, 64, -1)
+    there = RegionTensor("X", DataType.FP32, (4,), RegionSlice(region, 0, 16))
+    held = Held([there, Tensor("Y", DataType.FP32, (1,), bytes(4)), there])
+    assert region.users == 2
+    held.end()
+    assert region.users == 0
+
+
 def test_what_was_read_and_written_is_counted():
     counts = Region("R", "/k", 0, 64, -1).counts
     counts.read(8)
