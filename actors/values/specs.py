@@ -485,7 +485,7 @@ class ModelSpec:
 
     @cached_property
     def device_outputs(self) -> frozenset[str]:
-        """Outputs that may stay on its GPU, if it has one: those that come from the model as clients see them."""
+        """Outputs that may stay on its GPU, if any: those that come from the model as clients see them."""
         return frozenset(
             each.name
             for each in self.outputs
