@@ -2,8 +2,6 @@
 
 import base64
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,27 +14,14 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.support.fake_gpu import built, client, lose
-from tests.survival.server import ServerProcess, until
+from tests.support.gpu_server import serving
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "models"
 ROWS, COLUMNS = 2, 1 << 20  # 8 MiB
-
-
-class ServerWithGpus(ServerProcess):
-    @staticmethod
-    def launch(command, environ, stdout, stderr):
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.serving_with_gpus", *command[4:]],
-            cwd=ROOT,
-            env={**environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +36,10 @@ def environ(folder):
 
 @pytest.fixture(scope="module")
 def server(folder, environ):
-    flags = ("--allow-client-shm=true", "--load-model=identity_fp32", "--load-model=strings")
-    server = ServerWithGpus.start(
-        MODELS, folder / "server", "--model-control-mode=explicit", *flags, environ=environ
-    )
-    try:
-        trio.run(server.wait_ready)
+    loaded = ("--model-control-mode=explicit", "--load-model=identity_fp32", "--load-model=strings")
+    flags = ("--allow-client-shm=true", *loaded)
+    with serving(MODELS, folder / "server", *flags, environ=environ) as server:
         yield server
-        started = server.descendants()
-        assert trio.run(server.stop) == 0
-        trio.run(until, lambda: not any(each.is_running() for each in started))
-    finally:
-        server.kill_all()
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ import base64
 import itertools
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections import Counter
@@ -26,7 +24,8 @@ from tritonclient.utils import InferenceServerException
 
 from engine.worker.devices.exports import GRANULE
 from tests.support.fake_gpu import built, client, copies
-from tests.survival.server import ServerProcess, until
+from tests.support.gpu_server import serving
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
@@ -141,20 +140,6 @@ MODELS = {
 }
 
 
-class ServerWithGpus(ServerProcess):
-    @staticmethod
-    def launch(command, environ, stdout, stderr):
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.serving_with_gpus", *command[4:]],
-            cwd=ROOT,
-            env={**environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("gpu")
@@ -175,15 +160,8 @@ def server(folder, environ):
         if code is not None:
             (version / "model.py").write_text(code)
             shutil.copy(KERNELS, version)
-    server = ServerWithGpus.start(repository, folder / "server", "--allow-client-shm=true", environ=environ)
-    try:
-        trio.run(server.wait_ready)
+    with serving(repository, folder / "server", "--allow-client-shm=true", environ=environ) as server:
         yield server
-        started = server.descendants()
-        assert trio.run(server.stop) == 0
-        trio.run(until, lambda: not any(each.is_running() for each in started))
-    finally:
-        server.kill_all()
 
 
 @pytest.fixture(params=[tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
