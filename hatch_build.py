@@ -1,5 +1,7 @@
 """Compiles the core into a wheel: the modules that `[tool.tritium.core]` lists, by mypyc and the C compiler.
 
+It also compiles the library that connects backends in C to a worker (`engine.worker.native.building`).
+
 It does so where the environment has `TRITIUM_COMPILE=1`; a wheel is pure Python otherwise::
 
     TRITIUM_COMPILE=1 pip install -v .
@@ -59,9 +61,25 @@ class CoreHook(BuildHookInterface):
             _tell(f"the core stays pure Python: {type(error).__name__}: {error}")
             return
         key = "force_include_editable" if version == "editable" else "force_include"
-        build_data[key] |= files
+        build_data[key] |= files | shim(Path(self.root), scratch)
         build_data.update(pure_python=False, infer_tag=True)
         _tell(f"the core is compiled, in {time.monotonic() - began:.0f} s")
+
+
+def shim(root: Path, scratch: Path) -> dict[str, str]:
+    """Compile what connects C libraries to a worker, and return where it belongs; nothing if that fails."""
+    sys.path.insert(0, str(root))
+    try:
+        from engine.worker.native import building  # imports nothing but the standard library
+    finally:
+        sys.path.remove(str(root))
+    path = scratch / building.NAME
+    try:
+        building.build(str(path), os.environ)
+    except building.CanNotBuild as error:
+        _tell(f"C libraries will need a compiler where this wheel is used: {error}")
+        return {}
+    return {str(path): f"engine/worker/native/{building.NAME}"}
 
 
 def compiled(root: Path, scratch: Path) -> dict[str, str]:

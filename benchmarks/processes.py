@@ -11,7 +11,8 @@ from typing import Final
 from benchmarks import parsers
 from benchmarks.parsers import ProcessStat
 
-_TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds of a tick."""
 
 
 def _read(pid: int | str) -> ProcessStat | None:
@@ -38,7 +39,7 @@ def family(pid: int) -> Sequence[ProcessStat]:
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process tree has used, with that of children it has waited for."""
-    return sum(stat.ticks for stat in family(pid)) * _TICK
+    return sum(stat.ticks for stat in family(pid)) * TICK
 
 
 def resident(pid: int) -> int:

@@ -10,7 +10,7 @@ from chaos.faults import actors, certificates, collector, control, machine, repo
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.regions import harms
-from chaos.faults.workers import deeds, hangs, signals, starts
+from chaos.faults.workers import deeds, hangs, languages, signals, starts
 
 
 def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
@@ -19,7 +19,7 @@ def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
 
 
 _ANY: Final = (
-    *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, actors.FAULTS),
+    *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, languages.FAULTS, actors.FAULTS),
     *(clients.FAULTS, crowds.FAULTS, streams.FAULTS, machine.FAULTS),
     *(harms.FAULTS, certificates.FAULTS),
 )

@@ -22,14 +22,16 @@ import psutil
 import trio
 
 from chaos import endings
-from chaos.clients.clients import Clients, open_clients
+from chaos.clients.clients import PATIENCE, Clients, open_clients
 from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
+from chaos.clients.tales import TaleClients
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
 from chaos.faults.certificates import served_files
 from chaos.faults.collector import reserved_port, tracing_flags
 from chaos.faults.regions.asking import SHARED_MEMORY
 from chaos.faults.trace_file import file_flags
+from chaos.languages import serving as tales
 from chaos.plan import Plan
 from chaos.record.history import History
 from chaos.record.outcome import now
@@ -37,14 +39,17 @@ from chaos.record.records import Ending, Manifest, Phase, Tally, line_of, write_
 from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import Server, ServerFailed
 from chaos.wires.http import Broken
+from chaos.workload.answers import TALE
 from chaos.workload.control import Control
-from chaos.workload.repository import SLOW_CAPACITY, write_model, write_repository
+from chaos.workload.repository import INSTANCES, SLOW_CAPACITY, write_model, write_repository
 
 OVERLOAD_FACTOR: Final = 3.0
 """The overloaded model is sent so many times what it can answer."""
 
 # Seconds from the server being ready to the beginning of a run.
 _LEAD: Final = 0.5
+_TELLERS: Final = 4  # clients of the language model
+_PACE: Final = 0.01  # seconds of a step of its engines
 _SAMPLES_EVERY: Final = 0.5  # seconds
 
 Tell = Callable[[str], None]
@@ -78,6 +83,7 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_repository(folder / "models", run=folder)
+    tales.write_model(folder / "models", TALE, pace=_PACE, instances=INSTANCES)
     with ExitStack() as stack:
         history = stack.enter_context(History(folder / "history.jsonl"))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
@@ -111,7 +117,7 @@ async def _serving(
 ) -> AsyncIterator[tuple[Server, SabotageClient]]:
     """Have a server around the block; nothing of it is left afterwards. Raises ServerFailed."""
     folder = setting.folder
-    flags = (*setting.flags, "--log-requests=true", SHARED_MEMORY, *more)
+    flags = (*setting.flags, "--log-requests=true", "--openai-port=0", SHARED_MEMORY, *more)
     server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
     try:
         await server.wait_ready()
@@ -138,6 +144,7 @@ async def _phases(
                 nursery.start_soon(conductor.run, plan, began)
                 nursery.start_soon(_load, plan, clients, began)
                 nursery.start_soon(_overload, plan, clients, began)
+                nursery.start_soon(_tell, plan, server, clients, began)
             beside.cancel_scope.cancel()
 
 
@@ -146,6 +153,15 @@ async def _load(plan: Plan, clients: Clients, began: float) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(clients.last, begin=began, until=began + plan.seconds))
         await clients.load(users, begin=began, until=began + plan.seconds)
+
+
+async def _tell(plan: Plan, server: Server, clients: Clients, began: float) -> None:
+    """Have some clients ask the language model for streams, beside the load."""
+    tellers = TaleClients(clients, server.openai_port, patience=PATIENCE)
+    async with trio.open_nursery() as nursery:
+        for number in range(_TELLERS):
+            asking = partial(tellers.ask_on, number, begin=began, until=began + plan.seconds)
+            nursery.start_soon(asking)
 
 
 async def _overload(plan: Plan, clients: Clients, began: float) -> None:

@@ -35,8 +35,8 @@ from actors.seams.given import Seams
 from actors.supervision.errors import SupervisionError
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Event
+from chaos.languages.serving import MachineThatTells
 from chaos.subject.sabotage import SOCKET_FLAG, SabotageRefused
-from engine.server.machine import ThisMachine
 
 if TYPE_CHECKING:
     from actors.values.events import Log
@@ -49,8 +49,8 @@ class InjectedFault(Exception):
     """What an armed fault point raises. Nothing in the server expects it."""
 
 
-class SabotagedMachine(ThisMachine):
-    """This machine, with fault points, and a wall clock that can be moved.
+class SabotagedMachine(MachineThatTells):
+    """This machine, with a fake engine, fault points, and a wall clock that can be moved.
 
     Monotonic clocks are not touched, nor is the clock of the log: the checker of a run compares its time
     stamps with true time.

@@ -13,7 +13,9 @@ _COMMANDS: Final = {
     "serve": "serve",
     "run": "run",
     "sagemaker": "sagemaker",
+    "init": "init.command",
     "check": "check",
+    "convert": "convert",
     "sign": "signing",
     "verify": "signing",
     "key": "keys",
@@ -34,9 +36,11 @@ worker process under a supervisor, so a crash, a hang or a poisonous request cos
 
 commands:
   serve      serve the models of one or more repositories
-  run        serve the model in one Python file, without a repository
+  run        serve the model in one Python file, or a language model in a folder, without a repository
   sagemaker  serve as Amazon SageMaker has its containers serve
+  init       make a model repository out of model files: ONNX, PyTorch, XGBoost and more
   check      validate models and auth files offline: what would load, who may do what, what is wrong where
+  convert    make a checkpoint of a scikit-learn forest: servers load no pickles
   sign       sign models, for servers that load signed ones only
   verify     say which models of a repository are signed with a trusted key, and what keeps the others from it
   key        make, list and revoke the API keys of an auth file
@@ -52,6 +56,7 @@ options:
   --version  show the version, and whether the core is compiled
 
 examples:
+  tritium init ./exports --to ./models
   tritium check ./models
   tritium serve --model-repository=./models
   tritium run my_model.py

@@ -19,6 +19,8 @@ settings.register_profile(
 )
 # `HYPOTHESIS_PROFILE=explore`: others each time.
 settings.register_profile("explore", settings.get_profile("default"), derandomize=False)
+# A sample of them: what is measured or compiled runs them besides, and slowly (`.ci/run`).
+settings.register_profile("few", settings.get_profile("default"), max_examples=15)
 # That there is a failure is enough, however long its story: what `python -m chaos.mutations` asks.
 settings.register_profile(
     "unshrunk", settings.get_profile("default"), phases=(Phase.explicit, Phase.generate)

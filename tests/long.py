@@ -2,8 +2,9 @@
 
     python -m tests.long [PART ...]
 
-Parts run one after the other, each in processes of its own. The output of each goes to the terminal. At the end
-a line for each part says whether it passed and how long it took. The exit status is 1 if any failed.
+Parts run one after the other, each in processes of its own. The output of each goes to the terminal. At the
+end a line for each part says whether it passed, how long it took, and what of it could not be installed, and
+was not run. The exit status is 1 if any failed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.support.environments import VLLM, Environment, NotMade
+
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
 FRAMEWORKS: Final = "tests/survival/test_survival_frameworks.py"
+LANGUAGES: Final = ("tests/conformance/test_language_engines.py", "tests/examples/test_llm_examples.py")
+VLLM_ENGINE: Final = "tests/engine/worker/language/test_vllm_engine.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,8 @@ class Part:
     help: str
     commands: tuple[tuple[str, ...], ...]
     environ: dict[str, str] = field(default_factory=dict)
+    environments: tuple[Environment, ...] = ()
+    """What it needs beside the tests' own packages. It is made for the part if no variable names it."""
 
 
 PARTS: Final = {
@@ -44,7 +53,9 @@ PARTS: Final = {
     ),
     "storms": Part(
         help="storms, leaks and campaigns at full length (tests marked `long`)",
-        commands=((*PYTEST, "-m", "long", f"--ignore={FRAMEWORKS}"),),
+        commands=(
+            (*PYTEST, "-m", "long", *(f"--ignore={each}" for each in (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE))),
+        ),
         environ={"TRITIUM_TESTS_FRESH": "1"},
     ),
     "examples": Part(
@@ -66,9 +77,29 @@ PARTS: Final = {
             ("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)
         ),
     ),
+    "deaths": Part(
+        help="five minutes of engines killed under streams of `openai` clients, twelve a minute, by SIGKILL"
+        " and by SIGSEGV",
+        commands=tuple(
+            ("-m", "benchmarks.llm_deaths", "--seconds", "300", "--whole", "2", "--signal", signal)
+            for signal in ("KILL", "SEGV")
+        ),
+    ),
     "frameworks": Part(
         help="models on Ray and vLLM, in the environments that TRITIUM_TESTS_RAY and TRITIUM_TESTS_VLLM name",
         commands=((*PYTEST, "-m", "long", FRAMEWORKS, "--numprocesses=0"),),
+    ),
+    "languages": Part(
+        help="language models on transformers and on vLLM, which is installed for it unless"
+        f" {VLLM.variable} names an environment",
+        commands=(
+            (*PYTEST, "-m", "long or not long", "--numprocesses=0", *LANGUAGES),
+            (
+                *("-m", "tests.support.elsewhere", VLLM.variable),
+                *("--quiet", "-m", "long", "--numprocesses=0", VLLM_ENGINE),
+            ),
+        ),
+        environments=(VLLM,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",
@@ -90,21 +121,40 @@ def main() -> int:
     asked = parser.parse_args().parts or list(PARTS)
     if unknown := [name for name in asked if name not in PARTS]:
         parser.error(f"no such part: {', '.join(unknown)}; parts are {', '.join(PARTS)}")
-    results: dict[str, tuple[bool, float]] = {}
+    results: dict[str, tuple[bool, float, list[str]]] = {}
     for name in asked:
         part, began = PARTS[name], time.monotonic()
         sys.stdout.write(f"== {name}: {part.help}\n")
         sys.stdout.flush()
-        done = [
-            subprocess.run(
-                [sys.executable, *command], cwd=ROOT, env={**os.environ, **part.environ}, check=False
-            )
-            for command in part.commands
-        ]
-        results[name] = not any(each.returncode for each in done), time.monotonic() - began
-    for name, (passed, seconds) in results.items():
+        with tempfile.TemporaryDirectory(prefix="tritium-long-") as folder:
+            missing: list[str] = []
+            environ = {**os.environ, **part.environ, **dict(_made(part, Path(folder), missing))}
+            done = [
+                subprocess.run([sys.executable, *command], cwd=ROOT, env=environ, check=False)
+                for command in part.commands
+            ]
+        results[name] = not any(each.returncode for each in done), time.monotonic() - began, missing
+    for name, (passed, seconds, missing) in results.items():
         sys.stdout.write(f"{name:12} {'passed' if passed else 'FAILED'} in {seconds / 60:.1f} min\n")
-    return 0 if all(passed for passed, _ in results.values()) else 1
+        sys.stdout.writelines(f"{'':12} not installed, so not run: {each}\n" for each in missing)
+    return 0 if all(passed for passed, _, _ in results.values()) else 1
+
+
+def _made(part: Part, folder: Path, missing: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield variables that name the environments that a part needs; those that are not named are made.
+
+    What can't be made is added to `missing`.
+    """
+    for environment in part.environments:
+        if environment.named:
+            continue
+        sys.stdout.write(f"making an environment with {environment.name}\n")
+        sys.stdout.flush()
+        try:
+            yield environment.variable, environment.make(folder)
+        except NotMade as error:
+            sys.stdout.write(f"{error}\n")
+            missing.append(str(error))
 
 
 if __name__ == "__main__":

@@ -322,7 +322,7 @@ def _told(progress: Mapping[str, object] | None) -> str:
     """Return the operation under way on a model, in words."""
     if progress is None:
         return "it waits to be loaded"
-    known = {"phase", "seconds", "attempt"}
+    known = {"phase", "seconds", "attempt", "phase_seconds"}
     details = "".join(
         f", {key.replace('_', ' ')} {value}" for key, value in progress.items() if key not in known
     )

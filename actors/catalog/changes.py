@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from actors.values.specs import ModelSpec
+from actors.values.specs import LanguageServing, ModelSpec
 
 _IN_PLACE: Final = ("instance_group", "version_policy")
 """Parts of a configuration that change without a reload."""
@@ -38,7 +38,11 @@ def plan_change(
         present = serving.get(spec.version)
         if present is None or not _alike(present, spec):
             start.append(spec)
-        elif present.instances != spec.instances or present.config_json != spec.config_json:
+        elif (
+            present.instances != spec.instances
+            or present.config_json != spec.config_json
+            or present.scheduling != spec.scheduling
+        ):
             scale.append(spec)
         elif forced:
             start.append(spec)
@@ -57,6 +61,17 @@ def _alike(one: ModelSpec, other: ModelSpec) -> bool:
         # Those of an ensemble come from its models.
         and (one.decoupled, one.outputs) == (other.decoupled, other.outputs)
         and _lasting(one) == _lasting(other)
+        and (one.scheduling == other.scheduling or _takes_up(one, other))
+    )
+
+
+def _takes_up(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether an engine takes up the difference: other adapters, in the directory that it was loaded from."""
+    return (
+        isinstance(one.scheduling, LanguageServing)
+        and isinstance(other.scheduling, LanguageServing)
+        and replace(one.scheduling, adapters=()) == replace(other.scheduling, adapters=())
+        and one.version_directory == other.version_directory
     )
 
 

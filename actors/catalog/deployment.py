@@ -26,8 +26,9 @@ from actors.supervision.errors import NotRunning
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Restart
 from actors.values.errors import Internal, InvalidArgument, TritiumError, Unavailable
 from actors.values.events import Event
+from actors.values.generation.adapters import Adapter
 from actors.values.interfaces import UNLOADED
-from actors.values.specs import ModelKey, ModelSpec, Residency
+from actors.values.specs import LanguageServing, ModelKey, ModelSpec, Residency
 
 INTENSITY: Final = Intensity(5, 60.0)
 """Of each actor of this room."""
@@ -262,7 +263,7 @@ class Deployment:
 
     async def _scale(self, spec: ModelSpec) -> ModelState:
         state = self.serving[spec.version]
-        before = len(state.instances)
+        had, before = state.spec, len(state.executing.instances)
         # Its files are the same, and the directories that it was loaded from stay as long as it does.
         kept = replace(
             spec,
@@ -287,13 +288,23 @@ class Deployment:
                 reason=reason,
             )
             raise LoadFailed(spec.name, {spec.version: reason})
-        self._around.log(
-            Event.MODEL_SCALED,
-            model=spec.name,
-            version=spec.version,
-            instances=len(state.instances),
-            before=before,
-        )
+        if spec.instances != had.instances or spec.config_json != had.config_json:
+            self._around.log(
+                Event.MODEL_SCALED,
+                model=spec.name,
+                version=spec.version,
+                instances=len(state.executing.instances),
+                before=before,
+            )
+        now, then = _adapters(spec), _adapters(had)
+        if now != then:
+            self._around.log(
+                Event.ADAPTERS_CHANGED,
+                model=spec.name,
+                version=spec.version,
+                loaded=sorted(each.name for each in now - then),
+                unloaded=sorted({each.name for each in then} - {each.name for each in now}),
+            )
         return state
 
     def _swap(self, states: Mapping[int, ModelState], started: Mapping[int, ModelState]) -> None:
@@ -461,3 +472,7 @@ class Deployment:
         for state in retiring:
             await state.standing.ended.wait()
         return bool(retiring)
+
+
+def _adapters(spec: ModelSpec) -> frozenset[Adapter]:
+    return frozenset(spec.scheduling.adapters if isinstance(spec.scheduling, LanguageServing) else ())

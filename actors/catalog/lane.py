@@ -295,12 +295,16 @@ class Lanes:
         if busy is None:
             return None
         phase = busy.phase
+        details: dict[str, object] = {}
         if phase == "loading":
             loading = [
                 state
                 for state in self._around.roster.background(key)
                 if not state.standing.load_finished.is_set()
             ]
-            phase = loading[-1].standing.phase if loading else phase
+            if loading:
+                standing = loading[-1].executing.standing
+                phase = standing.phase
+                details = {"phase_seconds": round(trio.current_time() - standing.phase_since, 3)}
         seconds = round(trio.current_time() - busy.since, 3)
-        return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **busy.details}
+        return {"phase": phase, "seconds": seconds, "attempt": busy.attempt, **details, **busy.details}

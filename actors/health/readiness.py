@@ -118,11 +118,11 @@ class Readiness:
         """
         model = self._router.resolve(name, version)
         if isinstance(model, ModelState):
-            return await model.standing.says_ready()
+            return await model.says_ready()
         for key in self._roster.keys(name):
             ready = self._roster.ready(key)
             if ready:
-                return await ready[max(ready)].standing.says_ready()
+                return await ready[max(ready)].says_ready()
         return True
 
     async def deep(self) -> DeepReport:
@@ -238,11 +238,14 @@ class Readiness:
             )
 
     def _stuck(self, state: ModelState) -> str:
-        """Return the trouble with a version whose instances are all stuck; empty if there is none."""
+        """Return the trouble with a version whose instances are all stuck or silent; "" if there is none."""
+        silent = state.executing.standing.silent_for
+        if silent:
+            return f"no engine has shown a sign of life at its work for {silent:.3g} s (tritium.hang_within)"
         bound = self._hang_bound
         if not bound or state.stuck_for(trio.current_time()) < bound:
             return ""
-        count = len(state.rotation)
+        count = len(state.executing.rotation)
         which = "its only instance has" if count == 1 else f"each of its {count} instances has"
         return (
             f"{which} been busy with one execution for more than {bound:g} s (--unready-after-hang-secs);"

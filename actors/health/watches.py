@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, state: ModelState, news: Callable[[], None], now: float) -> None:
         self.state = state
-        self.check = OwnCheck(state, news)
+        self.check = OwnCheck(state.executing, news)
         # When its next probe is due, if it is probed at all.
         self.due = now
         self.since = now  # when `trouble` came, or went

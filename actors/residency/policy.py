@@ -15,6 +15,12 @@ Newcomers are served in the order in which they were asked for. A newcomer that 
 be over soon keeps those behind it from taking its place. A newcomer that waits for a long request keeps none
 of them back: it could not use the room.
 
+A model whose engines can sleep keeps its processes where that is enough: of all idle models, those are put
+to sleep first, the least recently used first. Only if that is not enough are models evicted, sleepers among
+them. One that sleeps and is wanted is a newcomer itself, for what waking takes beyond what it has. Nothing
+evicts it then, since its requests wait in it. Where nothing is left but such sleepers, each in the way of the
+others, the first one is woken all the same.
+
 A model that works is not evicted, unless it would never be idle: under steady traffic it has a *turn* (see
 `turn`), after which it may be drained for a newcomer. Draining answers every request that was accepted. A
 request that comes later waits for the next load, for which the model is then a newcomer itself. So of two
@@ -55,6 +61,8 @@ class KeptBy(Enum):
     CHANGE = "change"
     # It is never evicted.
     FOR_GOOD = "for_good"
+    # It sleeps, and requests wait for it to wake: it is among the newcomers.
+    WANTED = "wanted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,13 @@ class Resident:
     hold: KeptBy
     last_used: float = -math.inf
     turn_ends: float = -math.inf
-    leaving: bool = False  # its eviction is under way
+    leaving: bool = False  # its eviction is under way, or what it is about to give up as it falls asleep
+    rests: int | None = None  # bytes that it is thought to take asleep; None: it can't be put to sleep, or is
+
+    @property
+    def frees(self) -> int:
+        """Bytes that it gives back if it is put to sleep."""
+        return 0 if self.rests is None else max(0, self.nbytes - self.rests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,8 @@ class Newcomer:
     expected: int
     # What it took when just loaded, or its files. If even that is too much, the newcomer is refused.
     least: int
+    # It sleeps, and has so many bytes, which are in neither of the two; None: it is to be loaded.
+    has: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +103,8 @@ class Plan:
     start: tuple[ModelKey, ...] = ()
     # Each evicted model, and the newcomer that needs its room; None: models have grown.
     evict: dict[ModelKey, ModelKey | None] = field(default_factory=dict)
+    # Each model that is put to sleep, likewise.
+    sleep: dict[ModelKey, ModelKey | None] = field(default_factory=dict)
     # Each refused newcomer, and why.
     refuse: dict[ModelKey, str] = field(default_factory=dict)
     # A newcomer waits for room, so it matters when a model becomes idle.
@@ -96,7 +114,10 @@ class Plan:
 
 
 def plan(newcomers: Sequence[Newcomer], residents: Iterable[Resident], *, budget: int, now: float) -> Plan:
-    """Decide for `newcomers`, in the order they were asked for. None of them is among the residents."""
+    """Decide for `newcomers`, in the order they were asked for.
+
+    Those of them that sleep are among the residents, and no others.
+    """
     return _Planning(residents, budget, now).decide(newcomers)
 
 
@@ -115,8 +136,11 @@ class _Planning:
             each for each in _held(staying, {KeptBy.REQUESTS}) if each.turn_ends > now and each.nbytes
         ]
         self._soon_free = _total(self._turns) + _total(_held(staying, {KeptBy.CHANGE}))
+        lasting = {KeptBy.FOR_GOOD, KeptBy.WANTED, KeptBy.NOTHING}
+        self._is_still = all(each.hold in lasting and not each.leaving for each in everyone)
         self._start: list[ModelKey] = []
         self._evict: dict[ModelKey, ModelKey | None] = {}
+        self._sleep: dict[ModelKey, ModelKey | None] = {}
         self._refuse: dict[ModelKey, str] = {}
         self._waiting = False
         self._look_at = math.inf
@@ -124,23 +148,26 @@ class _Planning:
     def decide(self, newcomers: Sequence[Newcomer]) -> Plan:
         if not self._make_room(0, None):
             # It does not suffice, and is better than nothing.
-            self._evict_some(self._candidates, None)
+            self._evict_all(None)
         for newcomer in newcomers:
             self._admit(newcomer)
+        if self._is_still and not (self._start or self._evict or self._sleep):
+            self._untangle([each.key for each in newcomers if each.has is not None])
         return Plan(
             start=tuple(self._start),
             evict=self._evict,
+            sleep=self._sleep,
             refuse=self._refuse,
             waiting=self._waiting,
             look_at=self._look_at,
         )
 
     def _admit(self, newcomer: Newcomer) -> None:
-        most = self._budget - self._kept
+        most = self._budget - self._kept - (newcomer.has or 0)
         if newcomer.least > most:
             self._refuse[newcomer.key] = (
-                f"does not fit: needs {size(newcomer.least)}, budget {size(self._budget)}, "
-                f"pinned {size(self._kept)}"
+                f"does not fit: needs {size(newcomer.least + (newcomer.has or 0))}, budget"
+                f" {size(self._budget)}, pinned {size(self._kept)}"
             )
             return
         # It may have grown beyond the budget the last time. Then it gets all the room there is.
@@ -157,26 +184,62 @@ class _Planning:
             self._promised += share
             self._candidates = []
 
+    def _untangle(self, wakers: Sequence[ModelKey]) -> None:
+        """Wake a sleeper where sleepers are in each other's way, and nothing would change by itself."""
+        for first in [each for each in wakers if each not in self._refuse][:1]:
+            if self._candidates:
+                self._evict_all(first)
+            else:
+                self._start.append(first)
+
     def _make_room(self, share: int, newcomer: ModelKey | None) -> bool:
-        """Evict as many models as `share` bytes need, and none if all of them would not be enough."""
-        excess, picked = self._excess(share), []
-        for each in self._candidates:
-            if excess <= 0:
-                break
-            picked.append(each)
-            excess -= each.nbytes
+        """Put to sleep, or evict, as many models as `share` bytes need.
+
+        Nothing happens if all of them would not be enough.
+        """
+        excess, slept, evicted = self._excess(share), list[Resident](), list[Resident]()
+        for group in (KeptBy.NOTHING, KeptBy.REQUESTS):
+            excess = _pick(_held(self._candidates, {group}), excess, slept, evicted)
         if excess > 0:
             return False
-        self._evict_some(picked, newcomer)
+        for each in reversed(slept.copy()):  # those that were evicted may have been enough
+            if excess + each.frees <= 0:
+                slept.remove(each)
+                excess += each.frees
+        self._evict.update(dict.fromkeys((each.key for each in evicted), newcomer))
+        self._sleep.update(dict.fromkeys((each.key for each in slept), newcomer))
+        self._promised -= _total(evicted) + sum(each.frees for each in slept)
+        # What is left of sleepers can be had once they sleep.
+        self._soon_free += sum(each.nbytes - each.frees for each in slept)
+        self._candidates = [each for each in self._candidates if each not in evicted and each not in slept]
         return True
 
-    def _evict_some(self, residents: Sequence[Resident], newcomer: ModelKey | None) -> None:
-        self._evict.update(dict.fromkeys((each.key for each in residents), newcomer))
-        self._promised -= _total(residents)
-        self._candidates = self._candidates[len(residents) :]
+    def _evict_all(self, newcomer: ModelKey | None) -> None:
+        self._evict.update(dict.fromkeys((each.key for each in self._candidates), newcomer))
+        self._promised -= _total(self._candidates)
+        self._candidates = []
 
     def _excess(self, share: int) -> int:
         return self._promised + share - self._budget
+
+
+def _pick(candidates: Sequence[Resident], excess: int, slept: list[Resident], evicted: list[Resident]) -> int:
+    """Add those that are to be put to sleep, and those that are to be evicted; return what is still missing.
+
+    Each is in one of the two at most.
+    """
+    for each in candidates:
+        if excess > 0 and each.frees:
+            slept.append(each)
+            excess -= each.frees
+    for each in candidates:
+        if excess > 0:
+            if each in slept:
+                slept.remove(each)
+                excess += each.frees
+            evicted.append(each)
+            excess -= each.nbytes
+    return excess
 
 
 def _in_order_of_eviction(staying: Sequence[Resident], now: float) -> list[Resident]:
@@ -217,6 +280,14 @@ def estimate(files: Sequence[tuple[int, int]], overheads: Sequence[float]) -> in
     """
     overhead = int(fmean(overheads)) if overheads else UNKNOWN_OVERHEAD
     return sum(processes * (nbytes + overhead) for nbytes, processes in files)
+
+
+def asleep(level: int, files: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes that a model is thought to take asleep at a level, before that has been measured.
+
+    `files` are those of `estimate`. The guess is low, so that it is tried: what is measured then counts.
+    """
+    return sum(processes * nbytes for nbytes, processes in files) if level == 1 else 0
 
 
 def size(nbytes: int) -> str:

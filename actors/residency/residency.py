@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 import trio
 
 from actors.residency.policy import KeptBy, Newcomer, Plan, Resident, plan, turn
-from actors.residency.residents import OnDemand, Residents, pids_of
+from actors.residency.residents import OnDemand, Residents, pids_of, standing_of, wanted_since
+from actors.residency.sleepers import Sleepers, has_woken, why_freed
 from actors.seams import faults
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
@@ -27,6 +29,7 @@ from actors.supervision.context import ChildContext
 from actors.supervision.errors import SupervisionError
 from actors.values.errors import TritiumError
 from actors.values.events import Event, Log
+from actors.values.generation.sleeping import SleepState
 from actors.values.specs import ModelKey, Residency
 
 MEASURE_SECONDS: Final = 5.0
@@ -96,6 +99,7 @@ class _Life:
         self._log = log
         self._wall_clock = wall_clock
         self._measure_now = Bell()
+        self._sleepers = Sleepers(residents, log, self._measure_now)
         self._watched: set[ModelState] = set()
 
     async def run(self) -> None:
@@ -116,6 +120,9 @@ class _Life:
         if faults.points is not None:
             faults.points.passing("residency.turn")
         look_at = math.inf
+        for model in self._models.values():
+            self._sleepers.follow(model, now)
+        self._sleepers.wake_those_that_end()
         if not self._residents.closed:
             newcomers = self._newcomers(nursery)
             if newcomers or sum(self._residents.sizes.values()) > self._residents.budget:
@@ -140,18 +147,31 @@ class _Life:
         A model that needs no admission is handled at once.
         """
         found: list[Newcomer] = []
-        wanted = [
-            (model.room.wanted_since, model)
+        sleeping = {
+            model: since
+            for model in self._models.values()
+            if (since := wanted_since(self._residents.sleepers(model.key))) is not None
+        }
+        wanted = {
+            model: model.room.wanted_since
             for model in self._models.values()
             if model.room.wanted_since is not None and not model.loading
-        ]
-        if not wanted:
+        }
+        if not (sleeping or wanted):
             return found
         overheads = [each for each in map(OnDemand.overhead, self._models.values()) if each is not None]
-        for _, model in sorted(wanted, key=lambda each: each[0]):
-            if self._answered_by_state(model, nursery):
+        for model, _ in sorted({**wanted, **sleeping}.items(), key=lambda each: each[1]):
+            if model not in sleeping and self._answered_by_state(model, nursery):
                 continue
             newcomer = model.newcomer(overheads)
+            if newcomer is not None and model in sleeping:
+                has = self._has_asleep(model)
+                newcomer = replace(
+                    newcomer,
+                    expected=max(0, newcomer.expected - has),
+                    least=max(0, newcomer.least - has),
+                    has=has,
+                )
             if newcomer is not None:
                 found.append(newcomer)
             elif not model.sizing:
@@ -193,7 +213,8 @@ class _Life:
         staying = [each for each in states if each not in retiring]
         parts = []
         if staying or (model is not None and model.loading):
-            parts.append(self._resident(key, model, staying, now, changing=len(retiring) > 0))
+            whole = self._resident(key, model, staying, now, changing=len(retiring) > 0)
+            parts += [whole] if model is None else self._sleepers.parts(model, whole)
         if retiring:
             parts.append(Resident(key=key, nbytes=self._nbytes(retiring), hold=KeptBy.CHANGE, leaving=True))
         return parts
@@ -208,18 +229,23 @@ class _Life:
         changing: bool,
     ) -> Resident:
         nbytes = self._nbytes(states)
-        if model is not None and (model.loading or not self._all_measured(states)):
+        if model is not None and (
+            model.loading or not self._all_measured(states) or (has_woken(model) and not model.counted)
+        ):
             nbytes = max(nbytes, model.reserved)
         return Resident(
             key=key,
             nbytes=nbytes,
             hold=KeptBy.CHANGE if changing else self._hold(key, model, states, now),
             last_used=max((self._last_used(each) for each in states), default=0.0),
-            turn_ends=max(
-                (each.standing.since + turn(each.standing.load_seconds) for each in states), default=now
-            ),
+            turn_ends=max((_turn_ends(each) for each in states), default=now),
             leaving=model is not None and model.leaving,
         )
+
+    def _has_asleep(self, model: OnDemand) -> int:
+        """Return the bytes that a sleeper has, as the plan is told of it."""
+        parts = self._parts(model.key, trio.current_time())
+        return sum(each.nbytes for each in parts if each.hold is KeptBy.WANTED)
 
     def _hold(
         self, key: ModelKey, model: OnDemand | None, states: Sequence[ModelState], now: float
@@ -256,7 +282,14 @@ class _Life:
 
     def _publish(self) -> None:
         models = self._models.values()
+
+        def standing(*states: SleepState) -> list[str] | None:
+            return [str(each.key) for each in models if each.seen in states] or None
+
         self._ctx.publish(
+            asleep=standing(SleepState.ASLEEP),
+            falling_asleep=standing(SleepState.FALLING),
+            waking=standing(SleepState.WAKING),
             waiting={str(each.key): each.room.waiting for each in models if each.room.waiting} or None,
             loading=[str(each.key) for each in models if each.loading] or None,
             evicting=[str(each.key) for each in models if each.leaving] or None,
@@ -266,13 +299,23 @@ class _Life:
 
     def _carry_out(self, decided: Plan, newcomers: Sequence[Newcomer], nursery: trio.Nursery) -> None:
         expected = {each.key: each.expected for each in newcomers}
+        waking = {each.key: each.has for each in newcomers if each.has is not None}
         for key, why in decided.refuse.items():
-            self._models[key].room.refuse(why)
+            if key in waking:
+                for sleeper in self._residents.sleepers(key):
+                    sleeper.refuse(why)
+            else:
+                self._models[key].room.refuse(why)
+        for key, newcomer in decided.sleep.items():
+            self._sleepers.put_to_sleep(self._models[key], newcomer)
         for key, newcomer in decided.evict.items():
             self._models[key].leaving = True
             nursery.start_soon(self._evict, self._models[key], newcomer)
         for key in decided.start:
-            self._start_load(self._models[key], expected[key], nursery)
+            if key in waking:
+                self._sleepers.wake(self._models[key], waking[key] + expected[key])
+            else:
+                self._start_load(self._models[key], expected[key], nursery)
 
     def _start_load(self, model: OnDemand, reserved: int, nursery: trio.Nursery) -> None:
         model.loading, model.reserved = True, reserved
@@ -300,8 +343,9 @@ class _Life:
             evicted = False
         if evicted:
             model.evictions += 1
-            why = "memory is over the budget" if newcomer is None else f"memory is needed for '{newcomer}'"
-            self._log(Event.MODEL_EVICTED, model=str(model.key), reason=why, freed_bytes=freed)
+            self._log(
+                Event.MODEL_EVICTED, model=str(model.key), reason=why_freed(newcomer), freed_bytes=freed
+            )
         else:
             model.not_before = trio.current_time() + NOT_EVICTED_SECONDS
         model.leaving = False
@@ -311,7 +355,7 @@ class _Life:
         specs = model.specs
         files = [
             (
-                await self._memory.of_files(spec.version_directory),
+                sum([await self._memory.of_files(each) for each in spec.directories]),
                 0 if spec.isolation == "thread" else len(spec.instances),
             )
             for spec in specs
@@ -347,12 +391,14 @@ class _Life:
     async def _measure(self) -> None:
         keys = self._roster.keys()
         pids = {pid for key in keys for pid in pids_of(self._residents.states(key))}
+        before = {key: standing_of(self._residents.sleepers(key)) for key in self._models}
         self._residents.sizes = await self._memory.of_processes(pids)
         for key, model in self._models.items():
             serving = list(self._roster.serving(key).values())
             whole = serving and not self._roster.background(key) and self._all_measured(serving)
-            if whole and not model.loading and all(each.status is Status.READY for each in serving):
-                model.measured(self._nbytes(serving))
+            ready = whole and not model.loading and all(each.status is Status.READY for each in serving)
+            if ready and before[key] is standing_of(self._residents.sleepers(key)):
+                self._sleepers.measured(model, before[key], self._nbytes(serving))
         found = {str(key): self._residents.resident(key) for key in keys}
         self._ctx.publish(
             budget=self._residents.budget,
@@ -360,3 +406,10 @@ class _Life:
             models={name: nbytes for name, nbytes in found.items() if nbytes} or None,
         )
         self._residents.changed.ring()
+
+
+def _turn_ends(state: ModelState) -> float:
+    """Return when the turn of a model in steady use ends: since it was loaded, or has woken."""
+    loaded = state.standing.since + turn(state.standing.load_seconds)
+    sleeper = state.sleeper
+    return loaded if sleeper is None else max(loaded, sleeper.awake_since + turn(sleeper.wake_seconds))

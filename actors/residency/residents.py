@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.residency.dormant import Dormant, WaitingRoom
-from actors.residency.policy import Newcomer, estimate
+from actors.residency.policy import Newcomer, asleep, estimate
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
+from actors.serving.ports import Sleeper
 from actors.serving.routing.router import Router
 from actors.values.families import (
     Block,
@@ -27,7 +28,8 @@ from actors.values.families import (
     model_labels,
     once,
 )
-from actors.values.specs import ModelKey, ModelSpec
+from actors.values.generation.sleeping import SleepState
+from actors.values.specs import LanguageServing, ModelKey, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,17 @@ class OnDemandCounts:
     evictions: int
     wakes: int
     wake_seconds: float
+    sleep: SleepCounts | None = None  # of a language model whose engines may be put to sleep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepCounts:
+    """What is counted of the sleep of one model."""
+
+    asleep: bool = False  # all of its engines are
+    sleeps: int = 0
+    awakenings: int = 0
+    awakening_seconds: float = 0.0  # from the first request that waited until all engines were awake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +91,19 @@ class OnDemand:
         # When to try again to evict it, after an eviction that failed.
         self.not_before = 0.0
         self.loads = self.evictions = 0
+        # Of a language model whose engines may be put to sleep:
+        self.seen = SleepState.AWAKE  # where the actor saw them last
+        self.counted = True  # it has been measured since then
+        self.rested: int | None = None  # bytes it took asleep when last measured
+        self.freeing: tuple[int, str] | None = None  # what it took before, and why it is put to sleep
+        self.wanted_at = 0.0  # since when requests waited for it to wake
+        self.sleeps = self.awakenings = 0
+        self.awakening_seconds = 0.0
 
     def respecify(self, specs: Sequence[ModelSpec]) -> None:
         """Take over specs. If the files or the configuration differ, the measurements are void."""
         if _fingerprint(specs) != _fingerprint(self.specs):
-            self.files = self.last = self.least = None
+            self.files = self.last = self.least = self.rested = None
             self.room.forgive()
         self.specs = specs
 
@@ -91,6 +112,10 @@ class OnDemand:
         self.last = nbytes
         if self.fresh:
             self.fresh, self.least = False, nbytes
+
+    def resting(self, level: int) -> int:
+        """Return the bytes that it is thought to take asleep."""
+        return asleep(level, self.files or ()) if self.rested is None else self.rested
 
     def overhead(self) -> float | None:
         """Return the bytes that each of its workers takes beside the files, where both are known."""
@@ -127,7 +152,14 @@ class Residents:
         self.sizes: Mapping[int, int] = {}  # the actor's: bytes resident, by process
         self.closed = False
         self.changed = Bell()
-        self.roster.on_change(lambda _: self.changed.ring())
+        self.roster.on_change(self._look)
+
+    def _look(self, key: ModelKey) -> None:
+        """A model has changed."""
+        for state in self.states(key):
+            if state.sleeper is not None:
+                state.sleeper.on_change = self.changed.ring
+        self.changed.ring()
 
     def dormant(self, specs: Sequence[ModelSpec]) -> Mapping[int, Dormant]:
         """Return the stand-ins for the versions of a model that is not loaded, for `Router.set_dormant`."""
@@ -142,15 +174,31 @@ class Residents:
     def close(self) -> None:
         """The server stops: answer all requests that wait for a load, and let no more in.
 
-        From now on no model is loaded or evicted.
+        From now on no model is loaded or evicted, and those that sleep are woken for what they have accepted.
         """
         self.closed = True
         for model in self.models.values():
             model.room.close()
+        self.changed.ring()
 
     def states(self, key: ModelKey) -> list[ModelState]:
         """Return the versions of a model that may take memory: those that serve, load or retire."""
         return [*self.roster.serving(key).values(), *self.roster.background(key)]
+
+    def sleepers(self, key: ModelKey) -> list[Sleeper]:
+        """Return what puts the versions of a model that serve to sleep; nothing if any may not be."""
+        found = [state.sleeper for state in self.roster.serving(key).values()]
+        sleepers = [each for each in found if each is not None and each.level]
+        return sleepers if len(sleepers) == len(found) else []
+
+    def waiting(self, key: ModelKey) -> int:
+        """Return how many requests wait for a model that sleeps."""
+        states = [each for each in self.roster.serving(key).values() if each.sleeper is not None]
+        return sum(
+            len(each.in_flight)
+            for each in states
+            if each.sleeper is not None and each.sleeper.wanted_since is not None
+        )
 
     def resident(self, key: ModelKey) -> int:
         """Return the bytes that a model was measured to take."""
@@ -169,15 +217,49 @@ class Residents:
         ]
         return ResidencySample(budget=self.budget, models=models)
 
-    @staticmethod
-    def _counters(model: OnDemand) -> OnDemandCounts:
+    def _counters(self, model: OnDemand) -> OnDemandCounts:
         return OnDemandCounts(
-            waiting=model.room.waiting,
+            waiting=model.room.waiting + self.waiting(model.key),
             loads=model.loads,
             evictions=model.evictions,
             wakes=model.room.wakes,
             wake_seconds=model.room.wake_seconds,
+            sleep=self._sleep_counts(model) if any(map(_may_sleep, model.specs)) else None,
         )
+
+    @staticmethod
+    def _sleep_counts(model: OnDemand) -> SleepCounts:
+        return SleepCounts(
+            asleep=model.seen is SleepState.ASLEEP,
+            sleeps=model.sleeps,
+            awakenings=model.awakenings,
+            awakening_seconds=model.awakening_seconds,
+        )
+
+
+def _may_sleep(spec: ModelSpec) -> bool:
+    return isinstance(spec.scheduling, LanguageServing) and spec.scheduling.sleep > 0
+
+
+def standing_of(sleepers: Sequence[Sleeper]) -> SleepState | None:
+    """Return where all versions of a model stand; None where some sleep, and others are awake."""
+    states = {each.state for each in sleepers}
+    for under_way in (SleepState.FALLING, SleepState.WAKING):
+        if under_way in states:
+            return under_way
+    if len(states) == 1:
+        return states.pop()
+    return None if states else SleepState.AWAKE
+
+
+def wanted_since(sleepers: Sequence[Sleeper]) -> float | None:
+    """Return since when requests wait for one that sleeps."""
+    since = [
+        each.wanted_since
+        for each in sleepers
+        if each.state is SleepState.ASLEEP and each.wanted_since is not None
+    ]
+    return min(since, default=None)
 
 
 def pids_of(states: Sequence[ModelState]) -> list[int]:
@@ -186,7 +268,8 @@ def pids_of(states: Sequence[ModelState]) -> list[int]:
     The memory of an instance on a thread of the server can't be told from the server's own.
     """
     own = os.getpid()
-    found = (each.pid for state in states for each in state.instances)
+    found = [each.pid for state in states for each in state.executing.instances]
+    found += [pid for state in states for pid in state.helpers()]
     return [pid for pid in found if pid is not None and pid != own]
 
 
@@ -230,8 +313,26 @@ ON_DEMAND: Final[Families[OnDemandCounts]] = (
     Family(
         "tritium_wake_waiting_requests",
         "gauge",
-        "Requests that wait for their model to be loaded",
+        "Requests that wait for their model to be loaded, or to wake",
         lambda counters: counters.waiting,
+    ),
+    Family(
+        "tritium_model_asleep",
+        "gauge",
+        "Whether all engines of a language model sleep",
+        lambda counters: None if counters.sleep is None else int(counters.sleep.asleep),
+    ),
+    Family(
+        "tritium_model_sleeps_total",
+        "counter",
+        "How often the engines of a language model were put to sleep",
+        lambda counters: None if counters.sleep is None else counters.sleep.sleeps,
+    ),
+    SplitFamily(
+        "tritium_sleeper_wake_seconds",
+        "summary",
+        "How long sleeping models took to wake, from the first request that waited",
+        lambda counters: _awakenings(counters.sleep),
     ),
     SplitFamily(
         "tritium_wake_seconds",
@@ -243,6 +344,12 @@ ON_DEMAND: Final[Families[OnDemandCounts]] = (
         ),
     ),
 )
+
+
+def _awakenings(sleep: SleepCounts | None) -> Iterator[Slice]:
+    if sleep is not None:
+        yield Slice(sleep.awakening_seconds, suffix="_sum")
+        yield Slice(sleep.awakenings, suffix="_count")
 
 
 def residency_blocks(sample: ResidencySample) -> Iterator[Block]:

@@ -19,6 +19,9 @@ from actors.wire.frames import FrameError
 class Asker(Protocol):
     """A worker, as far as those need to know it that serve what it asks for."""
 
+    steps: int
+    """Of an engine: how many steps it has told of."""
+
     @property
     def outstanding(self) -> Mapping[int, InFlight]:
         """Its batches that are not known to have executed, by number."""

@@ -223,6 +223,7 @@ class Dispatcher:
             if batch is not None and self.take_back(instance, batch):
                 self._intake.withdraw(request)
                 return
+        for worker in self._standing.workers:  # that of an instance which leaves is among them
             worker.cancel(request)
 
     def ended(self, instance: InstanceState) -> None:

@@ -94,12 +94,13 @@ PENDING: Final[Family[ModelStatistics]] = Family(
 
 
 def _bucketed(histogram: Histogram) -> Iterator[Slice]:
-    return _cumulated(histogram.bounds, histogram.counts, histogram.total, {})
+    return cumulated(histogram.bounds, histogram.counts, histogram.total, {})
 
 
-def _cumulated(
+def cumulated(
     upper: Sequence[float], counts: Sequence[int], total: float, labels: Mapping[str, str]
 ) -> Iterator[Slice]:
+    """Yield the series of a histogram whose `counts` are by upper bound, the last of all above."""
     below = 0
     # All digits, or two bounds could read alike; without the `.0` that Triton's have not.
     bounds = [repr(float(bound)).removesuffix(".0") for bound in upper] + ["+Inf"]
@@ -131,7 +132,7 @@ def _by_phase(statistics: ModelStatistics, durations: Durations) -> Iterator[Sli
         ("request", durations.request, whole_ns),
     ):
         if any(counts):
-            yield from _cumulated(durations.bounds, counts, total_ns / 1e9, {"phase": phase})
+            yield from cumulated(durations.bounds, counts, total_ns / 1e9, {"phase": phase})
 
 
 FIRST_RESPONSE: Final[SplitFamily[Histogram]] = SplitFamily(

@@ -11,7 +11,6 @@ A request comes in through `intake`, and waits in `queue`. A scheduler hears the
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 import trio
@@ -25,9 +24,9 @@ from actors.serving.outcome import Outcome
 from actors.serving.policy.batching import policy_for
 from actors.serving.policy.blame import Blame
 from actors.serving.policy.queueing import RequestQueue
-from actors.serving.policy.slo import Admission
+from actors.serving.policy.slo import Admission, Promising
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
-from actors.serving.ports import BatchObserver, Composite, Observers, Stage
+from actors.serving.ports import BatchObserver, Composite, Mover, Observers, Sleeper, Stage
 from actors.serving.promise import PromiseObserver, PromiseStage
 from actors.serving.standing import InstanceState, Standing, Status
 from actors.serving.statistics import FailureReason, ModelStatistics
@@ -38,7 +37,7 @@ from actors.values.errors import (
 )
 from actors.values.marks import ClientMarks, marks_of
 from actors.values.requests import InferRequest, ServedModel
-from actors.values.specs import ModelSpec, SequenceBatching
+from actors.values.specs import LanguageServing, ModelSpec, SequenceBatching
 
 
 class StatusObserver(Protocol):
@@ -46,6 +45,10 @@ class StatusObserver(Protocol):
 
     def __call__(self, state: ModelState) -> None:
         """`state.status` and `state.reason` are new."""
+
+
+def _no_helpers() -> Sequence[int]:
+    return ()
 
 
 class ModelState(ServedModel):
@@ -82,7 +85,13 @@ class ModelState(ServedModel):
         self.statistics = statistics
         self.subtree = ""  # its name in the supervision tree
         self.given_up = False  # its workers are not waited for
-        self.composite: Composite | None = None  # of an ensemble
+        self.composite: Composite | None = None  # of an ensemble, or of a language model
+        self.engine: ModelState | None = None  # of a language model: the version inside it that has instances
+        # Processes that it has beside those of instances.
+        self.helpers: Callable[[], Sequence[int]] = _no_helpers
+        self.mover: Mover | None = None  # of such an engine
+        self.sleeper: Sleeper | None = None  # of a language model
+        self.whole: ModelState | None = None  # of that one: the language model's version
         if isinstance(spec.scheduling, SequenceBatching) and sequencing is None:
             raise TypeError(f"model '{spec.name}' has sequences, and is made without")
         self.sequences = sequencing
@@ -132,7 +141,10 @@ class ModelState(ServedModel):
             outcome=self.outcome,
             doorbell=self.doorbell,
         )
-        self.slo = None if spec.slo is None else Admission(spec.slo, policy_for(spec))
+        self.slo: Admission | None = None  # of what makes batches
+        if spec.slo is not None and not isinstance(spec.scheduling, LanguageServing):
+            self.slo = Admission(spec.slo, policy_for(spec))
+        self.promise: Promising | None = self.slo
         self.stages = tuple(make(self) for make in stages)
         watching = tuple(make(self) for make in observers)
         if self.slo is not None:
@@ -140,6 +152,10 @@ class ModelState(ServedModel):
             watching = (*watching, PromiseObserver(self.slo, self.queue))
         self.intake.stages = self.outcome.stages = self.stages
         self.observers = self.outcome.observers = self.dispatcher.observers = Observers(watching, spans)
+
+    def join(self, stage: Stage) -> None:
+        """Have `stage` take part in the way of each request, behind the others."""
+        self.stages = self.intake.stages = self.outcome.stages = (*self.stages, stage)
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -154,6 +170,15 @@ class ModelState(ServedModel):
         return self.standing.reason
 
     @property
+    def executing(self) -> ModelState:
+        """The version whose instances execute: the engine of a language model, or this one."""
+        return self.engine or self
+
+    async def says_ready(self) -> bool:
+        """Whether it serves and its live instances say that they are ready; see `Standing.says_ready`."""
+        return self.status is Status.READY and await self.executing.standing.says_ready()
+
+    @property
     def keeps_requests(self) -> bool:
         """Whether requests may wait elsewhere than in the queue, or be passed on."""
         return self.composite is not None or any(stage.keeps_requests for stage in self.stages)
@@ -166,9 +191,9 @@ class ModelState(ServedModel):
         element = self.statistics.as_model_stats(self.spec.name, self.spec.version)
         ours: dict[str, object] = {}
         if (shares := self.queue.shares()) is not None:
-            ours["tenants"] = {name: asdict(share) for name, share in shares.items()}
-        if self.slo is not None:
-            ours["slo"] = self.slo.sample(len(self.queue)).document()
+            ours["tenants"] = {name: share.document() for name, share in shares.items()}
+        if self.promise is not None:
+            ours["slo"] = self.promise.sample(len(self.queue)).document()
         return {**element, "tritium": ours} if ours else element
 
     def respecify(self, spec: ModelSpec) -> None:
@@ -248,12 +273,20 @@ class ModelState(ServedModel):
         self.standing.remove(instance)
         self.dispatcher.end_sequences(instance, "has been taken out of service")
 
+    async def wait_vacated(self, instance: InstanceState) -> None:
+        """Wait until an instance that was removed has answered its requests, or others have taken them."""
+        if self.mover is None:
+            await instance.held.wait_idle()
+        else:
+            await self.mover.vacate(instance)
+
     def instance_exhausted(self, instance: InstanceState) -> None:
         """An instance died too often without progress.
 
         It is retried now and then, and nothing waits for it.
         """
         instance.exhausted = True
+        self.doorbell.ring()  # requests may wait elsewhere for an instance that comes back
         why = instance.last_reason
         error = Unavailable(f"instance '{instance.spec.name}' keeps dying: {why}")
         for request in instance.suspects.drain():
@@ -282,7 +315,7 @@ class ModelState(ServedModel):
 
         Returns 0 while one instance is not, or while executions have a time limit.
         """
-        return 0.0 if self.spec.execution_timeout else self.standing.stuck_for(now)
+        return 0.0 if self.spec.execution_timeout else self.executing.standing.stuck_for(now)
 
     def give_up_stuck(self, bound: float, why: str) -> None:
         """Answer with `why` the requests that have been executing for `bound` seconds.

@@ -6,12 +6,13 @@ twentieth. A version without features pays one truth test for each port.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from actors.serving.instances.batches import InFlight
 from actors.serving.standing import InstanceState
 from actors.values.errors import TritiumError
+from actors.values.generation.sleeping import SleepState
 from actors.values.requests import InferRequest, InferResponse, ServedModel
 from actors.wire.batch_frames import Result
 
@@ -132,3 +133,51 @@ class Composite(Protocol):
 
     def let_go(self) -> None:
         """No request counts on the ensemble any more."""
+
+
+class Mover(Protocol):
+    """Takes requests off an instance that leaves, where others can go on with them (`actors.generation`)."""
+
+    async def vacate(self, instance: InstanceState) -> None:
+        """Return once an instance that is given no more batches holds none, or where that takes too long."""
+
+
+class Sleeper(Protocol):
+    """Puts the engines of a version to sleep, and wakes them (`actors.generation`). Nothing here waits.
+
+    The version serves all the time. A request that comes while it sleeps waits in its queue.
+    """
+
+    level: int
+    """How deep its engines may be put to sleep when their memory is wanted; 0: they may not."""
+
+    state: SleepState
+    """Where all of its engines stand."""
+
+    wanted_since: float | None
+    """Since when a request waits for it to wake."""
+
+    awake_since: float
+    """When it woke last, or was made."""
+
+    wake_seconds: float
+    """How long it took to wake the last time, from the order on; 0: it never has."""
+
+    trouble: str
+    """Why it stayed awake the last time; empty if it did not."""
+
+    on_change: Callable[[], None]
+    """Called when any of these has changed. It must neither block nor raise."""
+
+    def fall_asleep(self, level: int, until: float) -> None:
+        """Give engines nothing new, and put them to sleep when they have answered what they have.
+
+        Where that takes until then, or where an engine can't, they go on as before. Nothing happens unless it
+        is awake.
+        """
+
+    def wake(self) -> None:
+        """Wake the engines. Nothing happens unless it is asleep, or about to be."""
+
+    def refuse(self, why: str) -> None:
+        """It can't wake now: tell those that wait for it."""

@@ -14,10 +14,11 @@ from typing import Final
 import trio
 
 from actors.serving.validation import Validator
+from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode, InvalidArgument, TritiumError
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel
-from actors.values.specs import ModelSpec, Probe
-from actors.values.tensors import Tensor, element_count
+from actors.values.specs import LanguageServing, ModelSpec, Probe
+from actors.values.tensors import Tensor, element_count, pack_bytes
 
 PROBE_ID: Final = "tritium-probe"
 
@@ -45,10 +46,12 @@ def probe_request(spec: ModelSpec, *, reply: ReplyPort, now: float) -> InferRequ
     """Return a request that the model's validation accepts.
 
     Its inputs are those of the first warmup sample that could be a client's request. Without one they are
-    zeros, empty strings for BYTES: one row, variable dimensions 1, optional inputs left out.
+    zeros, empty strings for BYTES: one row, variable dimensions 1, optional inputs left out. A language model
+    is asked for one token.
     """
     validate = Validator(spec)
-    request = _request(spec, _zeros(spec), reply, now)
+    zeros = _one_token() if isinstance(spec.scheduling, LanguageServing) else _zeros(spec)
+    request = _request(spec, zeros, reply, now)
     for inputs in _samples(spec):
         candidate = _request(spec, inputs, reply, now)
         try:
@@ -87,6 +90,11 @@ def _zeros(spec: ModelSpec) -> tuple[Tensor, ...]:
         size = declared.datatype.size or 4  # BYTES: an empty string is its length alone
         tensors.append(Tensor(declared.name, declared.datatype, shape, bytes(element_count(shape) * size)))
     return tuple(tensors)
+
+
+def _one_token() -> tuple[Tensor, ...]:
+    texts = {"text_input": b"1", "sampling_parameters": b'{"max_tokens": 1, "temperature": 0}'}
+    return tuple(Tensor(name, DataType.BYTES, (1,), pack_bytes((text,))) for name, text in texts.items())
 
 
 class _Port(ReplyPort):

@@ -73,6 +73,7 @@ class Standing:
         self.status = Status.LOADING
         self.reason = ""
         self.phase = "starting"  # what a load is busy with
+        self.phase_since = trio.current_time()
         self.since = self._created_at = trio.current_time()
         self.load_seconds = 0.0
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
@@ -85,6 +86,11 @@ class Standing:
         self.instances = [InstanceState(instance, str(next(self._keys))) for instance in spec.instances]
         # The instances that execute, the least recently served first. A passive instance is not in it.
         self.rotation = [each for each in self.instances if not each.spec.passive]
+
+    def enter(self, phase: str) -> None:
+        """The load of an instance is busy with something else now."""
+        if phase != self.phase:
+            self.phase, self.phase_since = phase, trio.current_time()
 
     def become(self, status: Status, reason: str = "") -> None:
         """Change the status, if it differs. Raises ValueError for a change that the table forbids."""
@@ -181,6 +187,12 @@ class Standing:
             for worker, each in tells:
                 worker.forget(each)
         return said if len(said) == len(workers) else None
+
+    @property
+    def silent_for(self) -> float:
+        """For how many seconds each engine has shown no sign of life at its work; 0 while one lives."""
+        workers = [each.worker for each in self.rotation if each.worker is not None]
+        return min((worker.silent_for for worker in workers), default=0.0)
 
     def stuck_for(self, now: float) -> float:
         """Return for how many seconds every serving instance has been busy with one execution.

@@ -44,10 +44,10 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count `value` in the first bucket whose bound is not below it."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value` in the first bucket whose bound is not below it, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
 
 class LatencySummaries:
@@ -230,6 +230,14 @@ class ModelStatistics:
         entry[3] += output_ns
         if self.summaries is not None:
             self.summaries.turn(at_ms)
+
+    def take_over(self, engine: ModelStatistics) -> None:
+        """Show as this version's what its engine has counted of workers, which this one has none of."""
+        self.restarts = engine.restarts
+        self.deaths = engine.deaths
+        self.recycled = engine.recycled
+        self.quarantined = engine.quarantined
+        self.abandoned_threads = engine.abandoned_threads
 
     def failed(self, reason: FailureReason, ns: int) -> None:
         """Count one accepted request that failed after `ns`.

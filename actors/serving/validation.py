@@ -188,7 +188,7 @@ class Validator:
                 raise self._wrong_size(request, tensor, elements * plan.datatype.size)
 
         request.rows = rows
-        request.nbytes = nbytes
+        request.nbytes = nbytes or request.nbytes  # one that did not come as tensors knows how large it is
         request.batch_key = self._key(inputs, declared) if self._keyed_shapes or self._optional else None
         if on_device:
             # A batch has each input on the GPU, or in host memory.

@@ -98,6 +98,25 @@ class Unavailable(TritiumError):
         self.retry_after = retry_after
 
 
+class Overloaded(Unavailable):
+    """It can't serve now, as others ask for too much: a queue is full, or a promise could not be kept.
+
+    Tried later it may well succeed, so APIs that know that tell it apart from what does not serve at all.
+    """
+
+
+class WorkerLost(Unavailable):
+    """The worker died that ran the request.
+
+    `how` says which one, and of what. `blamed`: the request may have caused it.
+    """
+
+    def __init__(self, message: str, *, how: str, blamed: bool) -> None:
+        super().__init__(message)
+        self.how = how
+        self.blamed = blamed
+
+
 class Unsupported(TritiumError):
     """Understood, but not offered."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from actors.values.callers import Caller
     from actors.values.errors import TritiumError
+    from actors.values.generation.pieces import Generated
     from actors.values.marks import ClientMarks
     from actors.values.regions import RegionSlice, RegionUse
     from actors.values.specs import ModelSpec
@@ -204,7 +205,16 @@ class InferResponse:
     `release` is idempotent; a response without a lease makes it a no-op.
     """
 
-    __slots__ = ("_on_release", "id", "model_name", "model_version", "outputs", "parameters", "timing")
+    __slots__ = (
+        "_on_release",
+        "generated",
+        "id",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "timing",
+    )
 
     def __init__(
         self,
@@ -222,6 +232,8 @@ class InferResponse:
         self.outputs = outputs
         self.parameters = parameters
         self.timing = timing  # queue, compute input, compute infer, compute output: nanoseconds
+        # In place of outputs, what a language model has made for a `GenerationRequest`.
+        self.generated: Sequence[Generated] = ()
         self._on_release: Callable[[], None] | None = None
 
     @property

@@ -5,7 +5,7 @@ Times are seconds. Nothing here is protobuf, and nothing here is ever edited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.datatypes import DataType
+from actors.values.generation.adapters import Adapter
 from actors.values.padding import CutBack, Padded
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
@@ -78,16 +79,25 @@ class Direct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamicBatching:
+class Levelled:
+    """A scheduling whose queue may have priority levels, each with a policy: level 1 goes first.
+
+    Part of Triton's ModelDynamicBatching (contract, scheduling.md section 3.3).
+    """
+
+    priority_levels: int = 0  # 0: none
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
+    priority_queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicBatching(Levelled):
     """Triton's ModelDynamicBatching (contract, scheduling.md section 3), in seconds."""
 
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay: float = 0.0
     preserve_ordering: bool = False
-    priority_levels: int = 0
-    default_priority_level: int = 0
-    default_queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
-    priority_queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
 class ControlKind(Enum):
@@ -189,7 +199,28 @@ class Ensemble:
     max_inflight_requests: int = 0
 
 
-Scheduling: TypeAlias = Direct | DynamicBatching | SequenceBatching | Ensemble
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageServing(Levelled):
+    """A language model: an engine that takes and gives token ids, and a worker that makes text of them."""
+
+    streams: int = 0  # requests under way at once; 0: any number
+    max_tokens: int = 0  # of an answer where the client does not say; 0: as many as there is room for
+    tokenizer: str = ""  # its folder; empty: the model's own
+    tools: str = ""  # how calls of tools are written; empty: as the chat template tells
+    reasoning: str = ""  # whether answers begin with reasoning; empty: likewise
+    health_check: bool = False  # refuse requests while no engine lives, instead of having them wait
+    vllm_metrics: bool = False  # tell the metrics of Triton's vLLM backend, too
+    resume: bool = True  # whether another engine takes over when one dies
+    resume_within: float = 60.0  # seconds in which that has to happen
+    hang_within: float = 60.0  # seconds of silence after which an engine or a text worker hangs; 0: never
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that its files name
+    queued_prompt_tokens: int = 0  # tokens that an engine may have before it; 0: as its steps tell
+    weights: Path | None = None  # the folder that has the model, if it is not the version's directory
+    # How deep engines sleep when their memory is wanted (`actors.values.generation.sleeping`); 0: they don't.
+    sleep: int = 0
+
+
+Scheduling: TypeAlias = Direct | DynamicBatching | SequenceBatching | Ensemble | LanguageServing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +337,9 @@ class Slo:
     refuse: bool = True  # refuse requests that can't be answered in time
     # Tune the batching delay and the batch size, within their configured bounds.
     tune: bool = True
+    # Of a language model, in place of p99: seconds to the first token, and between two; 0: not promised.
+    ttft: float = 0.0
+    itl: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +399,8 @@ class ModelSpec:
     isolation: Literal["process", "thread"] = "process"
     retry: Retry = Retry.ALWAYS
     execution_timeout: float = 0.0  # 0: off
+    # Whether requests are suspected when a worker dies under them. Those of an engine are its generator's.
+    suspects: bool = True
     queue_bounds: QueueBounds = field(default_factory=QueueBounds)
     threads: int = 0  # CPU threads a worker may use; 0: cores // instances
     namespace: str = ""  # its repository's, if models are told apart by repository
@@ -383,6 +419,8 @@ class ModelSpec:
     recycle: Recycle | None = None
     confinement: Confinement = field(default_factory=Confinement)
     runtime: Runtime = field(default_factory=Runtime)
+    # What runs the backend, as `module:Class`; empty if its name says that. A model may bring one along.
+    target: str = ""
     # What lies elsewhere and is the model's by links, where a strict sandbox has to know.
     linked: tuple[Path, ...] = ()
     device_tensors: bool = False  # whether its backend takes and gives tensors that lie on a GPU
@@ -461,6 +499,12 @@ class ModelSpec:
         """
         takes = self.device_tensors and self.plain and self.isolation == "process"
         return takes and self.confinement.sandbox is not Sandbox.STRICT
+
+    @property
+    def directories(self) -> Sequence[Path]:
+        """Where the files are that each of its workers loads."""
+        weights = self.scheduling.weights if isinstance(self.scheduling, LanguageServing) else None
+        return (self.version_directory,) if weights is None else (self.version_directory, weights)
 
     @cached_property
     def gpu(self) -> int:

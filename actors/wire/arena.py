@@ -92,13 +92,21 @@ def segment_size(nbytes: int) -> int:
 class Segment:
     """One mapped memfd. `view` is writable on both sides; its maker must close the descriptor."""
 
-    __slots__ = ("_map", "fd", "size", "view")
+    __slots__ = ("_address", "_map", "fd", "size", "view")
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
         self._map = mmap.mmap(fd, size, **_UNTRACKED)
+        self._address = 0
         self.view = memoryview(self._map)
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped in this process."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        return self._address
 
     @classmethod
     def create(cls, size: int, name: str = "tritium") -> Segment:
@@ -214,6 +222,10 @@ class ControlPage:
     def cancelled(self, slot: int, index: int) -> bool:
         """Worker: whether the client of that request has gone."""
         return index < self._per_slot and self._cancelled[slot * self._per_slot + index] != 0
+
+    def flags(self, slot: int) -> tuple[int, int]:
+        """Worker: where the flags of the requests in `slot` begin, a byte each; and how many there are."""
+        return self.segment.address + _FLAGS_AT + slot * self._per_slot, self._per_slot
 
     def close(self) -> None:
         """Let go of the page."""

@@ -7,6 +7,8 @@
     Part      batch id, request, flags, the number of tensor bytes, then one answer whose offsets are within
               those bytes, then the first of the bytes; the rest come in `More` frames. Only from decoupled
               models
+    Parts     several short `Part` frames, each behind its length: what an engine has made in one step for
+              many requests
 
 The parts of a decoupled model have no slot: there may be any number of them, for any request, and they may
 come long after the batch's slot was given to another batch. So their tensors travel in the frames themselves.
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from actors.values.datatypes import BY_NUMBER, DataType
 from actors.values.errors import ErrorCode
-from actors.wire.frames import ADDRESS, EXECUTE, MAX_FRAME, MORE, PART, RESULT, FrameError, parse_json
+from actors.wire.frames import ADDRESS, EXECUTE, MAX_FRAME, MORE, PART, PARTS, RESULT, FrameError, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +43,8 @@ _OUTPUT = struct.Struct("<HBBQQ")
 # Status (0 or an error's number), what failed with a client's region, outputs, text length.
 _ANSWER = struct.Struct("<BBHI")
 _PART = struct.Struct("<BBHIQQ")  # kind, flags, zero, request, batch id, nbytes
+_LENGTH = struct.Struct("<H")
+_PARTS_HEAD: Final = bytes((PARTS,))
 
 # Elements. Times the size of one, they still fit numpy's 63 bits.
 _LARGEST_ARRAY: Final = 2**60
@@ -49,6 +53,12 @@ _STACKED: Final = 0
 _EACH: Final = 1
 _RAGGED: Final = 1
 _DEVICE: Final = 2
+
+MOST_TOGETHER: Final = 64
+"""Parts in one frame. Handling so many takes some milliseconds."""
+
+LARGEST_TOGETHER: Final = 512
+"""Bytes of a part's frame that may share one: it is handled at once, whatever its tensors are."""
 
 READ_FAILED: Final = 1
 WRITE_FAILED: Final = 2
@@ -69,6 +79,7 @@ _MOST_KNOWN: Final = 1024  # when there are as many, all are forgotten
 _LONGEST_KNOWN: Final = 512  # bytes
 _batches: Final[dict[bytes, tuple[Sequence[int], Sequence[GatheredInput]]]] = {}
 _results: Final[dict[bytes, Sequence[Placed]]] = {}
+_parts: Final[dict[bytes, tuple[Answer, int]]] = {}
 
 _ERROR_NUMBER: Final = {code: number for number, code in enumerate(ErrorCode, start=1)}
 _ERROR_OF: Final = dict(enumerate(ErrorCode, start=1))
@@ -515,19 +526,60 @@ class Part:
         try:
             _, flags, _, index, batch_id, nbytes = _PART.unpack_from(frame)
             at = _PART.size
-            answer = None
+            answer, high = None, 0
             if not flags & _EMPTY:
-                answer, at = _decode_answer(frame, at)
+                answer, high, at = _known_part(frame, nbytes)
         except (struct.error, ValueError) as error:
             raise FrameError(f"bad part frame: {error}") from error
         if flags not in (0, _FINAL, _FINAL | _EMPTY) or (nbytes and (answer is None or not answer.outputs)):
             raise FrameError(f"a part with flags {flags} and {nbytes} bytes of nothing")
-        high = max([output.offset + output.nbytes for output in answer.outputs], default=0) if answer else 0
         if high > nbytes or len(frame) - at > nbytes:
             raise FrameError(
                 f"a part of {nbytes} bytes has outputs up to byte {high} and {len(frame) - at} bytes"
             )
         return cls(batch_id, index, answer, frame[at:], nbytes, final=bool(flags & _FINAL))
+
+
+def _known_part(frame: Buffer, nbytes: int) -> tuple[Answer, int, int]:
+    """Return a part's answer, where its outputs end among the tensors, and where it ends itself."""
+    end = len(frame) - nbytes  # if all tensors are here
+    key = bytes(frame[_PART.size : max(end, 0)])
+    known = _parts.get(key)
+    if known is not None:
+        return *known, end
+    answer, at = _decode_answer(frame, _PART.size)
+    high = max([output.offset + output.nbytes for output in answer.outputs], default=0)
+    # What has parameters or a text is not likely to come again.
+    if at == end and answer.code is None and answer.parameters is None and len(key) <= _LONGEST_KNOWN:
+        if len(_parts) >= _MOST_KNOWN:
+            _parts.clear()
+        _parts[key] = answer, high
+    return answer, high, at
+
+
+def join_parts(packets: Sequence[bytes]) -> bytes:
+    """Return the frame of parts of up to `LARGEST_TOGETHER` bytes each, at most `MOST_TOGETHER` of them."""
+    pieces = [_PARTS_HEAD]
+    for packet in packets:
+        pieces += (_LENGTH.pack(len(packet)), packet)
+    return b"".join(pieces)
+
+
+def split_parts(frame: bytes) -> list[bytes]:
+    """Return the frames that `join_parts` put together. Raises FrameError."""
+    found: list[bytes] = []
+    at, end = len(_PARTS_HEAD), len(frame)
+    while at < end:
+        length = int.from_bytes(frame[at : at + _LENGTH.size], "little")
+        at += _LENGTH.size
+        packet = frame[at : at + length]
+        at += length
+        if len(packet) != length or not 0 < length <= LARGEST_TOGETHER or packet[0] != PART:
+            raise FrameError(f"part {len(found)} of several, of {length} bytes, is none")
+        found.append(packet)
+    if not 0 < len(found) <= MOST_TOGETHER:
+        raise FrameError(f"{len(found)} parts in one frame")
+    return found
 
 
 def _is_array_shape(shape: Sequence[int]) -> bool:

@@ -47,6 +47,8 @@ PART: Final = 23
 MORE: Final = 24
 SKIPPED: Final = 25
 EXPORTED: Final = 26
+PARTS: Final = 27
+PHASE: Final = 28
 # From here on, kinds of `actors.wire.call_frames`, which travel on their own connection.
 CALL: Final = 64
 ASK: Final = 65
@@ -124,7 +126,7 @@ def parse_json(data: Buffer) -> Any:
 
 
 def encode_json(kind: int, body: Mapping[str, Any]) -> bytes:
-    """Return a cold frame: `LOAD`, `READY`, `LOAD_FAILED` or `LOG`."""
+    """Return a cold frame: `LOAD`, `READY`, `LOAD_FAILED`, `PHASE` or `LOG`."""
     return bytes((kind,)) + json.dumps(body, separators=(",", ":")).encode()
 
 

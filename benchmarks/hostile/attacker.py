@@ -26,7 +26,8 @@ from hpack import Encoder
 
 from benchmarks.grpc.blocks import request_headers
 from benchmarks.grpc.wire import Surprise, UnaryConnection
-from benchmarks.hostile.inputs import Hostile, catalog
+from benchmarks.hostile.inputs import Hostile
+from benchmarks.hostile.languages import everything
 
 _PATIENCE: Final = 60.0  # seconds for one answer
 _PIECE: Final = 1 << 20
@@ -127,13 +128,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--http", "--grpc", "--sink", "--core"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--openai", type=int, default=0)
     parser.add_argument("--input", required=True)
     given = parser.parse_args()
     os.sched_setaffinity(0, {given.core})
-    hostile = next(each for each in catalog() if each.name == given.input)
+    hostile = next(each for each in everything() if each.name == given.input)
     body = hostile.body()
     over = OverGrpc if hostile.grpc else OverHttp
-    server = given.grpc if hostile.grpc else given.http
+    server = given.openai if hostile.openai else given.grpc if hostile.grpc else given.http
     links = {"server": over(server, hostile, body), "sink": over(given.sink, hostile, body)}
     print(json.dumps({"size": len(body)}), flush=True)
     for line in sys.stdin:

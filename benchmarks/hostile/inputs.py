@@ -30,7 +30,8 @@ class Hostile:
     """One input.
 
     `body` is made when it is wanted. `unfolded` and `tensors` are bytes, 0 if `body` tells them. `path` is
-    that of HTTP, or a method of gRPC's. `compressed` is gRPC's flag; over HTTP the headers tell.
+    that of HTTP, or a method of gRPC's. `compressed` is gRPC's flag; over HTTP the headers tell. `openai`: it
+    goes to the port of the OpenAI API.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Hostile:
     unfolded: int = 0
     tensors: int = 0
     compressed: bool = False
+    openai: bool = False
 
     def allowed(self, size: int) -> int:
         """Return how many bytes of memory a server may take for this input, whose body has `size` bytes."""

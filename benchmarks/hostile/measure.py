@@ -15,7 +15,9 @@ from typing import Any, Final, Self
 
 from benchmarks import processes
 from benchmarks.hostile import watched
-from benchmarks.hostile.inputs import FLOATS, TEXTS, Hostile, catalog, infer_path
+from benchmarks.hostile.beside_stream import StreamNeighbour, write_languages
+from benchmarks.hostile.inputs import FLOATS, TEXTS, Hostile, infer_path
+from benchmarks.hostile.languages import everything
 from benchmarks.results import Attack, Skipped, percentile
 from benchmarks.runner import Progress
 from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, printing_port, running, wait_ready
@@ -39,6 +41,10 @@ output [ {{ name: "OUT" data_type: {0} dims: [ -1 ] }} ]
 _ASKED: Final = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[4],"data":[1,2,3,4]}]}'
 # Seconds in which a server that has answered gives memory back, before its memory is read.
 _SETTLE: Final = 0.3
+_LANGUAGES: Final = "languages"
+_LOG: Final = "besieged.log"
+_DEATHS: Final = (b"child_exited", b"child_restarted", b"restarts_exhausted", b"a helper of the text worker")
+"""What a server's log has where something of it has died."""
 
 
 def write_models(directory: Path) -> None:
@@ -68,7 +74,9 @@ class Siege:
         write_models(self._scratch / "besieged")
         attacks: list[Attack] = []
         skipped: list[Skipped] = []
-        inputs = [each for each in catalog() if only in each.name]
+        inputs = [each for each in everything() if only in each.name]
+        if any(each.openai for each in inputs):
+            write_languages(self._scratch / _LANGUAGES)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._cores[0]})  # the neighbour is this process
         try:
@@ -97,10 +105,13 @@ class Siege:
         page.unlink(missing_ok=True)
         turn = memoryview(watched.mapped(page)).cast("Q")
         with ExitStack() as stack:
-            server = stack.enter_context(self._server(page))
-            attacker = stack.enter_context(self._attacker(hostile, server, sink))
+            server, openai = stack.enter_context(self._server(page, languages=hostile.openai))
+            attacker = stack.enter_context(self._attacker(hostile, server, openai, sink))
             size = attacker.read()["size"]
-            neighbour = stack.enter_context(Neighbour(server.port))
+            neighbour: Neighbour | StreamNeighbour
+            neighbour = stack.enter_context(
+                StreamNeighbour(openai) if hostile.openai else Neighbour(server.port)
+            )
             neighbour.ask()
             assert server.pid is not None
             time.sleep(_SETTLE)
@@ -110,6 +121,9 @@ class Siege:
             took, longest = _peak(server.pid) - before, turn[0] / 1e9
             beside_p50, beside = self._beside(attacker, neighbour, "server")
             _, beside_sink = self._beside(attacker, neighbour, "sink")
+            died = [each for each in _DEATHS if each in (self._scratch / _LOG).read_bytes()]
+        if died:
+            raise OSError(f"something of the server has died: its log has {died[0].decode()}")
         return Attack(
             name=hostile.name,
             size=size,
@@ -122,7 +136,9 @@ class Siege:
             beside_sink=beside_sink,
         )
 
-    def _beside(self, attacker: _Attacker, neighbour: Neighbour, whom: str) -> tuple[float, float]:
+    def _beside(
+        self, attacker: _Attacker, neighbour: Neighbour | StreamNeighbour, whom: str
+    ) -> tuple[float, float]:
         """Return the neighbour's p50 and p99, in seconds, while the server or the sink is attacked."""
         attacker.begin(whom, self._seconds)
         latencies = sorted(neighbour.ask_for(self._seconds))
@@ -130,23 +146,26 @@ class Siege:
         return percentile(latencies, 50), percentile(latencies, 99)
 
     @contextmanager
-    def _server(self, page: Path) -> Iterator[Subject]:
-        http, grpc, metrics = free_ports(3)
+    def _server(self, page: Path, *, languages: bool) -> Iterator[tuple[Subject, int]]:
+        """Start a server; yield it, and its port for the OpenAI API, 0 without `languages`."""
+        http, grpc, metrics, openai = free_ports(4)
         command = [sys.executable, "-m", "benchmarks.hostile.watched", str(page)]
-        command += [f"--model-repository={self._scratch / 'besieged'}", "--model-control-mode=explicit"]
+        command += ["--languages", f"--openai-port={openai}"] if languages else []
+        command += [f"--model-repository={self._scratch / (_LANGUAGES if languages else 'besieged')}"]
+        command += ["--model-control-mode=explicit"]
         command += ["--load-model=*", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]
         command += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
-        log = self._scratch / "besieged.log"
+        log = self._scratch / _LOG
         with running(command, cwd=self._checkout, log=log) as child:
             subject = Subject(label="server", host="127.0.0.1", port=http, grpc_port=grpc, pid=child.pid)
             wait_ready(subject, child, log)
-            yield subject
+            yield subject, openai if languages else 0
 
     @contextmanager
-    def _attacker(self, hostile: Hostile, server: Subject, sink: int) -> Iterator[_Attacker]:
+    def _attacker(self, hostile: Hostile, server: Subject, openai: int, sink: int) -> Iterator[_Attacker]:
         command = [sys.executable, "-m", "benchmarks.hostile.attacker", f"--input={hostile.name}"]
         command += [f"--http={server.port}", f"--grpc={server.grpc_port}", f"--sink={sink}"]
-        command.append(f"--core={self._cores[-1]}")
+        command += [f"--core={self._cores[-1]}", f"--openai={openai}"]
         with subprocess.Popen(
             command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as child:

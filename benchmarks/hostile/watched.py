@@ -1,6 +1,8 @@
 """Serves as `tritium serve` does, and writes down how long the longest turn of its event loop was.
 
-    python -m benchmarks.hostile.watched FILE --model-repository=… --http-port=…
+    python -m benchmarks.hostile.watched FILE [--languages] --model-repository=… --http-port=…
+
+With `--languages` it has an engine of language models that needs no framework.
 
 FILE holds numbers of eight bytes: nanoseconds of the loop thread's own CPU time, see `Word`. The measuring
 process puts them back to 0.
@@ -120,7 +122,14 @@ def main(argv: Sequence[str]) -> int:
         gc.callbacks.append(instrument.collecting)
         trio.lowlevel.add_instrument(instrument)
 
-    return run(Settings.from_argv(argv[1:], os.environ), beside=watch)
+    options = list(argv[1:])
+    machine = None
+    if options[:1] == ["--languages"]:
+        from tests.support.serving_languages import MachineWithLanguages
+
+        del options[0]
+        machine = MachineWithLanguages()
+    return run(Settings.from_argv(options, os.environ), beside=watch, machine=machine)
 
 
 if __name__ == "__main__":

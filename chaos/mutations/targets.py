@@ -26,6 +26,7 @@ TARGETS: Final[Mapping[str, str]] = {
     "Slot.release": "a slot is free when nothing holds it",
     "ControlPage.begin": "the page names the batch that executes",
     "BatchReplies._read": "a request of a batch sees its own inputs",
+    "onward": "an answer that goes on in another engine is as long as it was to be",
     "WorkerBatch.fail": "what a model raises for a whole batch answers each request",
 }
 """Functions by name, see `chaos.mutations.operators`, and the promise of each."""

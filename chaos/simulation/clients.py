@@ -27,6 +27,7 @@ from actors.values.tensors import Tensor
 from chaos.simulation.asking import STATUS, GrpcCall, ask_grpc
 from chaos.simulation.outcomes import ANSWERED, GONE, LOST, Outcome
 from chaos.simulation.plan import Request
+from chaos.simulation.telling import ask_core, ask_openai
 from chaos.simulation.world.models import MODELS
 from chaos.simulation.world.workers import POISON, RAISE
 from chaos.wires.http import Broken, ask
@@ -50,7 +51,10 @@ async def call(
         "http": lambda: _ask_http(addresses["http"], outcome),
         "grpc": lambda: _ask_grpc(addresses["grpc"], outcome),
         "stream": lambda: _ask_stream(addresses["grpc"], outcome, conversation),
+        "openai": lambda: ask_openai(addresses["openai"], outcome),
     }
+    if request.told is not None and request.wire == "core":
+        ways = {"core": lambda: ask_core(running, outcome)}
     with trio.move_on_after(request.patience or math.inf) as patience:
         try:
             await ways[request.wire]()

@@ -15,9 +15,11 @@ from actors.seams.faults import Points
 from actors.serving.policy.retries import Signal
 from actors.supervision.errors import SupervisionError
 from actors.supervision.lifecycle import ChildState
+from actors.values.specs import ModelKey
 from chaos.simulation.plan import Fault
 from chaos.simulation.trace import Note
 from chaos.simulation.world.disk import Disk, Folder, broken
+from chaos.simulation.world.texts import Texts
 from chaos.simulation.world.workers import Misdeed, Workers
 from engine.server.running import RunningServer
 
@@ -63,6 +65,7 @@ class Faults:
         self,
         running: RunningServer,
         workers: Workers,
+        texts: Texts,
         disk: Disk,
         note: Note,
         points: Points,
@@ -79,6 +82,7 @@ class Faults:
         self.crashed: list[str] = []  # fault points at which something was made to crash
         self._running = running
         self._workers = workers
+        self._texts = texts
         self._disk = disk
         self._note = note
         self._points = points
@@ -93,6 +97,7 @@ class Faults:
             "launches": self._launches,
             "touch": self._touch,
             "version": self._version,
+            "texts": lambda fault: self._texts.kill(fault.model),
             "crash": self._crash,
             "kill": self._kill,
         }
@@ -101,6 +106,7 @@ class Faults:
             "broken": self._broken,
             "remove": self._remove,
             "disk": self._unavailable,
+            "sleep": self._sleep,
         }
 
     async def carry_out(self, fault: Fault) -> None:
@@ -147,6 +153,19 @@ class Faults:
 
     def _launches(self, fault: Fault) -> None:
         self._workers.refuse_launches += 1 + fault.seed % 2
+
+    def _sleep(self, fault: Fault) -> Callable[[], object]:
+        """Put the engines of a language model to sleep, as residency does; then wake them."""
+        serving = self._running.router.roster.serving(ModelKey(fault.model)).values()
+        sleepers = [state.sleeper for state in serving if state.sleeper is not None]
+        for sleeper in sleepers:
+            sleeper.fall_asleep(1 + fault.seed % 2, trio.current_time() + fault.seconds)
+
+        def wake() -> None:
+            for sleeper in sleepers:
+                sleeper.wake()
+
+        return wake
 
     # -- the disk --------------------------------------------------------------------------------------------
 

@@ -9,10 +9,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Wire = Literal["core", "http", "grpc", "stream"]
-Asked = Literal["metrics", "live", "ready", "statistics", "index", "model"]
+from chaos.languages.page import Asked
+
+Wire = Literal["core", "http", "grpc", "stream", "openai"]
+Watched = Literal["metrics", "live", "ready", "statistics", "index", "model"]
 
 LENGTH: Final = 12.0  # seconds in which requests are sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a language model is asked for (`chaos.languages.page`), and how its client reads."""
+
+    asked: Asked
+    most: int = 0  # tokens; 0: as many as the prompt says
+    stops: tuple[str, ...] = ()
+    choices: int = 1
+    streams: bool = True
+    pause: float = 0.0  # seconds that the client takes to read a part
+
+    @property
+    def right(self) -> str:
+        """The text of each choice."""
+        return self.asked.text(self.most or None, self.stops)
+
+    @property
+    def finish(self) -> str:
+        """Why each choice ends."""
+        whole = self.asked.text(self.most or None)
+        stopped = any(stop in whole for stop in self.stops)
+        return "stop" if stopped or not self.most or self.asked.tokens < self.most else "length"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +61,7 @@ class Request:
     start: bool = False
     end: bool = False
     hold: float = 0.0  # seconds for which the client keeps the answer's memory
+    told: Told | None = None  # what a language model is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +95,7 @@ class Look:
     """What an observer asks. Metrics are asked for by HTTP alone."""
 
     at: float
-    what: Asked
+    what: Watched
     wire: Literal["http", "grpc"]
     model: str = ""  # of which it is asked whether it is ready
 

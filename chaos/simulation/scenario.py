@@ -11,8 +11,9 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from chaos.simulation import languages
 from chaos.simulation.orders import draw_orders
-from chaos.simulation.plan import LENGTH, Asked, Fault, Look, Order, Request, Scenario, Wire
+from chaos.simulation.plan import LENGTH, Fault, Look, Order, Request, Scenario, Watched, Wire
 from chaos.simulation.world.models import MODELS, Model
 
 MISDEEDS: Final = (
@@ -80,7 +81,8 @@ _PASSED_BY: Final = {
 def scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     random = Random(f"scenario {seed}")
-    chosen = random.sample([name for name in MODELS if name != "pipeline"], random.randint(3, 5))
+    own = [name for name in MODELS if name not in ("pipeline", languages.MODEL)]
+    chosen = random.sample(own, random.randint(3, 5))
     if random.random() < 0.4:
         chosen += [name for name in ("once", "echo", "pipeline") if name not in chosen]
     # Each in turn, so that a hundred seeds visit all of them.
@@ -118,17 +120,19 @@ def scenario(seed: int) -> Scenario:
         if control.random() < 0.5:
             at = round(control.choice(orders).at - 0.001, 3)
             faults.append(Fault(at=at, what="crash", detail=control.choice(OF_ORDERS)))
-    faults.sort(key=lambda each: each.at)
+    told, more = languages.draw(seed)
+    faults = sorted([*faults, *more], key=lambda each: each.at)
     streams = Random(f"streams {seed}")
     requests = [_streamed(streams, [each])[0] for each in requests]
     sequences = [_streamed(streams, each) for each in sequences]
+    tellers = [languages.MODEL] if told else []
     return Scenario(
         seed=seed,
-        models=chosen,
-        requests=requests,
+        models=[*chosen, *tellers],
+        requests=sorted([*requests, *told], key=lambda each: each.at),
         sequences=sequences,
         faults=faults,
-        startup=startup,
+        startup=None if startup is None else [*startup, *tellers],
         orders=orders,
         looks=_looks(Random(f"looks {seed}"), chosen),
         recycle=_ceilings(Random(f"wear {seed}"), chosen, certain="echo" if point == "recycler.look" else ""),
@@ -160,7 +164,7 @@ def _streamed(random: Random, requests: list[Request]) -> list[Request]:
 def _looks(random: Random, models: Sequence[str]) -> list[Look]:
     looks = []
     for _ in range(random.randint(4, 10)):
-        what: Asked = random.choice(("metrics", "metrics", "live", "ready", "statistics", "index", "model"))
+        what: Watched = random.choice(("metrics", "metrics", "live", "ready", "statistics", "index", "model"))
         looks.append(
             Look(
                 at=round(random.uniform(0, LENGTH), 3),

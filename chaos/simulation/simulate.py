@@ -14,12 +14,15 @@ from typing import Any, Final
 
 import trio
 
+from actors.generation.texts import TextWorkers
 from actors.residency.residency import Memory
 from actors.seams.faults import Points
 from actors.seams.given import Seams
 from actors.serving.model import ModelState
 from actors.values.events import Log
-from actors.values.specs import ModelKey
+from actors.values.specs import ModelKey, ModelSpec
+from chaos.languages.page import Asked
+from chaos.languages.telling import TellingBackend
 from chaos.record.descriptors import left_open, open_descriptors
 from chaos.simulation.clients import Conversation, call
 from chaos.simulation.faults import Faults
@@ -31,16 +34,17 @@ from chaos.simulation.observers import Looked, Observer
 from chaos.simulation.operators import Ordered, carry_out
 from chaos.simulation.orders import ATTEMPTS
 from chaos.simulation.outcomes import Outcome
-from chaos.simulation.plan import LENGTH, Asked, Look, Order, Request, Scenario, Wire
+from chaos.simulation.plan import LENGTH, Look, Order, Request, Scenario, Told, Watched, Wire
 from chaos.simulation.trace import Trace
 from chaos.simulation.world import virtual
 from chaos.simulation.world.disk import ARTIFACT, URI, Disk, Folder, folder_of
-from chaos.simulation.world.models import MODELS
+from chaos.simulation.world.models import MODELS, TELLS
 from chaos.simulation.world.process import live
+from chaos.simulation.world.texts import Texts
 from chaos.simulation.world.workers import BACKEND, Workers
 from chaos.wires.http import Broken
 from engine.observability.gpus import Gpus, NoGpus
-from engine.processes.backends import BackendTraits
+from engine.processes.backends import BackendTraits, traits_of
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
 from engine.server.residency import Memory as RealMemory
@@ -57,9 +61,13 @@ ANSWERED_WITHIN: Final = 90.0
 # Seconds after that within which the server must be as if nothing had happened.
 HEALTHY_WITHIN: Final = 120.0
 
+_LAST_WIRES: Final[Mapping[str, Wire]] = {"decoupled": "core", "language": "openai"}
+"""By kind, how a model is asked in the end, if not by HTTP."""
+
 _TRAITS: Final = BackendTraits(
     name=BACKEND, pure=True, concurrent=True, default_artifact=ARTIFACT, target="chaos.simulation:Simulated"
 )
+_TELLS: Final = traits_of(TellingBackend, name=TELLS, target=_TRAITS.target)
 
 
 @dataclass(slots=True)
@@ -94,6 +102,7 @@ class SimulatedMachine:
         self.note = verdict.trace.note
         self.complain = verdict.complain
         self.workers: Workers
+        self.texts = Texts(self)
         self._seed = seed = verdict.scenario.seed
         self._chances = 0
         self._nursery = nursery
@@ -106,7 +115,7 @@ class SimulatedMachine:
 
     def backends(self, directory: Path | None) -> Mapping[str, BackendTraits]:
         """See `Machine`."""
-        return {BACKEND: _TRAITS}
+        return {BACKEND: _TRAITS, TELLS: _TELLS}
 
     def launcher(
         self,
@@ -128,6 +137,10 @@ class SimulatedMachine:
         """See `Machine`. There are none."""
         del environ
         return 0
+
+    def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
+        """See `Machine`."""
+        return self.texts.of
 
     def devices(self, environ: Mapping[str, str]) -> None:
         """See `Machine`: there is no GPU."""
@@ -228,7 +241,7 @@ def _listening() -> Iterator[tuple[Sockets, Mapping[str, bytes]]]:
     """Listen on Unix sockets whose names the kernel makes up."""
     opened = {}
     try:
-        for name in ("http", "grpc", "metrics"):
+        for name in ("http", "grpc", "metrics", "openai"):
             sock = opened[name] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.bind("")
             sock.listen(BACKLOG)
@@ -259,6 +272,7 @@ class _Simulation:
         self._faults = Faults(
             running,
             machine.workers,
+            machine.texts,
             machine.disk,
             self._note,
             machine.points,
@@ -425,7 +439,7 @@ class _Simulation:
         for name in models:
             gone = self._control.standings(name) == {Standing.UNLOADED}
             wire: Wire = self._machine.chance.choice(("core", "http", "grpc"))
-            if gone and MODELS[name].kind not in ("sequence", "decoupled"):
+            if gone and MODELS[name].kind not in ("sequence", "decoupled", "language"):
                 await self._call(Request(id=f"gone-{name}", at=0.0, model=name, values=(1,), wire=wire))
         for name in models:
             done = await self._ask_for(Order(at=0.0, what="load", model=name, wire="core"))
@@ -442,10 +456,11 @@ class _Simulation:
                 at=0.0,
                 model=name,
                 values=(7777,) * (1 if sequence or model.kind != "batched" else model.rows),
-                wire="core" if model.kind == "decoupled" else "http",
+                wire=_LAST_WIRES.get(model.kind, "http"),
                 sequence=999 if sequence else 0,
                 start=sequence,
                 end=sequence,
+                told=Told(asked=Asked(50, 7)) if model.kind == "language" else None,
             )
             self._sums[request.id] = request.values[0]
             with trio.move_on_after(10):
@@ -460,7 +475,7 @@ class _Simulation:
 
         Metrics go on over reloads, and begin anew after an unload.
         """
-        both: tuple[Asked, Asked] = ("metrics", "statistics")
+        both: tuple[Watched, Watched] = ("metrics", "statistics")
         for what in both:
             await self._look(Look(at=0.0, what=what, wire="http"))
         metrics, statistics = (self._observer.served.get(what, {}) for what in both)

@@ -24,6 +24,7 @@ def met(verdict: Verdict) -> Counter[str]:
             *(f"{each.order.what} {_end_of(each)}" for each in verdict.orders),
             *("answered across an unload" for each in verdict.outcomes if _across(each, unloads)),
             *(_told(each) for each in verdict.outcomes),
+            *(f"language {_fate(each)}" for each in verdict.outcomes if each.request.told is not None),
             *(f"{each.look.what} by {each.look.wire}" for each in verdict.looks if each.code == ANSWERED),
             *(f"recycled for {ceiling}" for ceiling in verdict.recycled.elements()),
             *(f"{point} among orders" for point in among_orders if point in OF_ORDERS),
@@ -44,9 +45,18 @@ def _across(outcome: Outcome, unloads: list[Ordered]) -> bool:
     )
 
 
+def _fate(outcome: Outcome) -> str:
+    """Return what became of a language model's answer."""
+    if outcome.late:
+        return "ended by its deadline"
+    if not outcome.ok:
+        return f"ended by {outcome.code} {'behind some text' if outcome.texts else 'before any'}"
+    return "whole through a death" if outcome.attempts > 1 else "whole"
+
+
 def _told(outcome: Outcome) -> str:
     if outcome.code == "NOT_FOUND":
         return "refused as unloaded"
     kind = MODELS[outcome.request.model].kind
-    what = kind if kind in ("sequence", "decoupled") else "request"
+    what = kind if kind in ("sequence", "decoupled", "language") else "request"
     return f"{what} by {outcome.request.wire} {'answered' if outcome.ok else 'not answered'}"

@@ -128,6 +128,9 @@ class Server:
     asking: ClassVar[float] = 5.0
     """Seconds for an answer in which no model has a part."""
 
+    patience: ClassVar[float] = PATIENCE
+    """Seconds until it must be ready."""
+
     def __init__(self, process: Process, mark: str, out: Path, err: Path) -> None:
         self._process = process
         self._mark = mark
@@ -196,6 +199,15 @@ class Server:
             # A Ctrl-C is for the harness, which then ends the server.
             start_new_session=True,
         )
+
+    @property
+    def openai_port(self) -> int:
+        """The port of the OpenAI API, once the server is ready; 0 if it is not served."""
+        opened = Event.LISTENER_OPENED.value
+        for line in LogLines(self.out).fresh():
+            if line.get("event") == opened and line.get("service") == "OpenAI HTTPService":
+                return int(line["address"].rpartition(":")[2])
+        return 0
 
     # -- its life
 
@@ -297,12 +309,12 @@ class Server:
             raise ServerFailed(f"the server ended {when}: {self.last_words()}")
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(self.patience):
             # Another process brings the condition about, and sends no event.
             while not await condition():  # noqa: ASYNC110
                 await trio.sleep(_POLLING)
             return
-        raise ServerFailed(f"waited {PATIENCE:g} s in vain until {what}: {self.last_words()}")
+        raise ServerFailed(f"waited {self.patience:g} s in vain until {what}: {self.last_words()}")
 
     # -- what it answers
 

@@ -10,10 +10,11 @@ A model's *kind* is its name up to the first `-`: `echo-churned` is made and ans
     | `add_sub`      | A = v, B = 7     | v + 7, v - 7, and what is left of v / 7, 0 to 6      |
     | `pipeline`     | VALUE = v, B = 7 | the same: `echo`, and its answer to `add_sub`        |
     | `stream`       | VALUE, PARTS     | v, v + 1, … : one a part                             |
+    | `tale`         | a prompt         | the text of `Asked(PARTS, v)`, as code points        |
 
-All are INT32, of shape [1, 1], or [1] for `stream`. Each Python model among these has an optional input
-POISON, a string of the same shape, which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes
-to `echo`.
+All but `tale`, which is a language model (`chaos.languages`), are INT32, of shape [1, 1], or [1] for
+`stream`. Each Python model among these has an optional input POISON, a string of the same shape, which is one
+of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from chaos.languages.page import Asked
 from chaos.record.records import Invoke
 
 Tensor = npt.NDArray[Any]
 
+TALE: Final = "tale"
 ADDEND: Final = 7  # what `add_sub` is given beside the value
 # The bound of all values, either way: sums of a sequence of 2,000 still fit.
 LARGEST: Final = 1_000_000
@@ -92,6 +95,8 @@ def expected(invoke: Invoke, earlier: Sequence[Invoke] = ()) -> Sequence[int]:
     other models it means nothing. A poisoned request has the same right answer, if it gets one.
     """
     value = invoke.value
+    if invoke.model == TALE:
+        return tuple(map(ord, Asked(invoke.parts, value).text()))
     match kind_of(invoke.model):
         case "add_sub" | "pipeline":
             return value + ADDEND, value - ADDEND, value % ADDEND

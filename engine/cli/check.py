@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from actors.values.events import Event
@@ -46,7 +47,8 @@ from engine.processes.inheritance import for_workers
 from engine.processes.placement import DEVICES, gpu_count
 from engine.provenance.keys import TrustedFiles
 from engine.provenance.restrictions import Restrictions
-from engine.repository.advice import is_model, no_models
+from engine.repository.advice import bare_models, is_model, no_models
+from engine.repository.bare.finding import bare_files
 from engine.repository.signed import Refused, verify
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
@@ -112,7 +114,7 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
         parser.error("say what to check: a PATH, --auth-file FILE, or both")
     missing = [path for path in options.paths if not os.path.isdir(path)]
     if missing:
-        sys.stderr.write("".join(f"{path}: not a directory\n" for path in missing))
+        sys.stderr.write("".join(f"{_no_directory(path)}\n" for path in missing))
         return 1
     auth = inspect_auth_file(options.auth_file, datetime.now(UTC).timestamp()) if options.auth_file else None
     try:
@@ -124,10 +126,16 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     for path in options.paths:
-        if not is_model(path) and (said := no_models(path)):
+        if not is_model(path) and (said := no_models(path) or bare_models(path)):
             sys.stderr.write(f"{said}\n")
     _tell(report, auth, options)
     return 0 if (report is None or report.ok) and (auth is None or auth.ok) else 1
+
+
+def _no_directory(path: Path) -> str:
+    what = bare_files([path])
+    hint = f": it is {what}, of which `tritium init {quote(str(path))}` makes a repository" if what else ""
+    return f"{path}: not a directory{hint}"
 
 
 def _models(options: argparse.Namespace, devices: Path) -> Report:
@@ -249,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--backend-directory",
         metavar="DIR",
-        help="where backends written in Python are, each a folder with a model.py",
+        help="where backends are, each a folder with libtriton_NAME.so or a model.py",
     )
     shared.add_argument(
         "--repoagent-directory",

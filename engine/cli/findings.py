@@ -16,6 +16,7 @@ from actors.values.specs import (
     DynamicBatching,
     Ensemble,
     InstanceSpec,
+    LanguageServing,
     ModelSpec,
     SequenceBatching,
 )
@@ -76,7 +77,10 @@ def advice(spec: ModelSpec) -> Iterator[str]:
             'tritium.isolation is "thread": the model runs in the server process, and a crash of it takes the server down;'
             ' "process" contains it'
         )
-    if spec.execution_timeout == 0 and not isinstance(spec.scheduling, Ensemble):
+    if isinstance(spec.scheduling, LanguageServing):
+        if spec.scheduling.hang_within == 0:
+            yield "tritium.hang_within is 0: an engine that stands still is not noticed"
+    elif spec.execution_timeout == 0 and not isinstance(spec.scheduling, Ensemble):
         yield (
             "tritium.execution_timeout is off: hangs are not contained; set it to the seconds that a batch may take, or"
             " --default-execution-timeout for all models"

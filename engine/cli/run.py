@@ -1,4 +1,4 @@
-"""`tritium run`: serve one Python file, without a repository."""
+"""`tritium run`: serve one Python file, or one folder of a language model, without a repository."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.cli.llm.command import FLAG, run_llm
 from engine.cli.serve import started
 from engine.settings.settings import Settings, SettingsError
 from engine.worker.authoring.folder import NotAModelFile, config_beside, write_repository
 
 _HELP: Final = """\
 usage: tritium run FILE [--FLAG=VALUE | --FLAG VALUE]...
+       tritium run --llm FOLDER [--FLAG=VALUE | --FLAG VALUE]...
 
 Serve the model in one Python file, until SIGTERM or SIGINT: a function under the decorator `tritium.model`, or a class
 TritonPythonModel. The file is run where it lies, and may import the modules beside it. The model is called as the file is,
@@ -24,15 +26,20 @@ there is one.
 The flags are those of `tritium serve`, save for --model-control-mode: the model is loaded once, and edits show when it is run again.
 Repositories given by --model-repository are served as well.
 
+With --llm, serve the language model in a folder; `tritium run --llm --help` tells more.
+
 examples:
   tritium run my_model.py
   tritium run my_model.py --http-port=9000 --grpc-port=9001 --metrics-port=9002
   tritium run ensemble_step.py --model-repository=./models
+  tritium run --llm ./Qwen3-0.6B
 """
 
 
 def run(argv: Sequence[str]) -> int:
     """Serve one file until told to stop; return the process's exit status."""
+    if any(word == FLAG or word.startswith(f"{FLAG}=") for word in argv):
+        return run_llm(argv)
     if not argv or any(word in {"--help", "-h"} for word in argv):
         sys.stdout.write(_HELP)
         return 0 if argv else 1

@@ -7,12 +7,16 @@ backend is known, and before what follows from the batch size is filled in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from engine.config.engines import choose_engine
 from engine.config.provenance import DEFAULT, Provenance, Source
+from engine.config.rules.finding import SCRIPT
+from engine.config.rules.foreign import backend_of_files
+from engine.config.rules.language import fill_language
 from engine.models.problems import Problem
 from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -21,6 +25,8 @@ ENSEMBLE: Final = "ensemble"
 
 # Backends whose models on a CPU get two instances if the configuration names no count.
 _TWO_ON_CPU: Final = frozenset(("onnxruntime", "tensorflow"))
+# Backends that take KIND_AUTO for KIND_CPU, whatever GPUs there are.
+_ON_CPU_ONLY: Final = frozenset(("fil", "openvino"))
 _DEFAULT_IDLE_MICROSECONDS: Final = 1_000_000
 
 
@@ -88,22 +94,36 @@ def complete(
     config = ModelConfig()
     config.CopyFrom(written)
     provenance = Provenance(config, source or Source(name="config.pbtxt"))
-    problems: list[Problem] = []
+    origin, problems = choose_engine(
+        config, config.name or name or model_directory.name, _first_directory(model_directory), backends
+    )
+    provenance.note(config, origin)
     if auto_complete:
         if not config.name:
             config.name = name or model_directory.name
             provenance.note(config, "directory name")
-        origin, problems = infer_backend(config, *_first_version(model_directory), backends)
+        origin, undetermined = infer_backend(config, *_first_version(model_directory), backends)
+        problems = [*problems, *undetermined]
         provenance.note(config, origin)
         if fill is not None and not problems:
             problems = fill(config, provenance)
     elif not config.backend:
         config.backend = backend_of(config.platform, backends)
         provenance.note(config, "follows from 'platform'")
+    traits = backends.get(config.backend)
+    library = traits is not None and traits.library
+    if traits is not None and traits.implementation and not library and not config.runtime:
+        # As the reference implementation does it, with or without completion.
+        config.runtime = SCRIPT
+        provenance.note(config, f"file {traits.implementation}")
+    if traits is not None and traits.language:
+        fill_language(config)
+        provenance.note(config, "what every language model has")
     uncounted = frozenset(at for at, group in enumerate(config.instance_group) if group.count < 1)
     if not config.instance_group:
         uncounted = frozenset((0,))
-    normalise(config, gpus=gpus)
+    # None of a library's instances can be on a GPU.
+    normalise(config, gpus=0 if library else gpus, on_cpu=traits is not None and traits.runs_python)
     provenance.note(config, DEFAULT)
     return Completed(config=config, uncounted=uncounted, provenance=provenance, problems=tuple(problems))
 
@@ -154,7 +174,7 @@ def infer_backend(
         return "", []
     _, dot, suffix = config.name.partition(".")
     if not dot or not suffix:
-        return "", [_undetermined(config.name)]
+        return "", [_undetermined(config.name, entries)]
     config.backend = suffix
     config.default_model_filename = f"model.{suffix}"
     return "follows from 'name'", []
@@ -193,17 +213,23 @@ def _fill_known(config: ModelConfig) -> None:
     was_empty = not config.platform
     if was_empty:
         config.platform = chosen.platform
+    if config.runtime == SCRIPT:
+        # A file of that name would be the weights, and not the model (contract, backends.md section 3.4).
+        return
     if not config.default_model_filename and (was_empty or chosen.filename != "model.pt"):
         config.default_model_filename = chosen.filename
 
 
-def _undetermined(name: str) -> Problem:
+def _undetermined(name: str, entries: Collection[str]) -> Problem:
+    likely = backend_of_files(entries)
     return Problem(
         message=(
             f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration."
             " Expected model name of the form 'model.<backend_name>'."
         ),
-        hint="name the 'backend', or put the model file under its usual name (model.onnx, model.pt, model.py) into a version directory",
+        hint=f'write backend: "{likely}"'
+        if likely
+        else "name the 'backend', or put the model file under its usual name (model.onnx, model.pt, model.py) into a version directory",
     )
 
 
@@ -212,18 +238,28 @@ def _first_version(model_directory: Path) -> tuple[str, frozenset[str]]:
 
     Both are empty if there is none.
     """
+    first = _first_directory(model_directory)
     try:
-        directories = sorted(entry for entry in model_directory.iterdir() if entry.is_dir())
-        if directories:
-            return directories[0].name, frozenset(entry.name for entry in directories[0].iterdir())
+        if first is not None:
+            return first.name, frozenset(entry.name for entry in first.iterdir())
     except OSError:
         # What can't be listed can't be probed. The code that opens it says why.
         pass
     return "", frozenset()
 
 
-def normalise(config: ModelConfig, *, gpus: int = 0) -> None:
-    """Fill in place what is filled with or without auto-completion."""
+def _first_directory(model_directory: Path) -> Path | None:
+    try:
+        return min((entry for entry in model_directory.iterdir() if entry.is_dir()), default=None)
+    except OSError:
+        return None
+
+
+def normalise(config: ModelConfig, *, gpus: int = 0, on_cpu: bool = False) -> None:
+    """Fill in place what is filled with or without auto-completion.
+
+    With `on_cpu`, instances that nothing is said about are on the CPU, whatever GPUs there are.
+    """
     if not config.version_policy.WhichOneof("policy_choice"):
         config.version_policy.latest.num_versions = 1
     sizes = [config.max_batch_size] if config.max_batch_size > 0 else []
@@ -240,23 +276,24 @@ def normalise(config: ModelConfig, *, gpus: int = 0) -> None:
     for memory in ("input_pinned_memory", "output_pinned_memory"):
         if not config.optimization.HasField(memory):
             getattr(config.optimization, memory).enable = True
-    _resolve_groups(config, gpus)
+    _resolve_groups(config, gpus, on_cpu=on_cpu)
 
 
-def _resolve_groups(config: ModelConfig, gpus: int) -> None:
+def _resolve_groups(config: ModelConfig, gpus: int, *, on_cpu: bool) -> None:
     """Give every instance group a name, a kind, a count and its GPUs (contract, section 5)."""
     if not config.instance_group:
         alone = config.instance_group.add(name=config.name)
-        if config.backend == "python":
+        if on_cpu:
             alone.kind = ModelInstanceGroup.KIND_CPU
     for position, group in enumerate(config.instance_group):
         if not group.name:
             group.name = f"{config.name}_{position}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
             usable = gpus > 0 and all(0 <= gpu < gpus for gpu in group.gpus)
+            usable = usable and config.backend not in _ON_CPU_ONLY
             group.kind = ModelInstanceGroup.KIND_GPU if usable else ModelInstanceGroup.KIND_CPU
         if group.count < 1:
-            on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
-            group.count = 2 if on_cpu and config.backend in _TWO_ON_CPU else 1
+            is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+            group.count = 2 if is_cpu and config.backend in _TWO_ON_CPU else 1
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
             group.gpus.extend(range(gpus))

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from actors.values.confinement import Sandbox
-from actors.values.specs import ModelSpec, Runtime
+from actors.values.generation.adapters import Adapter
+from actors.values.specs import LanguageServing, ModelSpec, Runtime, Scheduling
 from engine.config import parse
 from engine.config.agents import keep_own, own_agents, verify_agents
 from engine.config.complete import Completed, complete
 from engine.config.files import Files, inside, read_files
+from engine.config.inspection.finding import FoundBackend, backend_digest, find_backend
 from engine.config.inspection.model import Inspection, leads_out
 from engine.config.inspection.verify import verify
+from engine.config.language_files import read_adapters, read_folder
 from engine.config.loaded import LoadedConfig, VersionConfig
 from engine.config.outline import outline
 from engine.config.override import parse_override
@@ -28,6 +31,7 @@ from engine.config.rules.padding import padding
 from engine.config.runtimes import Chosen, choose, not_built_yet
 from engine.config.settings import NO_FLOOR, read_settings
 from engine.config.translate import artifact, translate
+from engine.config.unfilled import set_parameters
 from engine.config.validate import validate
 from engine.environments.cache import Environments
 from engine.models.layout import VersionDirectory, select_versions, version_directories
@@ -41,7 +45,7 @@ from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.
-_NEED_TENSORS = frozenset(("onnxruntime", "pytorch"))
+_NEED_TENSORS = frozenset(("onnxruntime", "openvino", "pytorch"))
 
 
 def load_model_config(
@@ -56,6 +60,7 @@ def load_model_config(
     override: str | None = None,
     namespace: str = "",
     content: Mapping[int, str] | None = None,
+    without_adapters: Mapping[int, str] | None = None,
     model_name: str = "",
     renamed: bool = False,
     run_model_code: bool = True,
@@ -74,7 +79,8 @@ def load_model_config(
     in `engine.processes.inheritance`. `backend_settings` holds the command line's settings by backend, those for every
     backend under "". `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a
     load request, stands in the file's place. `namespace` and `content`, a digest by version, are passed on to
-    the specifications. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
+    the specifications; for an engine that takes up LoRA adapters while it serves, the digests are those
+    `without_adapters`. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
     `floor` is the sandbox in which its code runs at least.
     `model_name` is the model's name if its directory is called otherwise, as a copy of a remote one may be.
     If it is `renamed`, it has that name whatever its configuration says.
@@ -143,14 +149,19 @@ def load_model_config(
     base = completed()
     versions = select_versions(base.config.version_policy, numbers)
     chosen = [directory for directory in available if directory.number in versions]
+    folders = [directory.path for directory in chosen]
+    backend = find_backend(base.config, written, folders, model_directory, backends, links)
+    backends = backend.backends
+    base = _run_by(backend, base, completed)
     traits = backends.get(base.config.backend, BackendTraits(name=base.config.backend))
     said = backend_settings or {}
-    settings = {**said.get("", {}), **said.get(base.config.backend, {})}  # its own go before those for all
+    # Its own go before those for all.
+    settings = {**said.get("", {}), **said.get(base.config.backend, {}), **backend.settings}
     drafts = [base] * len(chosen)
     objections = [] if agents_ran else verify_agents(base.config, model_directory, links, agents)
     tritium, mistakes = _settings(base.config, traits, execution_timeout, floor)
     is_strict = tritium.confinement.sandbox is Sandbox.STRICT
-    linked = targets(model_directory) if links is Links.ANYWHERE and is_strict else ()
+    linked = (*backend.linked, *(targets(model_directory) if links is Links.ANYWHERE and is_strict else ()))
     install = tritium.requirements == "install"
     if forbidden := restrictions.forbidden(base.config, traits, model_directory, install=install):
         return LoadedConfig(
@@ -162,7 +173,7 @@ def load_model_config(
         )
     chosen_runtimes = Chosen()
     if environments is not None and not is_ensemble(base.config):
-        parameters = {key: base.config.parameters[key].string_value for key in base.config.parameters}
+        parameters = set_parameters(base.config)
         chosen_runtimes = choose(parameters, traits, tritium, chosen, model_directory, environments, links)
         if chosen_runtimes.unbuilt and run_model_code and not objections:
             return LoadedConfig(name=name, path=path, versions=versions, unbuilt=chosen_runtimes.unbuilt)
@@ -199,6 +210,8 @@ def load_model_config(
         own += [*files[_identity(draft)].problems, *padding(draft.config, tritium)]
         found += _blamed(own, alike)
     found += mistakes
+    adapters, mistaken = read_adapters(chosen if traits.adapters else [], model_directory.parent, links)
+    found += mistaken
     found += _versions(base.config, chosen, traits, model_directory, links)
     unserved = [
         problem for draft, alike in distinct for problem in _blamed(refusals(draft.config, found), alike)
@@ -214,7 +227,8 @@ def load_model_config(
         specs = _specs(
             list(zip(chosen, drafts, strict=True)), files, model_directory, traits, tritium, settings
         )
-    digests = content or {}
+    digests = (without_adapters if traits.adapters else content) or {}
+    code = backend_digest(traits)
     return LoadedConfig(
         name=name,
         path=path,
@@ -223,7 +237,8 @@ def load_model_config(
             dataclasses.replace(
                 spec,
                 namespace=namespace,
-                content=digests.get(spec.version, ""),
+                content=_content(digests.get(spec.version, ""), code),
+                scheduling=_of_files(spec, adapters.get(spec.version, ())),
                 runtime=runtimes.get(spec.version, spec.runtime),
                 linked=linked,
             )
@@ -236,6 +251,26 @@ def load_model_config(
         problems=_arranged(found, named, source.text, versions),
         unserved=_arranged(unserved, named, source.text, versions),
     )
+
+
+def _run_by(backend: FoundBackend, base: Completed, completed: Callable[[], Completed]) -> Completed:
+    """Return the completed configuration of a model whose backend has been found."""
+    if backend.replaced:
+        base = completed()
+    return dataclasses.replace(base, problems=(*base.problems, *backend.problems))
+
+
+def _of_files(spec: ModelSpec, adapters: tuple[Adapter, ...]) -> Scheduling:
+    """Return the scheduling of a version, with what a language model's files say."""
+    if not isinstance(spec.scheduling, LanguageServing):
+        return spec.scheduling
+    weights = read_folder(spec.version_directory)
+    return dataclasses.replace(spec.scheduling, adapters=adapters, weights=weights)
+
+
+def _content(files: str, code: str) -> str:
+    """Return a version's digest, which is another one if the code that the backend brings is."""
+    return f"{files} {code}" if files and code else files
 
 
 def _distinct(drafts: list[Completed], versions: Sequence[int]) -> list[tuple[Completed, tuple[int, ...]]]:
@@ -273,7 +308,7 @@ def _settings(
     execution_timeout: float = 0.0,
     floor: SandboxSettings = NO_FLOOR,
 ) -> tuple[TritiumSettings, tuple[Problem, ...]]:
-    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    parameters = set_parameters(config)
     settings, problems = read_settings(parameters, traits, config.version_policy, config, floor=floor)
     if execution_timeout and "tritium.execution_timeout" not in parameters and not is_ensemble(config):
         settings = dataclasses.replace(settings, execution_timeout=execution_timeout)
@@ -323,9 +358,10 @@ def check(
     config = completed.config
     problems = _name(config, name)
     undetermined = not config.backend and bool(completed.problems)
+    no_engine = any(problem.key == "backend" for problem in completed.problems)
     problems += completed.problems
     for problem in validate(config, backends=backends, gpus=gpus):
-        if undetermined and problem.key == "platform":
+        if (undetermined and problem.key == "platform") or (no_engine and problem.key == "backend"):
             continue  # the same mistake in other words
         problems.append(problem)
     if not auto_complete and not is_ensemble(config):

@@ -18,6 +18,7 @@ from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from engine.config.spans import Fault, Outline, Place, Spelling, Spoilt
+from engine.config.unfilled import REMEDY, unfilled
 from engine.config.wording import (
     QUOTES,
     TYPE_BYTES,
@@ -138,6 +139,8 @@ class _Walk:
         elif token in (",", ";"):
             self._note(prefix[:-1], f"'{token}' follows nothing", "remove it")
             tokens.advance()
+        elif word := self._unfilled():
+            self._note(prefix[:-1], unfilled(word), REMEDY, place=start)
         else:
             hint = entry_hint(descriptor, token) if is_entry(descriptor) else "a field is written name: value"
             self._note(prefix[:-1], f"a field's name is expected, not {shown(token)}", hint)
@@ -268,6 +271,8 @@ class _Walk:
         token, place = tokens.token, self._tokens.place
         if self._is_absent():
             self._note(key, f"'{declared.name}' has no value", f"write {declared.name} {{ }}")
+        elif word := self._unfilled():
+            self._note(key, unfilled(word, declared.name), REMEDY, place=place)
         else:
             self._wrong(declared, key, "a list" if token == "[" else token, place)
             self._skip_value()
@@ -315,6 +320,9 @@ class _Walk:
         if self._is_absent():
             self._note(key, f"'{declared.name}' has no value", f"it takes {takes(declared)}")
             return False
+        if word := self._unfilled():
+            self._note(key, unfilled(word, declared.name), REMEDY, place=place)
+            return True
         if is_entry(declared.containing_type) and declared.name == "key":
             self._map_keys[key.removesuffix(".key")] = token[1:-1] if token[0] in QUOTES else token
         if declared.type == FieldDescriptor.TYPE_STRING and token[0] in QUOTES:
@@ -350,6 +358,19 @@ class _Walk:
             self._note(key, f"'{name}' is no text: {error}", place=place)
             self._skip_scalar()
         return bool(content)
+
+    def _unfilled(self) -> str:
+        """Step over a template's place, `${name}`, if one comes now, and return it."""
+        tokens = self._tokens
+        if tokens.token != "$" or tokens.behind != "{":
+            return ""
+        tokens.advance()
+        tokens.advance()
+        name = tokens.token if _IDENTIFIER.match(tokens.token) else ""
+        if name:
+            tokens.advance()
+        tokens.accept("}")
+        return f"${{{name}}}"
 
     def _word(self) -> str:
         """Step over tokens without a space between them, and return them as one: `model.onnx` is three."""

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from engine.config.parse import Parsed, bytes_warning, correct_spellings
+from engine.config.parse import Parsed, bytes_warning
+from engine.config.unfilled import clear_unfilled
 from engine.config.wording import (
     ENUM_NUMBERS,
     FLOATS,
@@ -59,7 +60,7 @@ def parse_override(text: str, model_directory: Path) -> Parsed:
     else:
         reader.message(reader.config, document, "")
     errors = reader.errors
-    reader.warnings += correct_spellings(reader.config)
+    reader.warnings += clear_unfilled(reader.config)
     return Parsed(
         config=None if errors else reader.config,
         problems=(*errors, *reader.warnings),

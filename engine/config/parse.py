@@ -17,14 +17,12 @@ from google.protobuf import text_format
 from actors.values.errors import ErrorCode
 from engine.config.outline import outline
 from engine.config.spans import Fault, Outline, Place, respelt, without_spoilt
+from engine.config.unfilled import clear_unfilled
 from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig
 
 # A configuration takes a few kilobytes. A larger file is a model by mistake.
 LARGEST_FILE: Final = 16 * 1024 * 1024
-
-# Names that published configurations give to backends.
-_BACKENDS: Final = {"tensorrtllm": "tensorrt_llm"}
 
 # What a file begins with that is no UTF-8 as Triton reads it.
 _MARKS: Final = {
@@ -118,7 +116,7 @@ def parse(text: str, path: Path) -> Parsed:
         config = text_format.Parse(clean, ModelConfig())
     except _REFUSED as error:
         return _refused(text, clean, found, error, warnings, path)
-    warnings += correct_spellings(config)
+    warnings += clear_unfilled(config)
     problems = (*warnings, *_repeated_entries(found, config, path))
     return Parsed(config=config, problems=problems, text=text)
 
@@ -132,21 +130,6 @@ def _json(text: str, path: Path) -> Problem:
         column=len(before) - before.rfind("\n"),
         hint='without the outer braces, and with bare names: name: "…" max_batch_size: 8',
     )
-
-
-def correct_spellings(config: ModelConfig) -> list[Problem]:
-    """Put right in place what published configurations spell otherwise, and return a warning for each."""
-    meant = _BACKENDS.get(config.backend)
-    if meant is None:
-        return []
-    problem = Problem(
-        severity=Severity.WARNING,
-        message=f"backend '{config.backend}' is read as '{meant}'",
-        key="backend",
-        hint=f"'{meant}' is the backend's name",
-    )
-    config.backend = meant
-    return [problem]
 
 
 def unreadable(
@@ -178,7 +161,7 @@ def _refused(
         with contextlib.suppress(*_REFUSED):
             partial = text_format.Parse(blanked, ModelConfig())
     if partial is not None:
-        warnings = [*warnings, *correct_spellings(partial)]
+        warnings = [*warnings, *clear_unfilled(partial)]
     return Parsed(
         config=None,
         problems=(*problems, *warnings),

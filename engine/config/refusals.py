@@ -15,6 +15,7 @@ from typing import Final
 
 from actors.values.errors import ErrorCode
 from engine.config.complete import ENSEMBLE
+from engine.config.rules.finding import SCRIPT
 from engine.models.problems import Problem, Severity, within
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -93,7 +94,7 @@ def _in_python(field: str) -> Keys:
     """Yield the key of each element of a list of a Python model."""
 
     def keys(config: ModelConfig) -> Iterator[str]:
-        if config.backend == "python":
+        if config.backend == "python" or config.runtime == SCRIPT:
             yield from (f"{field}[{at}]" for at, _ in enumerate(getattr(config, field)))
 
     return keys
@@ -104,6 +105,14 @@ def _operators(config: ModelConfig) -> Iterator[str]:
         yield "model_operations.op_library_filename"
 
 
+def _on_cpu_by_others(config: ModelConfig) -> Iterator[str]:
+    """Yield each accelerator of CPUs that no backend here has."""
+    field = "optimization.execution_accelerators.cpu_execution_accelerator"
+    for at, accelerator in enumerate(attrgetter(field)(config)):
+        if (config.backend, accelerator.name) != ("onnxruntime", "openvino"):
+            yield f"{field}[{at}]"
+
+
 def _by_capability(config: ModelConfig) -> Iterator[str]:
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if config.cc_model_filenames and on_gpu:
@@ -111,7 +120,6 @@ def _by_capability(config: ModelConfig) -> Iterator[str]:
 
 
 _REFUSALS: Final = (
-    _Refusal("runtime", _not_empty("runtime"), "'backend' alone chooses what runs the model"),
     _Refusal(
         "model_operations.op_library_filename",
         _operators,
@@ -124,7 +132,8 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "optimization.execution_accelerators",
-        _not_empty("optimization.execution_accelerators.cpu_execution_accelerator"),
+        _on_cpu_by_others,
+        "the one that there is for CPUs is 'openvino', for ONNX models",
     ),
     _Refusal(
         "instance_group.secondary_devices",

@@ -14,7 +14,7 @@ from actors.values.errors import ErrorCode
 from actors.values.specs import Runtime
 from engine.environments import requirements
 from engine.environments.cache import Environments, NotBuilt
-from engine.environments.declared import PATH_PARAMETER, Environment, declared
+from engine.environments.declared import PATH_PARAMETER, Environment, archive_of, declared
 from engine.environments.layout import EnvironmentFailed
 from engine.models.layout import VersionDirectory
 from engine.models.links import Links
@@ -53,16 +53,23 @@ def choose(
     environments: Environments,
     links: Links = Links.INSIDE,
 ) -> Chosen:
-    """Look up the environment of every version of a model whose backend runs Python code of its owner's."""
-    if not traits.runs_python:
+    """Look up the environment of every version of a model whose backend lets it have one.
+
+    A `requirements.txt` counts only for Python code of the model's owner: in a folder of weights it is
+    information.
+    """
+    if not traits.has_environments:
         return _without(parameters, traits)
     runtimes: dict[int, Runtime] = {}
-    problems = _contradictions(parameters, versions, model_directory)
+    backend = Path(traits.folder) if traits.implementation else None
+    problems = _contradictions(parameters, versions, model_directory, backend) if traits.runs_python else []
     unbuilt: dict[Environment, list[int]] = {}
-    install = settings.requirements == "install"
+    install = traits.runs_python and settings.requirements == "install"
     for version in versions:
         try:
-            environment = declared(parameters, version.path, model_directory, links, install=install)
+            environment = declared(
+                parameters, version.path, model_directory, links, install=install, backend=backend
+            )
             if environment is None:
                 continue
             if settings.isolation == "thread":
@@ -123,16 +130,23 @@ def _without(parameters: Mapping[str, str], traits: BackendTraits) -> Chosen:
 
 
 def _contradictions(
-    parameters: Mapping[str, str], versions: Sequence[VersionDirectory], model_directory: Path
+    parameters: Mapping[str, str],
+    versions: Sequence[VersionDirectory],
+    model_directory: Path,
+    backend: Path | None,
 ) -> list[Problem]:
     """Warn of a requirements file that is not installed because there is a packed environment."""
-    if not parameters.get(PATH_PARAMETER):
+    archive = archive_of(backend)
+    if not parameters.get(PATH_PARAMETER) and archive is None:
         return []
+    instead = f"the model has an environment by '{PATH_PARAMETER}'"
+    if not parameters.get(PATH_PARAMETER):
+        instead = f"the model has the environment of its backend, '{archive}'"
     found = {requirements.find(version.path, model_directory) for version in versions}
     return [
         Problem(
             severity=Severity.WARNING,
-            message=f"'{path.name}' has no effect: the model has an environment by '{PATH_PARAMETER}'",
+            message=f"'{path.name}' has no effect: {instead}",
             path=path,
         )
         for path in sorted(filter(None, found))

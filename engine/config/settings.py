@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from actors.values.confinement import Confinement, Sandbox
-from actors.values.specs import Fairness, Residency, Retry
+from actors.values.specs import Fairness, Residency, Retry, Slo
 from actors.values.traffic import TrafficPlan
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
@@ -22,6 +22,19 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPol
 _LIMITING: Final = ("tritium.memory_limit_mb", "tritium.max_processes", "tritium.sandbox")
 NO_FLOOR: Final = SandboxSettings(asked=True, level=Sandbox.OFF)
 """The operator leaves confinement to the models' configurations."""
+
+_OF_LANGUAGES: Final = (
+    "tritium.streams",
+    "tritium.max_tokens",
+    "tritium.tokenizer",
+    "tritium.tool_parser",
+    "tritium.reasoning_parser",
+    "tritium.resume",
+    "tritium.resume_within",
+    "tritium.hang_within",
+    "tritium.queued_prompt_tokens",
+    "tritium.sleep",
+)
 
 CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
 """What limits a model's code, wherever it runs."""
@@ -46,10 +59,12 @@ def read_settings(
         values, raised = _raised(values, floor)
         problems += raised
     problems += _contradictions(values, traits)
+    problems += _of_language_models(values, traits)
+    problems += _mispromised(values.get("tritium.slo"), traits)
     if policy is not None and "tritium.traffic" in values:
         problems += _left_out(values["tritium.traffic"], policy)
     if config is not None:
-        problems += _without_a_queue_of_its_own(values, config)
+        problems += _without_a_queue_of_its_own(values, config, traits)
         problems += _not_recyclable(values, config)
         problems += _without_tensors_on_a_gpu(values, config)
     settings = settings_of(values)
@@ -157,12 +172,29 @@ def _contradictions(values: Mapping[str, Any], traits: BackendTraits) -> list[Pr
                 "use 'instance'",
             )
         )
+    if values.get("tritium.isolation") == "thread" and traits.library:
+        found.append(
+            problem(
+                "tritium.isolation",
+                f"'tritium.isolation' is 'thread', but backend '{traits.name}' is a C library, whose crash"
+                " would be the server's",
+                "use isolation 'process'",
+            )
+        )
     if values.get("tritium.isolation") == "thread" and values.get("tritium.residency") is Residency.ON_DEMAND:
         found.append(
             problem(
                 "tritium.residency",
                 "'tritium.residency' is 'on_demand', but 'tritium.isolation' is 'thread', whose memory is never given back",
                 "use isolation 'process', or residency 'pinned'",
+            )
+        )
+    if values.get("tritium.sleep") and values.get("tritium.residency") is not Residency.ON_DEMAND:
+        found.append(
+            problem(
+                "tritium.sleep",
+                "'tritium.sleep' is set for a model whose memory is never wanted by others",
+                "set 'tritium.residency' to 'on_demand', or leave it out",
             )
         )
     return found + _unconfinable(values)
@@ -184,7 +216,9 @@ def _unconfinable(values: Mapping[str, Any]) -> list[Problem]:
     ]
 
 
-def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
+def _without_a_queue_of_its_own(
+    values: Mapping[str, Any], config: ModelConfig, traits: BackendTraits
+) -> list[Problem]:
     """Tell of settings about the queue if another scheduler decides which request is next."""
     found: list[Problem] = []
     fairness: Fairness | None = values.get("tritium.fairness")
@@ -195,7 +229,7 @@ def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) 
             what, hint = "an ensemble, whose steps wait in other models' queues", "set it for those models"
         elif config.HasField("sequence_batching"):
             what, hint = "a model of sequences, whose order decides who goes next", "leave it out"
-        elif key == "tritium.slo" and config.model_transaction_policy.decoupled:
+        elif key == "tritium.slo" and config.model_transaction_policy.decoupled and not traits.language:
             what, hint = "a decoupled model, whose answers have no one time", "leave it out"
         else:
             continue
@@ -210,6 +244,34 @@ def _without_a_queue_of_its_own(values: Mapping[str, Any], config: ModelConfig) 
             )
         )
     return found
+
+
+def _of_language_models(values: Mapping[str, Any], traits: BackendTraits) -> list[Problem]:
+    """Tell of settings about generations if the model generates nothing, and of those that it can't have."""
+    if not traits.language:
+        return [
+            problem(key, f"'{key}' is set for a model that generates no tokens", "leave it out")
+            for key in _OF_LANGUAGES
+            if key in values
+        ]
+    return [
+        problem(key, f"'{key}' is set for a language model, which is served without", "leave it out")
+        for key in ("tritium.concurrency", "tritium.checkpoint")
+        if key in values
+    ]
+
+
+def _mispromised(slo: Slo | None, traits: BackendTraits) -> list[Problem]:
+    """Tell of promised times that a model of this kind has not."""
+    if slo is None:
+        return []
+    if traits.language and slo.p99:
+        what, hint = "'p99' is set for a language model", 'promise "ttft" and "itl"'
+    elif not traits.language and (slo.ttft or slo.itl):
+        what, hint = "'ttft' and 'itl' are set for a model that generates no tokens", 'promise "p99"'
+    else:
+        return []
+    return [problem("tritium.slo", f"'tritium.slo': {what}", hint)]
 
 
 def _not_recyclable(values: Mapping[str, Any], config: ModelConfig) -> list[Problem]:

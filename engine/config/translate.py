@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from actors.values.datatypes import BY_NUMBER, DataType
 from actors.values.padding import Padded
@@ -22,6 +22,7 @@ from actors.values.specs import (
     EnsembleStep,
     InputSpec,
     InstanceSpec,
+    LanguageServing,
     ModelSpec,
     OldestStrategy,
     OutputSpec,
@@ -39,6 +40,7 @@ from engine.config.jsonform import config_json
 from engine.config.rules.instances import FIRST_RESPONSE_HISTOGRAM
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings
+from engine.worker.backends.fil.parameters import default_file
 from protocols.kserve.proto.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -92,13 +94,15 @@ def translate(
         max_batch_size=config.max_batch_size,
         inputs=tuple(_input(tensor, tritium, config) for tensor in config.input),
         outputs=tuple(
-            _output(tensor, (labels or {}).get(tensor.name, ()), tritium, config) for tensor in config.output
+            _output(tensor, (labels or {}).get(tensor.name, ()), tritium, config)
+            for tensor in {each.name: each for each in config.output}.values()
         ),
-        scheduling=_scheduling(config, tritium, states or {}),
+        scheduling=_scheduling(config, traits, tritium, states or {}),
         instances=instances(config, traits, tritium, uncounted),
         model_directory=model_directory,
         version_directory=version_directory,
         artifact=artifact(config, traits),
+        target=traits.target if traits.implementation else "",
         config_json=config_json(config),
         parameters={key: config.parameters[key].string_value for key in sorted(config.parameters)},
         settings=dict(settings or {}),
@@ -141,6 +145,8 @@ _ARTIFACT_OF: Final[Mapping[str, str]] = {"torch_aoti": "model.pt2"}
 def artifact(config: ModelConfig, traits: BackendTraits) -> str:
     """Return the model's file name inside its version directory; the path of a backend in Python."""
     usual = _ARTIFACT_OF.get(config.platform, traits.default_artifact)
+    if config.backend == "fil":
+        usual = default_file({key: value.string_value for key, value in config.parameters.items()})
     return traits.implementation or config.default_model_filename or usual
 
 
@@ -233,7 +239,25 @@ def _rate_limit(limiter: ModelRateLimiter) -> RateLimit:
     )
 
 
-def _scheduling(config: ModelConfig, tritium: TritiumSettings, states: Mapping[str, bytes]) -> Scheduling:
+def _scheduling(
+    config: ModelConfig, traits: BackendTraits, tritium: TritiumSettings, states: Mapping[str, bytes]
+) -> Scheduling:
+    if traits.language:
+        return LanguageServing(
+            streams=tritium.streams,
+            max_tokens=tritium.max_tokens,
+            tokenizer=tritium.tokenizer,
+            tools=tritium.tool_parser,
+            reasoning=tritium.reasoning_parser,
+            health_check=_is_true(config, "ENABLE_VLLM_HEALTH_CHECK"),
+            vllm_metrics=_is_true(config, "REPORT_CUSTOM_METRICS"),
+            resume=tritium.resume,
+            resume_within=tritium.resume_within,
+            hang_within=_hang_within(tritium),
+            **_levels(config.dynamic_batching),
+            queued_prompt_tokens=tritium.queued_prompt_tokens,
+            sleep=tritium.sleep,
+        )
     if config.HasField("ensemble_scheduling"):
         return _ensemble(config.ensemble_scheduling)
     if config.HasField("dynamic_batching"):
@@ -241,6 +265,17 @@ def _scheduling(config: ModelConfig, tritium: TritiumSettings, states: Mapping[s
     if config.HasField("sequence_batching"):
         return _sequence_batching(config.sequence_batching, states, checkpoint=tritium.checkpoint)
     return Direct()
+
+
+def _hang_within(tritium: TritiumSettings) -> float:
+    """Return how long an engine may be silent: a limit of executions holds for that, too."""
+    limits = (tritium.hang_within, tritium.execution_timeout)
+    return min((each for each in limits if each), default=0.0)
+
+
+def _is_true(config: ModelConfig, parameter: str) -> bool:
+    """Read a switch as Triton's vLLM backend does (contract, llm.md section 3)."""
+    return parameter in config.parameters and config.parameters[parameter].string_value.lower() == "true"
 
 
 def _sequence_batching(
@@ -321,11 +356,26 @@ def _ensemble(ensemble: ModelEnsembling) -> Ensemble:
 
 
 def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
-    policies = batching.priority_queue_policy
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay=batching.max_queue_delay_microseconds / _MICROSECONDS,
         preserve_ordering=batching.preserve_ordering,
+        **_levels(batching),
+    )
+
+
+class _Levels(TypedDict):
+    """Those of `actors.values.specs.Levelled`."""
+
+    priority_levels: int
+    default_priority_level: int
+    default_queue_policy: QueuePolicy
+    priority_queue_policies: dict[int, QueuePolicy]
+
+
+def _levels(batching: ModelDynamicBatching) -> _Levels:
+    policies = batching.priority_queue_policy
+    return _Levels(
         priority_levels=batching.priority_levels,
         default_priority_level=batching.default_priority_level,
         default_queue_policy=_queue_policy(batching.default_queue_policy),

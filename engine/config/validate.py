@@ -7,16 +7,19 @@ the part of the schema that they are about.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from engine.config.complete import ENSEMBLE
 from engine.config.rules.ensembles import ensemble
+from engine.config.rules.finding import escapes
+from engine.config.rules.foreign import elsewhere
 from engine.config.rules.instances import instance_groups, model_metrics, warmup
+from engine.config.rules.language import language
 from engine.config.rules.scheduling import dynamic_batching, sequence_batching
 from engine.config.rules.tensors import tensors
 from engine.config.wording import enum_hint, is_map
+from engine.environments.declared import PATH_PARAMETER
 from engine.models.problems import Problem, did_you_mean
 from engine.processes.backends import BackendTraits
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
@@ -66,6 +69,7 @@ def validate(config: ModelConfig, *, backends: Mapping[str, BackendTraits], gpus
         *dynamic_batching(config),
         *sequence_batching(config),
         *ensemble(config),
+        *language(config, backends.get(config.backend)),
         *_cache(config),
         *model_metrics(config),
         *tensors(config),
@@ -124,8 +128,7 @@ def _library(config: ModelConfig, backends: Mapping[str, BackendTraits]) -> Iter
         or config.platform not in _PLATFORMS.get(name, (config.platform,))
     ):
         return  # what is wrong with such a pair is told already
-    normal = posixpath.normpath(config.runtime) if config.runtime else ""
-    if normal.startswith(("/", "..")):
+    if escapes(config.runtime):
         yield Problem(
             message=(
                 f"backend library name '{config.runtime}' escapes backend directory '{_BACKEND_DIRECTORY}/{name}',"
@@ -146,7 +149,7 @@ def _library(config: ModelConfig, backends: Mapping[str, BackendTraits]) -> Iter
             if traits
             else _backend_hint(name, backends),
         )
-    elif traits.missing:
+    elif traits.missing and not (traits.has_environments and PATH_PARAMETER in config.parameters):
         yield Problem(
             message=f"model '{config.name}' can't run with backend '{name}' here, {traits.missing}",
             key="backend",
@@ -160,7 +163,11 @@ def _backend_hint(name: str, backends: Mapping[str, BackendTraits]) -> str:
         return f"did you mean '{meant}'?"
     if platform_of:
         return f"that is a platform; its backend is '{platform_of[0]}'"
-    return did_you_mean(name, backends) or f"backends here: {', '.join(sorted(backends)) or 'none'}"
+    return (
+        elsewhere(name)
+        or did_you_mean(name, backends)
+        or f"backends here: {', '.join(sorted(backends)) or 'none'}"
+    )
 
 
 def _cache(config: ModelConfig) -> Iterator[Problem]:

@@ -19,6 +19,9 @@ from engine.models.links import Links
 
 PATH_PARAMETER: Final = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+ENVIRONMENT_PREFIX: Final = "pb_exec_env_"
+"""How the name of a packed environment begins that lies in a backend's folder."""
+_RUNTIME: Final = "model.py"  # of all such backends
 
 
 class Kind(Enum):
@@ -50,21 +53,34 @@ def declared(
     links: Links = Links.INSIDE,
     *,
     install: bool = True,
+    backend: Path | None = None,
 ) -> Environment | None:
     """Return what a version asks for; None if it runs on the server's own interpreter.
 
-    `EXECUTION_ENV_PATH` among its parameters takes precedence over a `requirements.txt`, which counts if
-    `install` is true. It reads and digests files, gigabytes of them perhaps, so do not call it on the event
+    `EXECUTION_ENV_PATH` among its parameters takes precedence over an archive in the folder of its `backend`,
+    and that over a `requirements.txt`, which counts if `install` is true: the model's own before the
+    backend's. It reads and digests files, gigabytes of them perhaps, so do not call it on the event
     loop. Raises EnvironmentFailed.
     """
     given = parameters.get(PATH_PARAMETER, "")
     if given:
         return _packed(given.replace(MODEL_DIRECTORY, str(model_directory)))
+    if (archive := archive_of(backend)) is not None:
+        return _packed(str(archive))
     path = requirements.find(version_directory, model_directory) if install else None
+    root = model_directory.parent
+    if path is None and install and backend is not None and (backend / requirements.FILE_NAME).is_file():
+        path, root = backend / requirements.FILE_NAME, backend
     if path is None:
         return None
-    digest = requirements.digest(path, root=model_directory.parent, links=links)
+    digest = requirements.digest(path, root=root, links=links)
     return Environment(kind=Kind.REQUIREMENTS, source=path.absolute(), digest=digest)
+
+
+def archive_of(backend: Path | None) -> Path | None:
+    """Return the packed environment in the folder of a backend that is written in Python, if there is one."""
+    path = backend / f"{ENVIRONMENT_PREFIX}{_RUNTIME}.tar.gz" if backend is not None else None
+    return path if path is not None and path.is_file() else None
 
 
 def _packed(given: str) -> Environment:

@@ -20,6 +20,12 @@ from engine.models.links import Links, resolved
 from engine.models.problems import Problem, Severity
 from protocols.kserve.proto.model_config_pb2 import ModelVersionPolicy
 
+ADAPTERS_FILE: Final = "multi_lora.json"
+"""The file of a version that names its LoRA adapters (contract, llm.md section 3)."""
+
+ADAPTER_MARK: Final = "adapter_config.json"
+"""The file by which a folder is known to be an adapter."""
+
 # Directories of a model that are no versions, and say nothing about it.
 _RESERVED: Final = frozenset(("warmup", "initial_state", "configs"))
 _LEADING_NUMBER: Final = re.compile(r"[+-]?[0-9]+")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from actors.caching import families as caching
+from actors.generation import families as generation
+from actors.generation.families import GenerationSample
 from actors.padding import observing as padding
 from actors.padding.policy import PaddingCounts
 from actors.serving import families as serving
@@ -48,6 +50,7 @@ class ModelSample:
     padding: PaddingCounts | None = None  # if it has padded inputs
     # Buffers of its workers for outputs that stay on their GPU, if it can leave any there.
     gpu_buffers: Mapping[str, int] | None = None
+    generation: GenerationSample | None = None  # of a language model
     gpu_uuid: str = ""  # of the one GPU that all its instances use
 
 
@@ -141,6 +144,18 @@ def model_blocks(
     yield from blocks(
         serving.BUFFERS,
         [(labels, model.gpu_buffers) for labels, model in samples if model.gpu_buffers is not None],
+    )
+    yield from blocks(
+        generation.FAMILIES,
+        [(labels, model.generation) for labels, model in samples if model.generation is not None],
+    )
+    yield from blocks(
+        generation.OF_VLLM_BACKEND,
+        [
+            (labels, model.generation)
+            for labels, model in samples
+            if model.generation is not None and model.generation.vllm
+        ],
     )
     yield from blocks(INSTANCES, samples)
 

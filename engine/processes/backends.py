@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -11,21 +11,32 @@ from typing import Any, Final
 
 from engine.settings.extras import how_to_install, is_missing
 from engine.worker.backends.base import Backend
+from engine.worker.native.table import usual_library
 
 GROUP: Final = "tritium.backends"
 PYTHON: Final = "python"
 
+C_LIBRARY: Final = "engine.worker.native.backend:NativeBackend"
+"""What runs backends that are libraries written for Triton's C API."""
+
 # Our own, for a checkout that is run without being installed.
 BUILT_IN: Final[Mapping[str, str]] = {
+    "fil": "engine.worker.backends.fil.backend:ForestBackend",
     "onnxruntime": "engine.worker.backends.onnxruntime:OnnxRuntimeBackend",
+    "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
+    "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
+    "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
 }
 
 
 _NEEDS: Final[Mapping[str, tuple[str, str]]] = {
+    "fil": ("treelite", "fil"),
     "onnxruntime": ("onnxruntime", "onnx"),
+    "openvino": ("openvino", "openvino"),
     "pytorch": ("torch", "torch"),
+    "transformers": ("transformers", "llm"),
 }
 """What workers of our backends import, and the extra of Tritium that brings it."""
 
@@ -41,9 +52,17 @@ class BackendTraits:
     platforms: tuple[str, ...] = ()
     device_tensors: bool = False
     runs_model_code: bool = True  # whether a model may bring code; what is not known to run none may
+    language: bool = False  # whether it is an engine of language models
+    adapters: bool = False  # whether such an engine can serve LoRA adapters
+    environments: bool = False  # whether its models may name an environment of their own
     completes: bool = False  # whether it has a `complete_config` of its own
+    completes_the_complete: bool = True  # whether that is asked where inputs and outputs are configured
     target: str = ""  # `module:Class`, as in the entry point
-    implementation: str = ""  # path of the `model.py` that serves all models of a backend written in Python
+    runtimes: tuple[str, ...] = ()  # what `runtime` may name, beside the library that it stands for
+    # Path of what serves all models of the backend: a `model.py`, or a library.
+    implementation: str = ""
+    library: bool = False  # whether that is a library written for Triton's C API
+    folder: str = ""  # the backend's folder in `--backend-directory`; empty if it has none there
     unavailable: str = ""  # why the class can't be imported; empty if it can
     missing: str = ""  # the package that its workers need and that is not installed, and how to install it
 
@@ -51,6 +70,11 @@ class BackendTraits:
     def runs_python(self) -> bool:
         """Whether its models are Python code of their owners, which may ask for an environment of its own."""
         return self.name == "python" or self.target == BUILT_IN["python"]
+
+    @property
+    def has_environments(self) -> bool:
+        """Whether a model may run on another interpreter than the server's."""
+        return self.runs_python or self.environments
 
 
 def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
@@ -62,8 +86,13 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         default_artifact=str(backend.default_artifact),
         device_tensors=bool(getattr(backend, "device_tensors", False)),
         platforms=tuple(backend.platforms),
+        runtimes=tuple(getattr(backend, "runtimes", ())),
         runs_model_code=bool(getattr(backend, "runs_model_code", True)),
+        language=bool(getattr(backend, "language", False)),
+        adapters=bool(getattr(backend, "adapters", False)),
+        environments=bool(getattr(backend, "environments", False)),
         completes=_completes(backend),
+        completes_the_complete=bool(getattr(backend, "completes_the_complete", True)),
         target=target,
     )
 
@@ -79,23 +108,35 @@ def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
 
     An installed entry point takes precedence over our own table. A backend that can't be imported is listed
     with the reason, which is then told to the models that want it. In `directory`, an entry with a `model.py`
-    is a backend written in Python (contract, python_backend.md section 12), unless there is one by that name
-    already. Raises OSError if the directory can't be listed.
+    is a backend written in Python (contract, python_backend.md section 12), and one with a library is that,
+    unless there is one by that name already, which is then told of its folder. Raises OSError if the
+    directory can't be listed.
     """
     targets = dict(BUILT_IN)
     targets.update((entry.name, entry.value) for entry in entry_points(group=GROUP))
     found = {name: _inspect(name, target) for name, target in sorted(targets.items())}
-    for name, path in _written_in_python(directory) if directory is not None else ():
-        if name not in found:
-            found[name] = replace(found[PYTHON], name=name, default_artifact="", implementation=str(path))
+    for folder in sorted(directory.resolve().iterdir()) if directory is not None else ():
+        name = folder.name
+        if name in found:
+            found[name] = replace(found[name], folder=str(folder))
+        elif (folder / usual_library(name)).is_file():
+            found[name] = replace(library_traits(name, folder / usual_library(name)), folder=str(folder))
+        elif (folder / "model.py").is_file():
+            found[name] = python_traits(name, folder / "model.py", found[PYTHON])
+        elif any(folder.glob("*.so")):
+            # Which of them it is, a model says by `runtime`.
+            found[name] = replace(library_traits(name, folder / usual_library(name)), folder=str(folder))
     return found
 
 
-def _written_in_python(directory: Path) -> Iterator[tuple[str, Path]]:
-    for entry in sorted(directory.resolve().iterdir()):
-        path = entry / "model.py"
-        if path.is_file():
-            yield entry.name, path
+def library_traits(name: str, path: Path) -> BackendTraits:
+    """Return the traits of a backend that is the library at `path`."""
+    return replace(_inspect(name, C_LIBRARY), implementation=str(path), library=True)
+
+
+def python_traits(name: str, path: Path, python: BackendTraits) -> BackendTraits:
+    """Return the traits of a backend whose class for all models is in the file `path`."""
+    return replace(python, name=name, default_artifact="", implementation=str(path), folder=str(path.parent))
 
 
 def _inspect(name: str, target: str) -> BackendTraits:

@@ -37,6 +37,7 @@ from engine.processes.mark import MARK
 from engine.processes.runtime import interpreter, variables
 from engine.processes.spares import Environment, Spares
 from engine.processes.workers import OomKills, ProcessWorker, ThreadWorker, bound_to
+from engine.worker.backends.language.model_folder import LORA_FOLDERS
 from engine.worker.limits import GATE
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class WorkerLauncher:
 
     def backend_path(self, spec: ModelSpec) -> str:
         """Return the backend class as `module:Class`."""
-        return self._backends[spec.backend].target
+        return spec.target or self._backends[spec.backend].target
 
     def limits(self) -> dict[str, int]:
         """Return what a worker must impose on itself."""
@@ -244,9 +245,10 @@ class WorkerLauncher:
 
 
 def _files(spec: ModelSpec) -> tuple[Path, ...]:
-    """Return the model's own files, which it may read in any sandbox."""
+    """Return the model's own files and folders of adapters, which it may read in any sandbox."""
     own = spec.model_directory, spec.version_directory, (spec.version_directory / spec.artifact).parent
-    return tuple(dict.fromkeys((*own, *spec.linked)))
+    adapters = (Path(each) for each in spec.settings.get(LORA_FOLDERS, "").split(":") if each)
+    return tuple(dict.fromkeys((*own, *spec.linked, *adapters)))
 
 
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -36,6 +36,8 @@ _CARRIERS: Final = (
     ),
     (re.compile(r"\.(?:whl|egg|conda|jar|sh)"), "a package or a program"),
 )
+# Parameters that name a native library, wherever that lies and whatever its name.
+_LIBRARIES: Final = ("CPU_EXTENSION_PATH",)
 _WHY: Final = "--no-code-models forbids models that carry code"
 
 
@@ -56,8 +58,9 @@ class Restrictions:
         if config.HasField("ensemble_scheduling"):
             return []  # it has no file and no worker; what it is made of is asked for by itself
         found = list(_code(config, traits, model_directory)) if self.no_code else []
-        if self.signed and traits.runs_python:
-            found += _outside(config, model_directory, install=install)
+        found += _libraries_outside(config, model_directory) if self.signed else ()
+        if self.signed and traits.has_environments:
+            found += _outside(config, model_directory, install=install and traits.runs_python)
         return found
 
 
@@ -84,6 +87,9 @@ def _code(config: ModelConfig, traits: BackendTraits, model_directory: Path) -> 
             message=f"custom operators are a native library, '{library}'; {_WHY}",
             key="model_operations.op_library_filename",
         )
+    for key, library in _libraries(config):
+        if not carried(library):
+            yield Problem(message=f"'{library}' is a native library; {_WHY}", key=f'parameters["{key}"]')
     if _environment(config):
         yield Problem(
             message=f"'{PATH_PARAMETER}' brings an environment of packages; {_WHY}",
@@ -93,6 +99,27 @@ def _code(config: ModelConfig, traits: BackendTraits, model_directory: Path) -> 
         if what := carried(value):
             yield Problem(message=f"'{value}' is {what}; {_WHY}", key=key)
     yield from _files(model_directory)
+
+
+def _libraries(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield what a configuration names a native library by: key and value."""
+    for key in _LIBRARIES:
+        if key in config.parameters and config.parameters[key].string_value:
+            yield key, config.parameters[key].string_value
+
+
+def _libraries_outside(config: ModelConfig, model_directory: Path) -> Iterator[Problem]:
+    """Tell of libraries that the signature of a model's folder does not cover."""
+    for key, library in _libraries(config):
+        if not Path(library).resolve().is_relative_to(model_directory.resolve()):
+            yield Problem(
+                message=(
+                    f"'{key}' is '{library}', outside the model's folder, so that no signature covers it;"
+                    " --require-signed forbids that"
+                ),
+                key=f'parameters["{key}"]',
+                hint=f"let the operator name it: --backend-config={config.backend},{key}={library}",
+            )
 
 
 def _environment(config: ModelConfig) -> str:

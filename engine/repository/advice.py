@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
+from engine.repository.bare.finding import bare_files
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
 
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
 _LOOKED_AT: Final = 1000  # entries of a directory
+_LIKELY: Final = 20  # files of a directory that may be models
 
 
 def is_model(directory: Path) -> bool:
@@ -61,7 +64,41 @@ def no_models(repository: Path) -> str:
         f"the model repository '{repository}' has no models: each is a folder in it, with its versions in"
         " numbered folders, such"
         f" as {repository}/resnet/1/model.onnx"
-    )
+    ) + _proposal(repository, _files(repository))
+
+
+def bare_models(repository: Path) -> str:
+    """Return what to say of a directory with folders and files of models that are in no version folder yet.
+
+    Nothing if there are none: a directory whose folders all look like models is a repository.
+    """
+    folders = _folders(repository)
+    bare = [path for folder in folders[:_LIKELY] if not is_model(folder) for path in _files(folder)]
+    if not folders:
+        return ""
+    said = _proposal(repository, [*_files(repository), *bare])
+    return f"'{repository}' has models that are in no version folder{said}" if said else ""
+
+
+def _proposal(repository: Path, files: list[Path]) -> str:
+    found = bare_files(files)
+    if not found:
+        return ""
+    command = f"tritium init {quote(str(repository))}"
+    return f"; it holds a file of {found}: `{command}` makes a repository of such files"
+
+
+def _files(directory: Path) -> list[Path]:
+    found: list[Path] = []
+    try:
+        for entry in directory.iterdir():
+            if not entry.name.startswith(".") and entry.is_file():
+                found.append(entry)
+            if len(found) >= _LIKELY:
+                break
+    except OSError:
+        return []
+    return sorted(found)
 
 
 def _folders(repository: Path) -> list[Path]:

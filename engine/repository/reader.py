@@ -42,7 +42,6 @@ from engine.repository.fingerprint import Digests
 from engine.repository.manifest import verify_manifest
 from engine.repository.signed import Refused, SignedModels
 from engine.repository.source import (
-    Contents,
     FetchCancelled,
     Fetched,
     FetchFailed,
@@ -333,7 +332,10 @@ class RepositoryReader:
             floor=options.floor.for_uploads() if shut_in else options.floor,
             override=None if override is None else override.config,
             namespace=key.namespace,
-            content=None if contents is None else _by_version(contents),
+            content=None if contents is None else _by_version(contents.shared, contents.versions),
+            without_adapters=(
+                None if contents is None else _by_version(contents.shared, contents.without_adapters)
+            ),
             environments=environments or self._standing,
             restrictions=options.restrictions,
             links=options.links,
@@ -476,8 +478,8 @@ def _fetch(source: Source, name: str, report: Report, handover: _Handover) -> Fe
     return source.fetch(name, progress=progress, cancelled=lambda: handover.given_up)
 
 
-def _by_version(contents: Contents) -> dict[int, str]:
+def _by_version(shared: str, versions: Mapping[int, str]) -> dict[int, str]:
     return {
-        version: hashlib.sha256(f"{contents.shared} {digest}".encode()).hexdigest()
-        for version, digest in contents.versions.items()
+        version: hashlib.sha256(f"{shared} {digest}".encode()).hexdigest()
+        for version, digest in versions.items()
     }

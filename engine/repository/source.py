@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
+from engine.models.layout import ADAPTER_MARK, ADAPTERS_FILE
 from engine.provenance.manifest import MANIFEST
 
 _LEADING_NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}(?![0-9])")
@@ -56,12 +57,14 @@ class Contents:
 
     `digest` is of everything; `versions` of each version directory; `shared` of all that lies in none.
     Configuration files (`config.pbtxt`, `configs/`) are not in `shared`, because they are compared by what
-    they mean.
+    they mean. `without_adapters` is of each version directory without what an engine of language models takes
+    up while it serves: `multi_lora.json`, and folders below that are LoRA adapters.
     """
 
     digest: str
     shared: str
     versions: Mapping[int, str]
+    without_adapters: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +164,27 @@ def contents_of(files: Mapping[str, str], directories: Iterable[str] = ()) -> Co
     versions = {version: _digest(part) for version, part in sorted(parts.items()) if version is not None}
     whole = {str(version): digest for version, digest in versions.items()}
     whole |= {"": shared, "configuration": _digest(configuration)}
-    return Contents(digest=_digest(whole), shared=shared, versions=versions)
+    return Contents(
+        digest=_digest(whole),
+        shared=shared,
+        versions=versions,
+        without_adapters={
+            version: _digest(_without_adapters(part))
+            for version, part in parts.items()
+            if version is not None
+        },
+    )
+
+
+def _without_adapters(files: Mapping[str, str]) -> Mapping[str, str]:
+    # A model's own folder may say that it is one, which keeps it from loading.
+    marks = {path.rpartition("/")[0] for path in files if path.endswith(f"/{ADAPTER_MARK}")}
+    folders = tuple(f"{folder}/" for folder in marks)
+    return {
+        path: digest
+        for path, digest in files.items()
+        if path != ADAPTERS_FILE and not path.startswith(folders)
+    }
 
 
 def read_manifest(text: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from actors.traffic.families import traffic_blocks
 from actors.values.families import once
 from engine.audit.trail import Trail, audit_blocks
 from engine.observability import system
+from engine.observability.gateways import gateway_blocks
 from engine.observability.gpus import GpuMetrics, gpu_blocks
 from engine.observability.metrics import Exposition, Telling
 from engine.observability.models import model_blocks
@@ -79,6 +80,10 @@ def exposition(
         features.append(lambda: cache_blocks(cache.cache, cache.far))
     features += [
         lambda: once(spares.FAMILIES, models.launcher.spares.statistics()),
+        models.engine_gauges.blocks,
+        lambda: gateway_blocks(
+            models.subtrees.generations(), models.engine_gauges.cache_used, wall_ms() / 1000
+        ),
         models.custom_metrics.blocks,
     ]
     if settings.cpu:

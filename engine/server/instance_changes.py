@@ -109,7 +109,7 @@ class InstanceChanges:
         """
         try:
             if each.worker is not None:
-                await each.held.wait_idle()
+                await state.wait_vacated(each)
             await forget(self._supervisors[state.subtree], each.key)
         finally:
             self.forget_limits([each])
@@ -134,6 +134,11 @@ class InstanceChanges:
         for each in leaving:
             state.remove_instance(each)
         with trio.CancelScope(shield=True):
+            if state.mover is not None:  # others have a limited time, once their children are told to stop
+                async with trio.open_nursery() as nursery:
+                    for each in leaving:
+                        if each.worker is not None:
+                            nursery.start_soon(state.wait_vacated, each)
             for each in leaving:
                 await forget(self._supervisors[state.subtree], each.key)
         self.forget_limits(leaving)

@@ -10,21 +10,25 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from actors.generation.texts import TextWorkers
 from actors.regions.devices import Devices
 from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.launching import Launcher
 from actors.values.events import Log
+from actors.values.specs import ModelSpec
 from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.devices.memory import GpuDevices
 from engine.processes.launch import WorkerLauncher
 from engine.processes.placement import gpu_count
 from engine.processes.spares import Spares
+from engine.processes.text.launching import VersionTexts
 from engine.repository.fingerprint import Digests
 from engine.repository.opening import open_sources
 from engine.repository.source import Source
@@ -62,6 +66,9 @@ class Machine(Protocol):
 
     def gpu_count(self, environ: Mapping[str, str]) -> int:
         """Return how many GPUs models may be given instances on."""
+
+    def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
+        """Return what launches the text workers of language models. `environ` is that of workers."""
 
     def devices(self, environ: Mapping[str, str]) -> Devices | None:
         """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
@@ -113,6 +120,10 @@ class ThisMachine:
     def gpu_count(self, environ: Mapping[str, str]) -> int:
         """See `Machine`."""
         return gpu_count(environ)
+
+    def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
+        """See `Machine`."""
+        return partial(VersionTexts, environ=environ, log=log)
 
     def devices(self, environ: Mapping[str, str]) -> Devices | None:
         """See `Machine`."""

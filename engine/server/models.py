@@ -20,6 +20,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.traffic.traffic import TrafficControl
 from actors.values.events import Log
 from engine.observability.custom_metrics import CustomMetrics
+from engine.observability.engines import EngineGauges
 from engine.observability.requests import request_hook
 from engine.observability.running_logs import RunningLogs
 from engine.observability.spans.of_models import answer_spans
@@ -49,6 +50,7 @@ class ModelParts:
     cache: OpenCache | None
     subjects: Subjects
     custom_metrics: CustomMetrics
+    engine_gauges: EngineGauges
     traffic: TrafficControl
     residents: Residents
 
@@ -100,10 +102,13 @@ def compose_models(
     subjects = Subjects()
     custom_metrics = CustomMetrics(enabled=settings.allow_metrics)
     custom_metrics.answer(subjects)
+    engine_gauges = EngineGauges()
+    engine_gauges.answer(subjects)
     answer_spans(subjects)
+    inherited = for_workers(settings, environ)
     launcher = machine.launcher(
         backends,
-        environ=for_workers(settings, environ),
+        environ=inherited,
         spare_workers=settings.spare_workers,
         log=log,
     )
@@ -126,6 +131,7 @@ def compose_models(
         gpu_uuid=gpu_uuid,
         cores=machine.cores(),
         serving=started,
+        text_workers=machine.text_workers(inherited, log),
     )
     traffic = TrafficControl(
         router.roster,
@@ -144,6 +150,7 @@ def compose_models(
         cache=cache,
         subjects=subjects,
         custom_metrics=custom_metrics,
+        engine_gauges=engine_gauges,
         traffic=traffic,
         residents=Residents(router, budget=budget),
     )

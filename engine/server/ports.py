@@ -13,6 +13,8 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.callers import HeadGate
 from actors.values.events import Log
+from actors.values.generation.adapters import AdapterControl
+from actors.values.generation.facts import Languages
 from actors.values.interfaces import Registrations, Server
 from actors.values.requests import Endings
 from actors.values.tracing.spans import Tracer
@@ -30,6 +32,7 @@ from engine.server.frontends import (
     refusing,
     v2_app,
 )
+from engine.server.languages.openai import keeping_alive, serve_openai
 from engine.server.sockets import Sockets
 from engine.server.tls import ListenerTls, ServerTls
 from engine.settings.reporting import LogSettings
@@ -37,11 +40,14 @@ from engine.settings.settings import Settings
 from protocols.grpc.listener import GrpcListener
 from protocols.http.admission import admit_short
 from protocols.http.app import V2App
+from protocols.http.cloud.app import CloudApp
 from protocols.http.cloud.vertex import DefaultModel
 from protocols.http.conversation import Application
 from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
 from protocols.kserve.apart import Elsewhere
+from protocols.openai.app import OpenAiApp
+from protocols.openai.routes import is_health as is_openai_health
 from protocols.transport.listening import Listener
 from protocols.transport.receiving import ReceivingRoom
 
@@ -53,15 +59,17 @@ _GRPC_TITLE: Final = "GRPCInferenceService"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontends:
-    """The application that answers over HTTP, and a frontend for each port that is open."""
+    """The applications that answer over HTTP, and a frontend for each port that is open."""
 
     app: V2App
+    openai_app: OpenAiApp
     http: Frontend | None
     grpc: Frontend | None
     grpc_unix: Frontend | None
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+    openai: Frontend | None
     sagemaker: Frontend | None
     vertex: Frontend | None
     default_model: DefaultModel  # of Vertex AI
@@ -75,6 +83,7 @@ class Frontends:
             self.http,
             self.grpc,
             self.grpc_unix,
+            self.openai,
             self.sagemaker,
             self.vertex,
             self.metrics,
@@ -84,6 +93,8 @@ class Frontends:
     def spec(self) -> ChildSpec:
         """Return their place in the tree."""
         children = [frontend.spec() for frontend in self.every]
+        if self.openai is not None:
+            children.append(keeping_alive(self.openai_app))
         return Supervisor(children, intensity=Intensity(10, 60.0)).spec("frontends")
 
 
@@ -94,6 +105,8 @@ def compose_frontends(
     log: Log,
     *,
     registrations: Registrations,
+    languages: Languages,
+    adapters: AdapterControl,
     logs: RunningLogs,
     tls: ServerTls,
     gate: HeadGate | None,
@@ -105,7 +118,8 @@ def compose_frontends(
 ) -> Frontends:
     """Return the frontends of these sockets.
 
-    `registrations` takes the repositories of models that a platform brings. `gate` says who may do what;
+    `registrations` takes the repositories of models that a platform brings. `languages` are the language
+    models that serve. `gate` says who may do what;
     None: all may do everything. `uniform` returns random numbers in [0, 1), see `GrpcListener`. All requests
     have one `room` on their way in. `trail` is the audit log, if there is one. `tracer` says which requests
     are traced.
@@ -190,17 +204,35 @@ def compose_frontends(
             auditor=audited("metrics"),
         )
 
-    def metrics() -> HttpListener:
-        assert metrics_app is not None, "the port of what is switched off was opened"
-        limits = http_limits(settings.connections, "metrics")
-        return HttpListener(
-            metrics_app,
-            limits=limits,
-            admit=admit_short,
-            tls=_contexts(tls.metrics),
+    openai = serve_openai(
+        settings,
+        server,
+        languages,
+        metrics=metrics_app,
+        gate=gate,
+        auditor=audited("openai"),
+        endings=endings(logs, "openai"),
+        tracer=tracer,
+        adapters=adapters,
+    )
+
+    def beside(
+        app: CloudApp | OpenAiApp,
+        name: str,
+        is_welcome: Callable[[bytes], bool],
+        secured: ListenerTls | None = None,
+    ) -> HttpListener:
+        listener = HttpListener(
+            app,
+            limits=http_limits(settings.connections, name),
+            admit=app.admit,
+            is_welcome=is_welcome,
+            tls=_contexts(secured),
             on_refused=refused,
             room=room,
         )
+        listeners.setdefault(name, []).append(listener)
+        return listener
 
     default_model = DefaultModel()
 
@@ -218,16 +250,7 @@ def compose_frontends(
 
     def platform(served: Served, name: str) -> HttpListener:
         # Platforms speak in the clear, and no proxy introduces them.
-        listener = HttpListener(
-            served.app,
-            limits=http_limits(settings.connections, name),
-            admit=served.app.admit,
-            is_welcome=served.platform.is_health,
-            on_refused=refused,
-            room=room,
-        )
-        listeners.setdefault(name, []).append(listener)
-        return listener
+        return beside(served.app, name, served.platform.is_health)
 
     def sagemaker(name: str = "sagemaker") -> HttpListener:
         v2 = platform_v2(name)
@@ -249,7 +272,12 @@ def compose_frontends(
         grpc_unix=opened(
             "grpc-unix", _GRPC_TITLE, sockets.grpc_unix, lambda: grpc("grpc-unix", None, elsewhere)
         ),
-        metrics=opened("metrics", "Metrics Service", sockets.metrics, metrics),
+        metrics=opened(
+            "metrics",
+            "Metrics Service",
+            sockets.metrics,
+            lambda: _on_metrics(settings, metrics_app, tls, refused, room),
+        ),
         management_http=opened(
             "management-http", "HTTPManagementService", sockets.management_http, management
         ),
@@ -259,9 +287,34 @@ def compose_frontends(
             sockets.management_grpc,
             lambda: grpc("management-grpc", tls.grpc, None, "management"),
         ),
+        openai=opened(
+            "openai",
+            "OpenAI HTTPService",
+            sockets.openai,
+            lambda: beside(openai, "openai", is_openai_health, tls.http),
+        ),
+        openai_app=openai,
         sagemaker=opened("sagemaker", "Sagemaker HTTPService", sockets.sagemaker, sagemaker),
         vertex=opened("vertex-ai", "Vertex AI HTTPService", sockets.vertex, vertex),
         default_model=default_model,
+    )
+
+
+def _on_metrics(
+    settings: Settings,
+    app: Application | None,
+    tls: ServerTls,
+    refused: Callable[[str, str], None],
+    room: ReceivingRoom,
+) -> HttpListener:
+    assert app is not None, "the port of what is switched off was opened"
+    return HttpListener(
+        app,
+        limits=http_limits(settings.connections, "metrics"),
+        admit=admit_short,
+        tls=_contexts(tls.metrics),
+        on_refused=refused,
+        room=room,
     )
 
 

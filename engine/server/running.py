@@ -54,6 +54,7 @@ class RunningServer:
     metrics: Frontend | None
     management_http: Frontend | None
     management_grpc: Frontend | None
+    openai: Frontend | None
     sagemaker: Frontend | None
     vertex: Frontend | None
     default_model: DefaultModel  # of Vertex AI
@@ -80,6 +81,8 @@ class RunningServer:
             cloud = replace(cloud, sagemaker=replace(cloud.sagemaker, port=self.sagemaker.port))
         if self.vertex is not None:
             cloud = replace(cloud, vertex=replace(cloud.vertex, port=self.vertex.port))
+        if self.openai is not None:
+            chosen = replace(chosen, openai=replace(chosen.openai, port=self.openai.port))
         return replace(chosen, management=apart, cloud=cloud)
 
     async def wait_loaded(self) -> None:
@@ -105,7 +108,7 @@ class RunningServer:
         `drain` comes later.
         """
         self.readiness.withdraw()
-        for frontend in (self.http, self.grpc, self.grpc_unix, self.sagemaker, self.vertex):
+        for frontend in (self.http, self.grpc, self.grpc_unix, self.openai, self.sagemaker, self.vertex):
             if frontend is not None:
                 frontend.withdraw()
 
@@ -154,6 +157,7 @@ class RunningServer:
             self.http,
             self.grpc,
             self.grpc_unix,
+            self.openai,
             self.sagemaker,
             self.vertex,
             self.management_http,

@@ -32,6 +32,7 @@ class Sockets:
     metrics: socket.socket | None = None
     management_http: socket.socket | None = None
     management_grpc: socket.socket | None = None
+    openai: socket.socket | None = None
     sagemaker: socket.socket | None = None
     vertex: socket.socket | None = None
 
@@ -64,6 +65,11 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
             metrics=listening(settings.allow_metrics, settings.metrics_address, settings.metrics_port),
             management_http=listening(managed, apart.address, apart.http_port),
             management_grpc=listening(managed and settings.allow_grpc, apart.address, apart.grpc_port),
+            openai=listening(
+                settings.openai.allow,
+                settings.openai.address or settings.http_address,
+                settings.openai.port,
+            ),
             sagemaker=listening(cloud.sagemaker.allow, settings.http_address, cloud.sagemaker.port),
             vertex=listening(cloud.vertex.allow, settings.http_address, cloud.vertex.port),
         )

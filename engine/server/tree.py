@@ -10,7 +10,6 @@ root            one_for_one, 3 restarts in 60 s
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import resource
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ from actors.values.interfaces import Server, ServerIdentity
 from engine.audit.file import AuditUnusable
 from engine.audit.records import DONE, FAILED
 from engine.audit.trail import Trail, open_trail
+from engine.core.version import version
 from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
@@ -56,6 +56,8 @@ from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
 from engine.server.exposing import exposition
 from engine.server.identity import address_limits, opened_gate, permit_of, telling
+from engine.server.languages.adapters import ServedAdapters
+from engine.server.languages.composing import ServedLanguages
 from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
@@ -234,6 +236,8 @@ def _compose(
         server,
         log,
         registrations=deploying.registry,
+        languages=ServedLanguages(models.router.roster),
+        adapters=ServedAdapters(models.router.roster, log),
         logs=logs,
         tls=tls,
         gate=gate,
@@ -286,6 +290,7 @@ def _compose(
         metrics=frontends.metrics,
         management_http=frontends.management_http,
         management_grpc=frontends.management_grpc,
+        openai=frontends.openai,
         sagemaker=frontends.sagemaker,
         vertex=frontends.vertex,
         default_model=frontends.default_model,
@@ -427,11 +432,3 @@ async def _running(
                 running.trail.close()
             for frontend in composition.frontends.every:
                 frontend.close()
-
-
-def version() -> str:
-    """Return Tritium's version, from the installed distribution if there is one."""
-    try:
-        return importlib.metadata.version("tritium")
-    except importlib.metadata.PackageNotFoundError:
-        return "0.0.0"

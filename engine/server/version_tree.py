@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,11 @@ from actors.calls.subjects import Subjects
 from actors.catalog.earlier import in_all
 from actors.ensembles import ensemble
 from actors.ensembles.ensemble import Ensembler
+from actors.generation import assigning, generator
+from actors.generation.engine import engine_spec
+from actors.generation.families import GenerationSample
+from actors.generation.generator import Generator
+from actors.generation.texts import TextWorkers
 from actors.padding.observing import PaddingObserver, counts_of, pads
 from actors.seams.threads import in_thread
 from actors.sequences import sequencer
@@ -28,7 +34,7 @@ from actors.serving.instances import instance
 from actors.serving.instances.comeback import Comeback, LoadTurns
 from actors.serving.instances.launching import Launcher
 from actors.serving.instances.recycling import Measure, Recycler
-from actors.serving.model import ModelState
+from actors.serving.model import ModelState, StatusObserver
 from actors.serving.policy.holding import HoldBack, StartAfter
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.ports import BatchObserver, Stage
@@ -44,10 +50,11 @@ from actors.values.errors import InvalidArgument
 from actors.values.events import Event, Log
 from actors.values.interfaces import UNLOADED
 from actors.values.requests import ServedModel
-from actors.values.specs import Ensemble, EnsembleStep, ModelSpec
+from actors.values.specs import Ensemble, EnsembleStep, LanguageServing, ModelSpec
 from engine.observability.models import ModelSample, new_statistics
 from engine.processes.family import Family
 from engine.server.instance_changes import InstanceChanges, forget
+from engine.server.languages.composing import LanguageModels, no_text_workers
 from engine.settings.reporting import MetricsSettings
 
 STUCK_EVERY: Final = 0.5  # seconds between two looks at what hangs, while the server ends
@@ -92,6 +99,7 @@ class ModelSubtrees:
         cores: int = 0,
         serving: Callable[[], bool] = lambda: True,
         gpu_uuid: Callable[[int], str] = lambda _: "",
+        text_workers: Callable[[ModelSpec], TextWorkers] | None = None,
     ) -> None:
         """Set up the subtree.
 
@@ -105,7 +113,8 @@ class ModelSubtrees:
 
         At once, `cores` workers may load without delaying one another, and half as many without delaying
         those that serve. `serving` says whether there are any workers that serve. `gpu_uuid` tells the UUID
-        of a GPU by its id, and nothing where that is not known.
+        of a GPU by its id, and nothing where that is not known. Without `text_workers` there are no language
+        models.
         """
         self._supervisor = supervisor
         self._router = router
@@ -129,9 +138,22 @@ class ModelSubtrees:
         )
         self._standing: dict[str, ModelState] = {}  # by the subtree's name
         self._changes = InstanceChanges(self._instance_child, limiter)
+        self._languages = LanguageModels(self._bare_state, text_workers or no_text_workers, log=log)
 
     def make_state(self, spec: ModelSpec) -> ModelState:
         """Return the state of a version about to be loaded."""
+        if isinstance(spec.scheduling, LanguageServing):
+            state = self._bare_state(replace(spec, instances=()), self._on_status)
+            state.respecify(spec)
+            self._languages.equip(state, self._wall_clock)
+            return state
+        state = self._bare_state(spec, self._on_status)
+        if isinstance(spec.scheduling, Ensemble):
+            state.composite = Ensembler(state, self._resolve_step, lambda: self._router.roster.changes)
+        return state
+
+    def _bare_state(self, spec: ModelSpec, on_status: StatusObserver) -> ModelState:
+        """Return a state that composes no others."""
         stages: list[Callable[[ModelState], Stage]] = []
         observers: list[Callable[[ModelState], BatchObserver]] = []
         if self._recorder is not None:
@@ -142,19 +164,16 @@ class ModelSubtrees:
             observers.append(lambda state: padding)
         if self._cache is not None and self._is_cached(spec):
             stages.append(self._cache.of)
-        state = ModelState(
+        return ModelState(
             spec,
             statistics=new_statistics(self._metrics, spec.first_response_buckets),
-            on_status=self._on_status,
+            on_status=on_status,
             wall_clock=self._wall_clock,
             sequencing=sequencing_of(spec),
             stages=stages,
             observers=observers,
             spans=self._spans,
         )
-        if isinstance(spec.scheduling, Ensemble):
-            state.composite = Ensembler(state, self._resolve_step, lambda: self._router.roster.changes)
-        return state
 
     def _is_cached(self, spec: ModelSpec) -> bool:
         return self._cache is not None and spec.response_cache and may_be_kept(spec)
@@ -189,9 +208,22 @@ class ModelSubtrees:
         self._standing[state.subtree] = state
         self._changes.stands(state.subtree)
         await self._supervisor.start_child(self._version_child(state))
-        if state.composite is not None and state.status is Status.LOADING:
+        if state.engine is not None:
+            await self._start_engine(state.engine, state)
+        elif state.composite is not None and state.status is Status.LOADING:
             # There are no instances to wait for, and the ensemble was checked to fit together.
             state.standing.become(Status.READY)
+
+    async def _start_engine(self, engine: ModelState, state: ModelState) -> None:
+        try:
+            self._changes.limit(engine, engine.instances)
+        except InvalidArgument as error:
+            state.standing.load_failed(f"{error.code.rendered}: {error.message}")
+            return
+        engine.subtree = f"{state.subtree}/engine"
+        self._standing[engine.subtree] = engine
+        self._changes.stands(engine.subtree)
+        await self._supervisor.start_child(self._version_child(engine))
 
     def standing(self) -> list[ChildSpec]:
         """Return the children that a supervisor restarts with after it died with all versions.
@@ -227,9 +259,10 @@ class ModelSubtrees:
             [
                 ChildSpec("instances", partial(self._run_instances, state), kind=Kind.SUPERVISOR),
                 ChildSpec("scheduler", lambda ctx: _schedule(ctx, state, self._log, hold)),
-                *self._recycler_child(state),
+                *self._further_children(state),
             ],
-            strategy=Strategy.REST_FOR_ONE,
+            # A text worker goes on where the generator, which its streams belong to, is looked after anew.
+            strategy=Strategy.ONE_FOR_ONE if state.engine else Strategy.REST_FOR_ONE,
         )
         try:
             await version.run(ctx)
@@ -256,7 +289,12 @@ class ModelSubtrees:
             backoff=INSTANCE_BACKOFF,
         )
 
-    def _recycler_child(self, state: ModelState) -> list[ChildSpec]:
+    def _further_children(self, state: ModelState) -> list[ChildSpec]:
+        if isinstance(state.composite, Generator):  # what is recycled is the engine
+            return [
+                self._languages.text_child(state, state.composite),
+                *self._languages.pulse_children(state),
+            ]
         ceilings = state.spec.recycle
         if ceilings is None:
             return []
@@ -277,6 +315,11 @@ class ModelSubtrees:
 
     async def end(self, state: ModelState) -> None:
         """Stop and forget the subtree, then answer what is left unanswered."""
+        await self._end(state)
+        if state.engine is not None:
+            await self._end(state.engine)
+
+    async def _end(self, state: ModelState) -> None:
         if self._standing.get(state.subtree) is state:
             await forget(self._supervisor, state.subtree)
             del self._standing[state.subtree]
@@ -286,13 +329,23 @@ class ModelSubtrees:
 
     async def scale(self, state: ModelState, spec: ModelSpec) -> None:
         """See `InstanceChanges.scale`."""
-        await self._changes.scale(state, spec)
+        engine = state.engine
+        if engine is None:
+            await self._changes.scale(state, spec)
+        else:
+            await self._changes.scale(engine, engine_spec(spec))
+            state.respecify(spec)
+            self._languages.follow(state)
 
     def observe(self, event: SupervisionEvent) -> None:
         """Notice instances that ran out of restarts. A part of the tree's observer."""
         if not isinstance(event, RestartsExhausted):
             return
-        version, _, key = event.path.removeprefix("models/").partition("/instances/")
+        path = event.path.removeprefix("models/")
+        version, _, key = path.partition("/instances/")
+        if (state := self._standing.get(path.removesuffix("/texts"))) is not None:
+            self._languages.texts_exhausted(state)
+            return
         state = self._standing.get(version)
         each = next((each for each in state.instances if each.key == key), None) if state else None
         if state is None or each is None:
@@ -351,6 +404,8 @@ class ModelSubtrees:
             waiting = depth + held + sum(len(each.suspects) for each in state.instances)
             # Requests that wait for an ensemble's steps are counted by the steps' models (contract,
             # observability.md section 1.3).
+            if state.engine is not None:
+                state.statistics.take_over(state.engine.statistics)
             state.statistics.pending = 0 if state.composite is not None else waiting
             yield ModelSample(
                 name=state.spec.name,
@@ -362,13 +417,20 @@ class ModelSubtrees:
                 queue_depth=depth,
                 queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
                 load_duration=state.standing.load_seconds,
-                instances=_by_standing(state),
+                instances=_by_standing(state.executing),
                 tenants=state.queue.shares() or {},
-                slo=state.slo.sample(depth) if state.slo is not None else None,
+                slo=state.promise.sample(depth) if state.promise is not None else None,
                 padding=counts_of(state.dispatcher.observers.told),
                 gpu_buffers=_gpu_buffers(state),
+                generation=state.composite.sample() if isinstance(state.composite, Generator) else None,
                 gpu_uuid=self._gpu_of(state.spec),
             )
+
+    def generations(self) -> Iterable[tuple[ModelSpec, GenerationSample]]:
+        """Return the READY versions of language models, for metrics."""
+        for state in self._router.roster.states():
+            if state.status is Status.READY and isinstance(state.composite, Generator):
+                yield state.spec, state.composite.sample()
 
     def _gpu_of(self, spec: ModelSpec) -> str:
         """Return the UUID of a version's only GPU. Counts are by version, so of two GPUs neither has them."""
@@ -383,6 +445,10 @@ async def _schedule(ctx: ChildContext, state: ModelState, log: Log, hold: HoldBa
     """Run the scheduler actor of a version's kind."""
     if isinstance(state.composite, Ensembler):
         await ensemble.run(ctx, state, state.composite)
+    elif isinstance(state.composite, Generator):
+        await generator.run(ctx, state, state.composite)
+    elif state.whole is not None and isinstance(state.whole.composite, Generator):
+        await assigning.run(ctx, state, state.whole.composite.line)
     elif state.sequences is not None:
         await sequencer.run(ctx, state, log=log, hold=hold)
     else:

@@ -41,6 +41,11 @@ def default_environment_cache(environ: Mapping[str, str]) -> str:
     return os.path.join(default_cache_directory(environ), "environments")
 
 
+def default_shim_cache(environ: Mapping[str, str]) -> str:
+    """Return where the library is kept that connects C libraries to a worker, once it has been compiled."""
+    return os.path.join(default_cache_directory(environ), "shim")
+
+
 def read_repositories(given: Given) -> tuple[str, ...]:
     """Return where models are: directories, and URIs. Raises SettingsError."""
     paths = given.all("model-repository") or _of_vertex(given.environ)

@@ -121,6 +121,7 @@ class Group(Enum):
     CACHE = "Response cache"
     HTTP = "HTTP"
     GRPC = "gRPC"
+    LANGUAGE = "Language models"
     CLOUD = "SageMaker and Vertex AI"
     MANAGEMENT = "Management"
     METRICS = "Metrics"

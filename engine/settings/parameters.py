@@ -1,7 +1,8 @@
 """Tritium's own settings of a model, `parameters { key: "tritium.…" }`: the second sheet of settings.
 
-In this form every file stays a valid Triton file. `TritiumSettings` is the table: reading, refusals and the table in
-docs/model_configuration.md follow from it. A key that starts with `tritium.` and is not in it is an error.
+In this form every file stays a valid Triton file. `TritiumSettings` is the table: reading, refusals and the
+table in docs/model_configuration.md follow from it. A key that starts with `tritium.` and is not in it is an
+error.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def _told(default: object) -> str:
 class TritiumSettings:
     """The settings of one model.
 
-    `worker` is None if each instance group decides (see `engine.config.translate`). The sets of `cores` are for the
-    instances in turn. `amp` is read by the pytorch backend, from the parameters.
+    `worker` is None if each instance group decides (see `engine.config.translate`). The sets of `cores` are
+    for the instances in turn. `amp` is read by the pytorch backend, from the parameters.
     """
 
     isolation: Literal["process", "thread"] = parameter(
@@ -245,13 +246,21 @@ class TritiumSettings:
         "tritium.recycle",
         document(read_recycle),
         None,
-        "when a worker is replaced by a fresh one, which loads first ([worker_life.md](worker_life.md#recycling))",
+        "when a worker is replaced by a fresh one, which loads first"
+        " ([worker_life.md](worker_life.md#recycling))",
     )
     amp: str = parameter(
         "tritium.amp",
         choice("bf16", "fp16", "off"),
         "off",
         "pytorch models only: compute under automatic mixed precision",
+    )
+    fil_compile: str = parameter(
+        "tritium.fil.compile",
+        choice("auto", "on", "off"),
+        "auto",
+        "fil models only: make machine code of the forest when it is loaded, if tl2cgen and a C compiler are"
+        " there; `auto` leaves large forests alone ([backends/fil.md](backends/fil.md#machine-code))",
     )
     gpu_tensors: bool = parameter(
         "tritium.gpu_tensors",
@@ -306,7 +315,8 @@ class TritiumSettings:
         "tritium.traffic",
         document(read_plan),
         None,
-        "how requests that name no version are shared out over the versions ([see below](#traffic-between-versions))",
+        "how requests that name no version are shared out over the versions ([see"
+        " below](#traffic-between-versions))",
     )
     fairness: Fairness | None = parameter(
         "tritium.fairness",
@@ -349,6 +359,79 @@ class TritiumSettings:
         worded("`OUTPUT:1=INPUT:1`, with `;` between several", read_cuts),
         {},
         "dimensions of outputs that are cut back to the request's own size of a padded dimension",
+    )
+    streams: int = parameter(
+        "tritium.streams",
+        whole(0),
+        0,
+        "how many requests to a language model are under way at once; the others wait in its queue"
+        " ([llm.md](llm.md))",
+        "`0`: any number",
+    )
+    max_tokens: int = parameter(
+        "tritium.max_tokens",
+        whole(0),
+        0,
+        "tokens of a language model's answer where the client does not say ([llm.md](llm.md))",
+        "`0`: as many as the context has room for",
+    )
+    tokenizer: str = parameter(
+        "tritium.tokenizer",
+        Form("a folder, as seen from the model's", lambda text, key: text),
+        "",
+        "where a language model's tokenizer and chat template are ([llm.md](llm.md))",
+        "what the engine loads",
+    )
+    tool_parser: str = parameter(
+        "tritium.tool_parser",
+        choice("hermes", "llama3", "mistral"),
+        "",
+        "how a language model writes its calls of tools ([llm.md](llm.md))",
+        "as its chat template tells",
+    )
+    reasoning_parser: str = parameter(
+        "tritium.reasoning_parser",
+        choice("think", "none"),
+        "",
+        "whether a language model's answers begin with reasoning, between `<think>` and `</think>`"
+        " ([llm.md](llm.md))",
+        "as its chat template tells",
+    )
+    resume: bool = parameter(
+        "tritium.resume",
+        choice("on", "off").into(lambda word: word == "on"),
+        True,
+        "whether a language model's answer goes on in another engine when its own has died"
+        " ([llm.md](llm.md#when-something-dies))",
+    )
+    resume_within: float = parameter(
+        "tritium.resume_within",
+        DURATION,
+        60.0,
+        "how long an answer whose engine has died waits for another one",
+    )
+    hang_within: float = parameter(
+        "tritium.hang_within",
+        SECONDS,
+        60.0,
+        "how long a language model's engine or text worker may show no sign of life at its work before it is"
+        " killed and replaced ([llm.md](llm.md#when-something-hangs))",
+    )
+    queued_prompt_tokens: int = parameter(
+        "tritium.queued_prompt_tokens",
+        whole(0),
+        0,
+        "tokens of prompts that an engine of a language model may have been given before it has computed them;"
+        " other requests wait in the model's queue ([llm.md](llm.md#admission))",
+        "`0`: what it computes in four steps",
+    )
+    sleep: int = parameter(
+        "tritium.sleep",
+        choice("0", "1", "2").into(int),
+        0,
+        "what a language model with residency `on_demand` gives up first when memory is wanted, while its"
+        " processes stay: `1` its cache, `2` its weights, too ([residency.md](residency.md#sleep))",
+        "`0`: it is evicted",
     )
     concurrency: int = parameter(
         "tritium.concurrency",

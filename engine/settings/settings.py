@@ -71,6 +71,7 @@ from engine.settings.models import (
     read_repositories,
     read_start_after,
 )
+from engine.settings.openai.settings import OpenAiSettings
 from engine.settings.option import Flag, Given, Group, combined, section
 from engine.settings.pages import PageSettings
 from engine.settings.reporting import TRACE_FLAGS, EventSettings, LogSettings, MetricsSettings, read_trace
@@ -199,8 +200,8 @@ class Settings:
     backend_directory: Path | None = Group.BACKENDS.option(
         "--backend-directory", Form("DIR", read_backend_directory), existing
     ).means(
-        "Where backends written in Python are, each a folder with a model.py; others are packages with"
-        " entry points."
+        "Where backends are, each a folder: a C library written for Triton (libtriton_NAME.so), or a"
+        " model.py; others are packages with entry points."
     )
 
     rate_limit: bool = Group.INSTANCES.option(
@@ -333,6 +334,7 @@ class Settings:
         "--allow-grpc=true", BOOL, lambda on, given: unless_in_prediction(on, given, "allow-grpc")
     ).means("Serve the KServe v2 protocol over gRPC; off by default on Vertex AI.")
     grpc: GrpcSettings = section(GrpcSettings)
+    openai: OpenAiSettings = section(OpenAiSettings)
     cloud: CloudSettings = section(CloudSettings)
     management: ManagementSettings = section(ManagementSettings)
     audit: AuditSettings = section(AuditSettings)
@@ -416,6 +418,7 @@ class Settings:
                 "metrics",
                 _place(self.allow_metrics, self.metrics_address, self.metrics_port, self.metrics_tls),
             ),
+            *self.openai.options(self.http_address),
             *self.cloud.options(self.http_address),
             *(
                 [("management", f"{_place(True, apart.address, apart.http_port, self.http_tls)} (HTTP)")]
@@ -478,7 +481,8 @@ def _listeners(settings: Settings) -> list[tuple[str, str, int]]:
         (apart and settings.allow_grpc, "management over GRPC", management.address, management.grpc_port),
     ]
     listeners = [(what, address, port) for allowed, what, address, port in places if allowed]
-    return [*listeners, *settings.cloud.listeners(settings.http_address)]
+    address = settings.http_address
+    return [*listeners, *settings.openai.listeners(address), *settings.cloud.listeners(address)]
 
 
 FLAGS: Final[tuple[Flag, ...]] = (*with_files(entries_of(Settings)), *COMPATIBLE)

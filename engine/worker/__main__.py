@@ -31,6 +31,7 @@ CLOSURE = (
     "actors.wire.call_segments",
     "actors.wire.arena",
     "engine.worker.backends.base",
+    "engine.worker.backends.raw",
     "engine.worker.parts",
     "engine.worker.call_line",
     "engine.worker.forking",

@@ -15,16 +15,18 @@ from actors.wire import batch_frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage
 from actors.wire.batch_frames import Answer, Placed, Result
 from engine.worker.backends.base import Batch, BatchRequest, SenderClosed
+from engine.worker.backends.raw import RawBatch, Room
 from engine.worker.joining import BatchInputs
 from engine.worker.parts import WorkerSender
 from engine.worker.regions import BatchRegions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
     from engine.worker.backends.base import AnyOutput, ModelInfo
+    from engine.worker.backends.raw import RawInput, RawOutput
     from engine.worker.devices.arrays import DeviceArray
     from engine.worker.devices.batches import Devices
     from engine.worker.joining import Joining
@@ -309,7 +311,9 @@ class WorkerBatch(Batch):
             return self._fetch(name, datatype, array)
         if datatype is DataType.BYTES:
             packed = pack_bytes(array.ravel().tolist())
-            return Placed(name, datatype, array.shape, self._write(packed), len(packed))
+            offset = self._place(len(packed))
+            self._slot.segments[OUTPUT].view[offset : offset + len(packed)] = packed
+            return Placed(name, datatype, array.shape, offset, len(packed))
         nbytes = array.size * datatype.size
         offset = self._place(nbytes)
         if nbytes <= _SMALL and array.dtype == datatype.numpy:
@@ -347,11 +351,6 @@ class WorkerBatch(Batch):
             if nbytes is not None:
                 return Placed(name, datatype, array.shape, 0, nbytes, written=True)
         return self.put(name, datatype, array)
-
-    def _write(self, data: bytes) -> int:
-        offset = self._place(len(data))
-        self._slot.segments[OUTPUT].view[offset : offset + len(data)] = data
-        return offset
 
     def answer(self, index: int, answer: Answer) -> None:
         """Record the answer of request `index`.
@@ -392,6 +391,25 @@ class WorkerBatch(Batch):
         )
         self._senders[index] = weakref.ref(sender)
         return sender
+
+    @property
+    def raw(self) -> WorkerRawBatch:
+        """The batch as bytes. See `Batch.raw`."""
+        return WorkerRawBatch(
+            self,
+            self._job,
+            self._slot,
+            self._control,
+            self._place,
+            decoupled=self._open_requests is not None,
+            keeps_bytes=self._in_segment and not self.inputs.reshapes,
+        )
+
+    def respond_placed(self, stacked: list[Placed]) -> None:
+        """Answer every request with its rows of what lies in the output segment already."""
+        for placed in stacked:
+            self._check_rows(placed.name, placed)
+        self._stacked, self._each = stacked, None
 
     def respond(self, outputs: Sequence[AnyOutput]) -> None:
         """Answer every request with its rows. See `Batch.respond`."""
@@ -445,7 +463,7 @@ class WorkerBatch(Batch):
             each.append(answer)
         self._stacked, self._each = None, each
 
-    def _check_rows(self, name: str, array: Array | DeviceArray) -> None:
+    def _check_rows(self, name: str, array: Array | DeviceArray | Placed) -> None:
         shape = array.shape
         if self._model.max_batch_size and (not shape or shape[0] != self.rows):
             raise ValueError(
@@ -540,3 +558,80 @@ class WorkerBatch(Batch):
         """Let go of memory on the GPU: the result has been sent."""
         if self.on_device is not None:
             self.on_device.close(result)
+
+
+class WorkerRawBatch(RawBatch):
+    """A batch as bytes: the slot's segments as they are mapped here."""
+
+    def __init__(
+        self,
+        batch: WorkerBatch,
+        job: batch_frames.Execute,
+        slot: Slot,
+        control: ControlPage,
+        place: Callable[[int], int],
+        *,
+        decoupled: bool,
+        keeps_bytes: bool,
+    ) -> None:
+        """`place` finds so many bytes in the output segment. Inputs of a decoupled model are copies.
+
+        `keeps_bytes`: outputs are sent as they lie in the output segment, cut by rows.
+        """
+        self._batch = batch
+        self._slot = slot
+        self._place = place
+        self._decoupled = decoupled
+        self._keeps_bytes = keeps_bytes
+        self.plain = job.metadata is None
+        if not self._decoupled:
+            self.cancel_flags = control.flags(slot.index)
+
+    def inputs(self) -> Sequence[RawInput]:
+        """Return all inputs, those in the segment where they are. See `RawBatch.inputs`."""
+        inputs = self._batch.inputs
+        return inputs.raw(inputs.address if self._decoupled else self._slot.segments[INPUT].address)
+
+    def room(self, nbytes: int) -> Room:
+        """Return memory in the output segment. See `RawBatch.room`."""
+        if nbytes == 0:
+            return Room.apart(0)
+        offset = self._place(nbytes)
+        segment = self._slot.segments[OUTPUT]
+        return Room(segment.address + offset, nbytes, segment.view[offset : offset + nbytes], offset)
+
+    def respond(self, outputs: Sequence[RawOutput], room: Room) -> None:
+        """Answer every request with its rows. See `RawBatch.respond`."""
+        if self._keeps_bytes:
+            self._batch.respond_placed([self._put(output, room) for output in outputs])
+        else:
+            self._batch.respond([output.array(room) for output in outputs])
+
+    def respond_to(
+        self,
+        index: int,
+        outputs: Sequence[RawOutput],
+        room: Room,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        """Answer one request. See `RawBatch.respond_to`."""
+        request = self._batch.requests[index]
+        if not self._keeps_bytes:
+            request.respond([output.array(room) for output in outputs], parameters)
+            return
+        wanted = request.requested_outputs
+        batch_frames.check_parameters(parameters or {})
+        placed = [self._put(output, room) for output in outputs if output.name in wanted]
+        self._batch.answer(index, Answer(placed, parameters))
+
+    def _put(self, output: RawOutput, room: Room) -> Placed:
+        """Put an output's bytes into the output segment, unless they lie there already.
+
+        If the segment has been replaced since, the room was copied with it.
+        """
+        if output.at >= 0 and room.nbytes:
+            offset = room.offset + output.at
+        else:
+            offset = self._place(output.nbytes)
+            self._slot.segments[OUTPUT].view[offset : offset + output.nbytes] = output.data
+        return Placed(output.name, output.datatype, output.shape, offset, output.nbytes)

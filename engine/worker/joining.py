@@ -16,6 +16,7 @@ comes from the same dimension of the source, is Triton's `BackendInputCollector`
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from actors.values.datatypes import BY_PROTOCOL_NAME, DataType
 from actors.values.padding import Buckets, CutBack, Padded
 from actors.values.tensors import Tensor, element_count
 from engine.worker.backends.base import TensorInfo
+from engine.worker.backends.raw import RawInput, address_of, raw_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -242,8 +244,9 @@ def made_inputs(model: ModelInfo) -> list[Made]:
 
 
 def _listed(model: ModelInfo, field: str) -> Sequence[Mapping[str, Any]]:
-    """Return a list of the configuration. It is empty for Python models, which take requests one by one."""
-    return () if model.config.get("backend") == "python" else model.config.get(field, ())
+    """Return a list of the configuration. It is empty for models that take requests one by one."""
+    python = model.config.get("backend") == "python" or model.config.get("runtime") == "model.py"
+    return () if python or not model.whole_batches else model.config.get(field, ())
 
 
 def made_tensors(model: ModelInfo) -> list[TensorInfo]:
@@ -375,6 +378,32 @@ class BatchInputs:
                 feeds[name] = self._view(f"{name}\0", shape, gathered.offset, gathered.nbytes, name)
         feeds.update(joining.made_of(self.shapes))
         return feeds
+
+    def raw(self, address: int) -> list[RawInput]:
+        """Return all inputs as bytes, those in memory where they are: that is mapped at `address`."""
+        inputs = []
+        joining = self._joining
+        for name, gathered in self._inputs.items():
+            if gathered.on_device or (joining is not None and name in joining.padded):
+                starts = accumulate(self._rows, initial=0)
+                own = [
+                    self.of(name, at, start, rows) for at, (start, rows) in enumerate(zip(starts, self._rows))
+                ]
+                inputs.append(raw_input(name, own))
+                continue
+            at = address + gathered.offset
+            inputs.append(RawInput(name, gathered.shape, gathered.parts, at, gathered.nbytes))
+        return inputs
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether some outputs are not simply cut by rows."""
+        return self._joining is not None and self._joining.reshapes
+
+    @property
+    def address(self) -> int:
+        """Where the memory of the inputs is, for one that is a copy; 0 if it has no bytes."""
+        return address_of(self._memory) if self._memory.nbytes else 0
 
     def feeds_of(self, index: int, start: int, rows: int) -> Mapping[str, Array]:
         """Return all inputs of one request, as if it were alone."""

@@ -20,15 +20,16 @@ from actors.values.errors import ErrorCode
 from actors.values.tensors import pack_bytes
 from actors.wire import batch_frames, frames
 from actors.wire.arena import align
-from actors.wire.batch_frames import Answer, Part, Placed
+from actors.wire.batch_frames import LARGEST_TOGETHER, MOST_TOGETHER, Answer, Part, Placed
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS
 from engine.worker.backends.base import ResponseSender, SenderClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from actors.values.requests import Parameter
     from engine.worker.backends.base import Output
+    from engine.worker.backends.raw import RawOutput
 
     Send = Callable[[bytes], None]
 
@@ -39,7 +40,7 @@ _TEXT_LIMIT = 8 * 1024  # characters of an error's message
 class Window:
     """What one request has on its way."""
 
-    __slots__ = ("_changed", "_nbytes", "_open", "_parts", "cancelled")
+    __slots__ = ("_changed", "_nbytes", "_open", "_parts", "cancelled", "listener")
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -47,6 +48,13 @@ class Window:
         self._parts = 0
         self._nbytes = 0
         self.cancelled = False
+        self.listener: Callable[[], None] | None = None  # called when the client has gone
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self.cancelled = True
+        if self.listener is not None:
+            self.listener()
 
     def wait_for_room(self, nbytes: int) -> None:
         """Wait until another part may be sent, and count it. Raises SenderClosed if the server went away."""
@@ -57,6 +65,11 @@ class Window:
                 raise SenderClosed("the server went away while a response waited to be sent")
             self._parts += 1
             self._nbytes += nbytes
+
+    @property
+    def full(self) -> bool:
+        """Whether `wait_for_room` would wait."""
+        return self._open and (self._parts >= WINDOW_PARTS or self._nbytes >= WINDOW_BYTES)
 
     def credit(self, parts: int, nbytes: int) -> None:
         """The server has got rid of so much."""
@@ -72,6 +85,33 @@ class Window:
             self._changed.notify_all()
 
 
+class Bundle:
+    """Short parts that one thread sends together."""
+
+    __slots__ = ("_packets", "_send", "thread")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._packets: list[bytes] = []
+        self.thread = threading.get_ident()
+
+    def add(self, packet: bytes) -> None:
+        """Send a packet, at once or with the others; they keep their order."""
+        if len(packet) > LARGEST_TOGETHER:
+            self.flush()
+            self._send(packet)
+            return
+        self._packets.append(packet)
+        if len(self._packets) == MOST_TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        packets, self._packets = self._packets, []
+        if packets:
+            self._send(packets[0] if len(packets) == 1 else batch_frames.join_parts(packets))
+
+
 class OpenRequests:
     """Every request that has not had its last response, by batch and place in it."""
 
@@ -80,6 +120,7 @@ class OpenRequests:
         self.model_name = model_name
         self._windows: dict[tuple[int, int], Window] = {}
         self._closed = False
+        self._bundle: Bundle | None = None
         self.forked = False  # this process is not the worker, but one that it has forked
 
     def open(self, batch_id: int, index: int) -> Window:
@@ -93,6 +134,24 @@ class OpenRequests:
         """A request has had its last response."""
         self._windows.pop((batch_id, index), None)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Have the short parts that this thread sends leave together. One thread at a time can."""
+        if self._bundle is not None:
+            yield
+            return
+        bundle = self._bundle = Bundle(self.send)
+        try:
+            yield
+        finally:
+            self._bundle = None
+            bundle.flush()
+
+    def own_bundle(self) -> Bundle | None:
+        """Return what the parts of this thread are put into, if they leave together."""
+        bundle = self._bundle
+        return bundle if bundle is not None and bundle.thread == threading.get_ident() else None
+
     def on_credit(self, packet: bytes) -> None:
         """Hand out credit; credit for a request that has ended is dropped."""
         batch_id, index, parts, nbytes = frames.decode_credit(packet)
@@ -104,7 +163,7 @@ class OpenRequests:
         """A client has gone."""
         window = self._windows.get(frames.decode_cancel(packet))
         if window is not None:
-            window.cancelled = True
+            window.cancel()
 
     def close(self) -> None:
         """The server said stop, or went away: no thread may go on waiting for it."""
@@ -144,6 +203,25 @@ class WorkerSender(ResponseSender):
         placed, data = _laid_out([output for output in outputs if output[0] in self._wanted])
         self._send(Answer(placed, parameters), data, final=final)
 
+    def send_raw(
+        self,
+        outputs: Sequence[RawOutput],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response of bytes. See `ResponseSender.send_raw`."""
+        batch_frames.check_parameters(parameters or {})
+        wanted = (output for output in outputs if output.name in self._wanted)
+        placed, data = _put_together([(each.name, each.datatype, each.shape, each.data) for each in wanted])
+        self._send(Answer(placed, parameters), data, final=final)
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        """Call back once the client has gone. See `ResponseSender.when_cancelled`."""
+        self._window.listener = callback
+        if self._window.cancelled:
+            callback()
+
     def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
         """Send an error. See `ResponseSender.fail`."""
         self._send(Answer(code=code, message=message[:_TEXT_LIMIT]), b"", final=final)
@@ -151,6 +229,14 @@ class WorkerSender(ResponseSender):
     def finish(self) -> None:
         """Say that there are no more responses. See `ResponseSender.finish`."""
         self._send(None, b"", final=True)
+
+    def would_wait(self) -> bool:
+        """Whether `send` would wait now. See `ResponseSender.would_wait`."""
+        return self._window.full
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Have short parts leave together. See `ResponseSender.together`."""
+        return self._requests.together()
 
     def cancelled(self) -> bool:
         """Whether the client has gone."""
@@ -176,13 +262,17 @@ class WorkerSender(ResponseSender):
         with self._order:
             if self._closed:
                 raise SenderClosed("the last response to this request has been sent already")
+            bundle = self._requests.own_bundle()
             if data or not final:
+                if bundle is not None and self._window.full:
+                    bundle.flush()  # the window may be full of what waits here
                 self._window.wait_for_room(len(data))
             if final:
                 self._closed = True
                 self._requests.forget(self._batch_id, self._index)
+            send = self._requests.send if bundle is None else bundle.add
             for packet in packets:
-                self._requests.send(packet)
+                send(packet)
 
     def __del__(self) -> None:
         if not self._closed:
@@ -196,14 +286,20 @@ class WorkerSender(ResponseSender):
 
 def _laid_out(outputs: Sequence[Output]) -> tuple[list[Placed], bytes]:
     """Return where each output lies in the bytes of all. Raises ValueError if they are too many."""
+    packed = [(name, datatype, array.shape, _packed(datatype, array)) for name, datatype, array in outputs]
+    return _put_together(packed)
+
+
+def _put_together(
+    outputs: Sequence[tuple[str, DataType, Sequence[int], bytes]],
+) -> tuple[list[Placed], bytes]:
     placed = []
     pieces: list[bytes] = []
     at = 0
-    for name, datatype, array in outputs:
-        data = _packed(datatype, array)
+    for name, datatype, shape, data in outputs:
         start = align(at)
         pieces += (bytes(start - at), data)
-        placed.append(Placed(name, datatype, array.shape, start, len(data)))
+        placed.append(Placed(name, datatype, shape, start, len(data)))
         at = start + len(data)
     if at > _LARGEST_PART:
         raise ValueError(f"a response of {at} bytes; send at most {_LARGEST_PART} in one")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from engine.worker.devices.batches import Devices
 
 _TEXT_LIMIT = 12 * 1024  # characters of a reason; the traceback is cut to as much
+_PHASE_LIMIT = 100  # characters
 _JSON_LIMIT = frames.MAX_FRAME // 3  # bytes of a text in JSON; a frame has up to two of them
 _LEVELS = ("info", "warning", "error", "verbose")
 
@@ -107,7 +108,7 @@ class Serving:
             return
         self._has_check = backend.has_check()
         self._feed = self._make_feed(backend, model)
-        told = {"asks": self._has_check, "unapplied": list(self._unapplied)}
+        told = {"asks": self._has_check, "unapplied": list(self._unapplied), "facts": dict(backend.facts())}
         self._send(frames.encode_json(frames.READY, told))
         others = [
             threading.Thread(
@@ -172,17 +173,19 @@ class Serving:
         if backend.device_tensors:
             from engine.worker.devices.batches import Devices as made
         self._before_load(body)
-        model = self._model_info(body["model"])
+        model = self._model_info(body["model"], whole_batches=backend.whole_batches)
         if made is not None:
             self._devices = made(model, self._send)
         backend.load(model)
         return backend, model
 
-    def _model_info(self, fields: Mapping[str, Any]) -> ModelInfo:
+    def _model_info(self, fields: Mapping[str, Any], *, whole_batches: bool) -> ModelInfo:
         fields = dict(fields)
         for side in ("inputs", "outputs"):
             fields[side] = [tensor_of(spec) for spec in fields[side]]
-        return ModelInfo(**fields, log=self._log, calls=self._calls)
+        return ModelInfo(
+            **fields, log=self._log, calls=self._calls, phase=self._enter, whole_batches=whole_batches
+        )
 
     def _run_lane(self, backend: Backend, model: ModelInfo, lane: int) -> None:
         try:
@@ -267,6 +270,10 @@ class Serving:
         self._send(
             frames.encode_json(frames.LOG, {"level": level, "message": _cut(message, 3 * _TEXT_LIMIT // 4)})
         )
+
+    def _enter(self, phase: str) -> None:
+        """Tell the server what the load is busy with now (`ModelInfo.phase`)."""
+        self._send(frames.encode_json(frames.PHASE, {"phase": _cut(phase, _PHASE_LIMIT)}))
 
     def _send(self, packet: bytes) -> None:
         if self._forked and packet[0] != frames.LOG:

@@ -6,6 +6,9 @@ for it (DESIGN section 1). ASGI extensions let a server of ours save the rest:
 - `tritium.response`: `send` takes one message of that type with `status`, `headers`, `body` (a list of
   buffers) and `release` (called once the buffers are no longer read, or None). So the answer is one write
   without a copy.
+- `tritium.more`: writes part of a standard answer that has begun, at once and without the task. It returns
+  False if the socket did not take all; then nothing more may be written in this way before the task has sent
+  another part.
 - `tritium.peer`: the `Peer` whose request it is.
 - `tritium.disconnect`: an object with an attribute `disconnected`, and `on_disconnect` to be set to a
   function that is called when the client leaves. Without it a watcher waits in `receive()` while an inference
@@ -100,7 +103,7 @@ def _turned_away(target: _Target | None, method: str, headers: Sequence[Header])
     return None
 
 
-def _ask_gate(
+def ask_gate(
     gate: HeadGate, auditor: Auditor | None, route: Route, scope: Scope, receive: Receive
 ) -> Receive:
     """Put the caller into `scope`. Return a `receive` that tells it of bytes that no head announced.
@@ -312,7 +315,7 @@ class V2App:
             return EXITING
         try:
             if self._gate is not None:
-                receive = _ask_gate(self._gate, self._auditor, target.route, scope, receive)
+                receive = ask_gate(self._gate, self._auditor, target.route, scope, receive)
             handle: EndpointHandler | None = scope.get("tritium.handle") or target.handle
             if handle is not None:
                 return await handle(target.route, scope, receive)

@@ -66,6 +66,7 @@ class Conversation:
         "_clients",
         "_extensions",
         "_gone",
+        "_left_over",
         "_patience",
         "_peer",
         "_request",
@@ -104,13 +105,19 @@ class Conversation:
         self._peer = peer
         self._clients = clients
         self._scheme = "https" if transport.secured else "http"
-        self._extensions = {"tritium.response": {}, "tritium.disconnect": self, "tritium.peer": peer}
+        self._extensions = {
+            "tritium.response": {},
+            "tritium.disconnect": self,
+            "tritium.peer": peer,
+            "tritium.more": self.write_more,
+        }
         self._request = Request(Head())
         # Set while an application waits to learn of the disconnect.
         self._gone: trio.Event | None = None
         self._started: tuple[int, list[Header]] | None = None  # a standard answer that waits for its body
         # The bytes behind a standard answer's last part: those of a chunked answer, or none.
         self._streaming: bytes | None = None
+        self._left_over: list[Buffer] = []  # of a part, that the socket has not taken yet
         self.answered = False
 
     def begin(self, request: Request) -> None:
@@ -119,6 +126,7 @@ class Conversation:
         self.keep_alive = request.head.keep_alive
         self.answered = False
         self._started = self._streaming = None
+        self._left_over = []
 
     async def answer(self, request: Request) -> None:
         """Have the application answer a request. Its exception is answered 500 and raised."""
@@ -277,12 +285,27 @@ class Conversation:
             raise RuntimeError("an ASGI answer begins with http.response.start")
         else:
             buffers = []
-        framed = self._streaming and part
-        buffers += (b"%x\r\n" % len(part), part, b"\r\n") if framed else (part,)
+        buffers += self._framed(part)
         if not more:
             self.answered = True
             buffers.append(self._streaming or b"")
         await self.write(buffers)
+
+    def _framed(self, part: bytes) -> tuple[bytes, ...]:
+        return (b"%x\r\n" % len(part), part, b"\r\n") if self._streaming and part else (part,)
+
+    def write_more(self, part: bytes) -> bool:
+        """Write part of a standard ASGI answer that has begun, without the task: extension `tritium.more`.
+
+        False: the socket has not taken all of it. The task has to send another part, which may be empty, and
+        until then nothing more may be written here.
+        """
+        buffers = self._framed(part)
+        try:
+            self._left_over = self._transport.send(buffers)
+        except (ConnectionLost, OSError):
+            self._left_over = list(buffers)  # the task finds that out, too, and the trouble is its own
+        return not self._left_over
 
     def _streamed_head(self, status: int, headers: list[Header]) -> bytes:
         self._streaming = b""
@@ -330,6 +353,9 @@ class Conversation:
 
     async def write(self, buffers: Sequence[Buffer]) -> None:
         """Send `buffers`. Once the client is gone, the rest is dropped."""
+        if self._left_over:
+            buffers = (*self._left_over, *buffers)
+            self._left_over = []
         rest = self._write_at_once(buffers, None)
         if rest:
             await self.write_rest(rest, None)

@@ -20,7 +20,6 @@ from typing import Any, Final
 import trio
 
 from actors.seams.slices import in_slices
-from actors.values.callers import Caller
 from actors.values.errors import Cancelled, Internal, InvalidArgument, TritiumError
 from actors.values.interfaces import Models
 from actors.values.requests import InferRequest, InferResponse, ReplyPort, ServedModel, release
@@ -29,7 +28,7 @@ from actors.values.tracing.spans import Span
 from protocols.http.bodies import ONLY_IDENTITY, read_body
 from protocols.http.fields import EVENTS, JSON, Header, failure_fields, peer_of, put_marks, server_timing
 from protocols.http.options import V2Options
-from protocols.http.reply import DisconnectHook, Receive, watched
+from protocols.http.reply import DisconnectHook, Receive, carried_out
 from protocols.http.routes import Endpoint, Route
 from protocols.http.tracing.noting import begin_in, noting
 from protocols.kserve import metadata
@@ -99,18 +98,7 @@ class Generator:
         else:
             write = partial(_write_one, exchange, send, timed=self._options.server_timing)
         work = partial(exchange.run, write)
-        hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
-        caller: Caller | None = scope.get("tritium.caller")
-        if caller is not None:
-            request.made_by(caller)
-        try:
-            if hook is not None:
-                await work(hook)
-            else:
-                await watched(receive, work)
-        finally:
-            if caller is not None and caller.counted:
-                caller.end()
+        await carried_out(work, request, scope, receive)
 
     def _told(self, scope: Scope) -> Callable[[InferRequest, Part], None] | None:
         """Return the hook that is told the outcome of the request of `scope`."""
@@ -127,9 +115,11 @@ class PartsPort(ReplyPort):
     so many, and gets it back as parts are released.
     """
 
-    __slots__ = ("_parts", "_task", "final", "over")
+    __slots__ = ("_parts", "_task", "final", "over", "passes_on")
 
     def __init__(self) -> None:
+        self.passes_on: Callable[[InferResponse], bool] | None = None
+        """Is given what comes while the task waits for it. False: nothing has happened, the task gets it."""
         self.over = False  # no more parts will come, or they are not wanted
         self.final: Part | None = None  # the last part, once it has come
         self._parts: list[Part] = []
@@ -139,6 +129,14 @@ class PartsPort(ReplyPort):
         """Take one part (`actors.values.requests.ReplyPort`). Never raises."""
         if self.over:
             release(part)
+            return
+        if (
+            self._task is not None
+            and self.passes_on is not None
+            and not final
+            and isinstance(part, InferResponse)
+            and self.passes_on(part)
+        ):
             return
         self._parts.append(part)
         if final:
@@ -258,6 +256,7 @@ class Exchange:
             part is self._port.final
             and isinstance(part, InferResponse)
             and not part.outputs
+            and not part.generated
             and self.decoupled
         )
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
+from actors.values.callers import Caller
 from actors.values.errors import Internal, TritiumError
-from actors.values.requests import InferResponse, ReplyPort, release
+from actors.values.requests import InferRequest, InferResponse, ReplyPort, release
 
 
 class SingleReply(ReplyPort):
@@ -103,6 +104,27 @@ class DisconnectHook(Protocol):
 
     disconnected: bool
     on_disconnect: Callable[[], None] | None
+
+
+async def carried_out(
+    work: Callable[[DisconnectHook], Awaitable[T]],
+    request: InferRequest,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+) -> None:
+    """Do the work of `request`, which is told when the client goes, and count it for its caller."""
+    hook: DisconnectHook | None = scope.get("extensions", {}).get("tritium.disconnect")
+    caller: Caller | None = scope.get("tritium.caller")
+    if caller is not None:
+        request.made_by(caller)
+    try:
+        if hook is not None:
+            await work(hook)
+        else:
+            await watched(receive, work)
+    finally:
+        if caller is not None and caller.counted:
+            caller.end()
 
 
 async def watched(receive: Receive, work: Callable[[DisconnectHook], Awaitable[T]]) -> T:

@@ -33,6 +33,17 @@ def unload_change(model: str, *, dependents: bool) -> ManagedChange:
     return ManagedChange(action=UNLOAD, model=model, facts={"unload_dependents": True} if dependents else {})
 
 
+def adapter_load_change(model: str, name: str, path: str, *, in_place: bool) -> ManagedChange:
+    """Return the load of a LoRA adapter of `model`."""
+    facts: dict[str, object] = {"adapter": name, "path": path}
+    return ManagedChange(action=LOAD, model=model, facts={**facts, "in_place": True} if in_place else facts)
+
+
+def adapter_unload_change(model: str, name: str) -> ManagedChange:
+    """Return the unload of a LoRA adapter of `model`."""
+    return ManagedChange(action=UNLOAD, model=model, facts={"adapter": name})
+
+
 def traffic_change(model: str, plan: Mapping[str, object]) -> ManagedChange:
     """Return the change of how requests for `model` are shared out."""
     return ManagedChange(action=TRAFFIC, model=model, facts={"plan": plan})

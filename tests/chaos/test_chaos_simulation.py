@@ -14,6 +14,7 @@ import trio
 from actors.seams.threads import in_thread
 from chaos.mutations.operators import mutants_of
 from chaos.mutations.workbench import ROOT, Detector, notices, workbench
+from chaos.simulation.languages import POINTS
 from chaos.simulation.outcomes import Outcome
 from chaos.simulation.plan import Request
 from chaos.simulation.scenario import CRASHES, OF_ORDERS, scenario
@@ -49,11 +50,13 @@ def a_hundred_seeds():
 def test_a_hundred_seeds_pass_and_have_crashed_every_actor_at_every_point(a_hundred_seeds):
     assert a_hundred_seeds.returncode == 0, a_hundred_seeds.stdout
     crashed = after("crashed", a_hundred_seeds.stderr)
-    assert set(crashed) == set(CRASHES)
+    assert set(crashed) == {*CRASHES, *POINTS}
 
 
 @pytest.mark.long
-def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_bring_about(a_hundred_seeds):
+def test_a_hundred_seeds_come_by_what_operators_observers_recycling_streams_and_tales_bring_about(
+    a_hundred_seeds,
+):
     told = after("met", a_hundred_seeds.stderr)
     met = {each.partition(" ")[2] for each in told}
     expected = {f"load {end}" for end in ("done", "superseded", "failed")} | {"unload done"}
@@ -66,6 +69,8 @@ def test_a_hundred_seeds_come_by_what_operators_observers_recycling_and_streams_
     expected |= {"recycled for requests", "recycled for seconds"}
     expected |= {f"{what} by stream answered" for what in ("request", "sequence", "decoupled")}
     expected |= {f"{point} among orders" for point in OF_ORDERS}
+    expected |= {f"language {what}" for what in ("whole through a death", "ended by its deadline")}
+    expected |= {"language ended by POISONED before any", "language ended by GONE behind some text"}
     assert expected <= met
 
 
@@ -113,6 +118,7 @@ def test_a_scenario_is_drawn_whole_before_anything_runs():
         ("RequestQueue.take", "drop", 0),
         ("ModelStatistics.succeeded", "swap", 0),
         ("Deployment.unload", "drop", 0),
+        ("onward", "swap", 0),
     ],
 )
 def test_a_bug_that_was_put_in_is_found_and_told_with_the_command_that_repeats_it(

@@ -23,7 +23,7 @@ from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, Outp
 from actors.values.tensors import Tensor
 from actors.wire import frames
 from actors.wire.arena import OUTPUT
-from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result, join_parts
 from actors.wire.frames import FrameError
 from actors.wire.gathering import Cut
 from actors.wire.parts import Arrived
@@ -37,7 +37,7 @@ _ROOM = 40  # bytes for an output in a region, which requests of one row have
 _BATCHES = tuple(enumerate(_ROWS, start=1))  # by the number that the server gives them
 _KINDS = (
     *(frames.READY, frames.LOAD_FAILED, frames.RESULT, frames.ROOM, frames.LOG, frames.PROBED),
-    *(frames.PART, frames.MORE, frames.SPILLED, frames.LOAD, frames.STOP, 0, 21, 64, 255),
+    *(frames.PART, frames.PARTS, frames.MORE, frames.SPILLED, frames.LOAD, frames.STOP, 0, 21, 64, 255),
 )
 
 
@@ -160,12 +160,19 @@ class _Heard:
         if arrived.costs:
             arrived.taken()
 
+    def entered(self, phase: str) -> None:
+        """It can be written to any log."""
+        phase.encode()
+
     def logged(self, level: str, message: str) -> None:
         """It can be written to any log."""
         message.encode()
 
     def slot_freed(self) -> None:
         """Nothing to note."""
+
+    def hung(self, limit: float) -> None:
+        """Nothing here looks whether it hangs."""
 
 
 def _take_apart(outputs: Sequence[Tensor]) -> None:
@@ -274,7 +281,8 @@ def _part(number: int, rows: Sequence[int], chance: Random) -> bytes:
     nbytes = rows[index] * _WIDTH * 4
     placed = Placed("OUTPUT", DataType.FP32, (rows[index], _WIDTH), 0, nbytes)
     part = Part(number, index, Answer([placed]), bytes(nbytes), nbytes, final=chance.random() < 0.3)
-    return next(iter(part.packets()))
+    packet = next(iter(part.packets()))
+    return join_parts([packet] * chance.randrange(1, 70)) if chance.random() < 0.3 else packet
 
 
 def _more(number: int, rows: Sequence[int], chance: Random) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from actors.caching import families as caching
 from actors.events import families as events
+from actors.generation import families as generation
 from actors.health import families as health
 from actors.padding import observing as padding
 from actors.regions import families as regions
@@ -19,7 +20,7 @@ from actors.tracing import families as tracing
 from actors.traffic import families as traffic
 from actors.values.families import Families, Family, SplitFamily
 from engine.audit import trail
-from engine.observability import gpus, models, system
+from engine.observability import engines, gateways, gpus, models, system
 from engine.observability.spans import counts as spans
 from engine.processes import spares
 from engine.server import identity, tls
@@ -81,6 +82,20 @@ SECTIONS: Final = (
         "Of versions whose tenants share a queue ([fairness.md](fairness.md)). Tenants that are listed, and"
         " the 20 largest others, are told by name, the rest as `other`.",
         fairness.FAMILIES,
+    ),
+    _section(
+        "Language models",
+        _OF_VERSIONS,
+        "Of versions of language models ([llm.md](llm.md)), whatever their engine. Requests are counted once, at"
+        " their end. A reload begins these counts anew.",
+        generation.FAMILIES,
+    ),
+    _section(
+        "Language models, by the names of Triton's vLLM backend",
+        _OF_VERSIONS,
+        "Of versions with the parameter `REPORT_CUSTOM_METRICS`, unless their `model.json` has"
+        " `disable_log_stats`.",
+        generation.OF_VLLM_BACKEND,
     ),
     _section("Padding", _OF_VERSIONS, "Of versions that have padded inputs.", padding.FAMILIES),
     _section(
@@ -145,6 +160,20 @@ SECTIONS: Final = (
     _section("The audit log", "", "With `--audit-log`.", trail.FAMILIES),
     _section("Workers", "", "", spares.FAMILIES),
     _section(
+        "Engines of language models",
+        "model, version, instance",
+        "For each instance, as its worker tells it twice a second ([llm.md](llm.md)).",
+        engines.FAMILIES,
+    ),
+    _section(
+        "Language models, by vLLM's names",
+        "model_name, engine",
+        "What the endpoint picker of a Kubernetes inference gateway reads: one series for each version that"
+        " is ready. `engine` is the version. `vllm:lora_requests_info` is there where the engine serves"
+        " adapters.",
+        gateways.FAMILIES,
+    ),
+    _section(
         "GPUs",
         "gpu_uuid",
         "With the extra `gpu` (`pip install 'tritium[gpu]'`), NVIDIA's driver and a GPU. Where they are not,"
@@ -171,10 +200,26 @@ SPLIT: Final = {
     "nv_inference_request_failure": "reason",
     "nv_inference_first_response_histogram_ms": "le",
     "tritium_request_duration_seconds": "phase, le",
+    "tritium_llm_time_to_first_token_seconds": "le",
+    "tritium_llm_inter_token_seconds": "le",
+    "tritium_llm_request_seconds": "le",
+    "vllm:time_to_first_token_seconds": "le",
+    "vllm:time_per_output_token_seconds": "le",
+    "vllm:e2e_request_latency_seconds": "le",
+    "vllm:request_prompt_tokens": "le",
+    "vllm:request_generation_tokens": "le",
+    "vllm:request_params_n": "le",
+    "vllm:lora_requests_info": "max_lora, running_lora_adapters, waiting_lora_adapters",
+    "vllm:cache_config_info": "block_size, num_gpu_blocks",
     "tritium_worker_deaths_total": "reason",
     "tritium_workers_recycled_total": "ceiling",
     "tritium_instances": "state",
+    "tritium_tenant_tokens_total": "kind",
     "tritium_slo_refused_total": "reason",
+    "tritium_slo_time_promised_seconds": "time",
+    "tritium_slo_time_measured_seconds": "time",
+    "tritium_slo_time_expected_seconds": "time",
+    "tritium_slo_time_limit_seconds": "time",
     "tritium_model_reload_failed": "version",
     "tritium_traffic_share": "version",
     "tritium_traffic_requests_total": "version",
@@ -218,7 +263,7 @@ are ours. Models may have [metrics of their own](custom_metrics.md) besides.
 
 A series begins when its version is loaded, and ends when that is unloaded. A version that replaces another in
 a reload goes on with its counts, also with those of requests that the old one still answers, but not with its
-quantiles. What a client sends makes no
+quantiles, nor with what is counted of a language model's tokens. What a client sends makes no
 series: unknown models, versions, identities, paths and parameters are in no label, and of what clients name
 themselves, tenants, at most 20 have series of their own. So the number of series depends on the models, the
 listeners and the files of the operator. A client that may upload models names them: of models that serve

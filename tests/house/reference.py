@@ -1,7 +1,7 @@
 """Write what the tables of settings say into the pages: `python -m tests.house.reference`.
 
-That is docs/options.md, docs/metrics.md, and the table of `tritium.*` parameters in docs/model_configuration.md. A
-test compares them.
+That is docs/options.md, docs/metrics.md, docs/openai_fields.md, the table of `tritium.*` parameters in
+docs/model_configuration.md, and the C functions in docs/backends/c_libraries.md. A test compares them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from engine.settings.option import Flag, Group
 from engine.settings.parameters import PARAMETERS
 from engine.settings.settings import FLAGS
-from tests.house import metrics
+from tests.house import c_functions, metrics, openai_fields
 from tests.house.graph import ROOT
 
 OPTIONS: Final = ROOT / "docs" / "options.md"
@@ -71,6 +71,8 @@ def parameters() -> str:
 def main() -> None:
     """Write them."""
     METRICS_PAGE.write_text(metrics.page(), encoding="utf-8")
+    openai_fields.PAGE.write_text(openai_fields.page(), encoding="utf-8")
+    c_functions.PAGE.write_text(c_functions.page(), encoding="utf-8")
     OPTIONS.write_text(options(), encoding="utf-8")
     PARAMETERS_PAGE.write_text(parameters(), encoding="utf-8")
 

@@ -3,9 +3,10 @@
 import os
 
 
-def examples(most: int) -> int:
+def examples(most: int, *, few: int = 8) -> int:
     """Return the number of examples for a test that makes `most` if there is time for them.
 
-    There is time where `HYPOTHESIS_PROFILE` names a profile of `tests/conftest.py`.
+    There is time where `HYPOTHESIS_PROFILE` names a profile of `tests/conftest.py`; with `few`, for so many.
     """
-    return most if "HYPOTHESIS_PROFILE" in os.environ else min(most, 25)
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "")
+    return min(most, {"": 25, "few": few}.get(profile, most))

@@ -16,6 +16,7 @@ from actors.serving.standing import Status
 from actors.serving.statistics import ModelStatistics
 from actors.values.datatypes import DataType
 from actors.values.errors import TritiumError
+from actors.values.generation.sleeping import SleepState
 from actors.values.requests import InferRequest
 from actors.values.specs import Direct, InputSpec, InstanceSpec, ModelSpec, OutputSpec
 from actors.values.tensors import Tensor
@@ -87,6 +88,10 @@ class FakeWorker(Double):
     """What `ModelState` and the scheduler see of a `LiveWorker`: a batch stays until a test ends it."""
 
     has_check = False
+    parts = steps = 0
+    silent_for = 0.0
+    sleep_state = SleepState.AWAKE
+    reports: object = None
 
     def __init__(self, state, instance, *, capacity=1):
         self.state = state

@@ -16,6 +16,7 @@ from actors.catalog.loading import Surroundings
 from actors.residency import residency
 from actors.residency.policy import UNKNOWN_OVERHEAD
 from actors.residency.residents import Residents
+from actors.seams.bell import Bell
 from actors.serving.batcher import run as run_scheduler
 from actors.serving.model import ModelState
 from actors.serving.routing.router import Router
@@ -24,6 +25,7 @@ from actors.serving.statistics import ModelStatistics
 from actors.supervision.spec import ChildSpec, Strategy
 from actors.supervision.supervisor import Supervisor
 from actors.values.errors import TritiumError
+from actors.values.generation.sleeping import SleepState
 from actors.values.specs import ModelKey, Residency
 from tests.support.catalog_doubles import FakeSource, FakeTree, model
 from tests.support.doubles import Double
@@ -39,12 +41,21 @@ def milliseconds():
 
 
 class BusyWorker(FakeWorker):
-    """Serves what it is given, one request after the other, for so many seconds each."""
+    """Serves what it is given, one request after the other, for so many seconds each.
+
+    While its version sleeps, it has no room.
+    """
+
+    @property
+    def has_room(self):
+        sleeper = self.state.sleeper
+        return super().has_room and (sleeper is None or sleeper.state is SleepState.AWAKE)
 
     def __init__(self, state, instance, nursery, seconds):
         super().__init__(state, instance)
         self._nursery = nursery
         self._seconds = seconds
+        self.served = Bell()
 
     def dispatch(self, requests, *, now, alone=False):
         batch = super().dispatch(requests, now=now, alone=alone)
@@ -55,6 +66,7 @@ class BusyWorker(FakeWorker):
         with trio.move_on_after(self._seconds()):
             await trio.sleep_forever()
         self.finish()
+        self.served.ring()
 
 
 class Farm(FakeTree):
@@ -67,6 +79,8 @@ class Farm(FakeTree):
         self.alive = {}  # pid → model
         self.most = 0  # bytes that were ever taken at once
         self.workers = {}  # model → the worker started last
+        self.rests = {}  # bytes that a model takes asleep, where it may sleep
+        self.sleepers = {}  # model → that of the version started last
         self._pids = itertools.count(100_000_000)
 
     @property
@@ -79,6 +93,9 @@ class Farm(FakeTree):
         return sorted(set(self.alive.values()))
 
     def size(self, name):
+        sleeper = self.sleepers.get(name)
+        if sleeper is not None and sleeper.state is SleepState.ASLEEP:
+            return self.rests[name]
         return self.nbytes.get(name, UNIT)
 
     def make_state(self, spec):
@@ -103,9 +120,13 @@ class Farm(FakeTree):
             name, instance = state.spec.name, state.instances[0]
             worker = BusyWorker(state, instance, self.nursery, lambda: self.service.get(name, 0.1))
             self.workers[name] = instance.worker = worker
+            if name in self.rests:
+                self.sleepers[name] = state.sleeper = FakeSleeper(state, self.nursery)
+                self.router.roster.changed(state)
             await run_scheduler(Context(), state)
 
     async def end(self, state):
+        self.sleepers.pop(state.spec.name, None)
         for instance in state.instances:
             self.alive.pop(instance.pid, None)
             instance.pid = instance.worker = None
@@ -201,6 +222,11 @@ class Den:
         return found
 
     @property
+    def slept(self):
+        """Names in the order in which they fell asleep."""
+        return [keys["model"] for keys in self.log.of("model_slept")]
+
+    @property
     def evicted(self):
         """Names in the order in which they went."""
         return [keys["model"] for keys in self.log.of("model_evicted")]
@@ -212,6 +238,8 @@ class Den:
         """Have a request accepted; raises what the server would tell the client."""
         request = make_request(**options)
         await self.router.resolve(name).submit(request)
+        for sleeper in self.farm.sleepers.values():
+            sleeper.wanted()
         return request
 
     async def ask(self, name, **options):
@@ -234,3 +262,68 @@ class Den:
 
         self.nursery.start_soon(ask)
         return outcome
+
+
+class FakeSleeper(Double):
+    """What puts a version of a farm to sleep: at once when it is idle, and it wakes in a second.
+
+    While it is not awake, its worker serves nothing. Requests that wait then are wanted.
+    """
+
+    def __init__(self, state, nursery, level=1):
+        self.level = level
+        self.state = SleepState.AWAKE
+        self.awake_since = trio.current_time()
+        self.wake_seconds = 0.0
+        self.trouble = ""
+        self.on_change = lambda: None
+        self.stubborn = False  # it never falls asleep
+        self.refused = []
+        self._version = state
+        self._nursery = nursery
+
+    @property
+    def wanted_since(self):
+        waiting = [each.accepted_at for each in self._version.in_flight]
+        return None if self.state is SleepState.AWAKE or not waiting else min(waiting)
+
+    def wanted(self):
+        """A request has come."""
+        if self.wanted_since is not None:
+            self.on_change()
+
+    def fall_asleep(self, level, until):
+        if self.state is SleepState.AWAKE:
+            self._become(SleepState.FALLING)
+            self._nursery.start_soon(self._fall, until)
+
+    async def _fall(self, until):
+        with trio.move_on_at(until):
+            if self.stubborn:
+                await trio.sleep_forever()
+            worker = self._version.instances[0].worker
+            while worker.outstanding:
+                await worker.served.next_ring()
+        if self.state is SleepState.FALLING:
+            late = trio.current_time() >= until
+            self.trouble = "it had work" if late else ""
+            self._become(SleepState.AWAKE if late else SleepState.ASLEEP)
+
+    def wake(self):
+        if self.state in (SleepState.FALLING, SleepState.ASLEEP):
+            self._become(SleepState.WAKING)
+            self._nursery.start_soon(self._wake)
+
+    async def _wake(self):
+        await trio.sleep(1.0)
+        self.awake_since, self.wake_seconds = trio.current_time(), 1.0
+        self._become(SleepState.AWAKE)
+
+    def refuse(self, why):
+        self.refused.append(why)
+        self._version.outcome.fail_all(why)
+
+    def _become(self, state):
+        self.state = state
+        self._version.doorbell.ring()
+        self.on_change()

@@ -18,7 +18,7 @@ import tritonclient.http
 
 from tests.support.everyday import DEEDS
 from tests.support.interpreters import OTHERS, shared_interpreter
-from tests.survival.server import ROOT, ServerProcess
+from tests.survival.server import ROOT, ServerProcess, until
 from tests.survival.test_survival_escapes import ROOTS, server_of
 
 CONFIGURATION = """
@@ -168,6 +168,7 @@ def test_where_a_sandbox_can_not_be_entered_models_are_served_without(tmp_path, 
         trio.run(server.wait_ready)
         told = Everyday(server, ROOTS, tmp_path).ask("guarded", **{"talks over sockets": []})
         assert told["talks over sockets"] == "done"
+        trio.run(until, lambda: bool(server.logged("server_ready")))  # lines are written a moment later
         assert [line["sandbox"] for line in server.logged("server_opened")] == [opened]
         level = "warning" if flags else "info"
         lacks = [line for line in server.logged("server_starting") if " lacks " in line.get("warning", "")]

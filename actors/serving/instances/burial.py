@@ -84,7 +84,7 @@ class Burial:
                 f"the worker of instance '{post.name}' died of {reason} while it loaded the model"
             )
         executing = self._executing(crashed=crashed or isinstance(reason, ProtocolError))
-        marks = await _fingerprints(executing, reason)
+        marks = await _fingerprints(executing, reason) if post.state.spec.suspects else {}
         held, halves, convicted = self._settle(executing, reason, marks)
         # Otherwise its slot, with two descriptors, would stay mapped until this actor is garbage-collected.
         watch.culprit = None
@@ -168,6 +168,7 @@ class Burial:
             instance=post.name,
             culprit=executing.index(culprit) if culprit in executing else None,
             known=state.blame.known(marks, trio.current_time()),
+            suspects=state.spec.suspects,
         )
         # A worker that was stopped from outside could not have made progress: that is not its fault either.
         if hunting or aftermath.suspects or (isinstance(reason, Hang) and reason.suspended):

@@ -22,7 +22,7 @@ from actors.serving.instances.post import Post
 from actors.serving.instances.reading import PacketReader
 from actors.serving.instances.watching import WorkerWatch
 from actors.serving.instances.worker import LiveWorker
-from actors.serving.policy.retries import ProtocolError
+from actors.serving.policy.retries import Hang, ProtocolError
 from actors.values.events import Event
 from actors.wire.batch_frames import Result
 from actors.wire.frames import FrameError
@@ -158,6 +158,12 @@ class WorkerLife:
         """The model is loaded."""
         self._joining.loaded.set()
 
+    def entered(self, phase: str) -> None:
+        """Tell what a load is busy with."""
+        if not self._joining.loaded.is_set():
+            self._post.enter(phase)
+            self._post.log(Event.WORKER_LOADING, level="info", **self._post.who(), phase=phase)
+
     def unconfined(self, missing: Sequence[str]) -> None:
         """The worker could not impose all limits on itself.
 
@@ -193,10 +199,15 @@ class WorkerLife:
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer."""
         batch.progressed(trio.current_time())
+        self._worker.parts += 1
         self._post.state.outcome.partial(batch, arrived)
         if arrived.final and self._joining.joined.is_set():
             self._post.ctx.progressed()
             self._post.instance.exhausted = False
+
+    def hung(self, limit: float) -> None:
+        """Kill an engine that has shown no sign of life for `limit` seconds."""
+        self.watch.condemn(Hang(limit, suspended=self._launched.suspended, missed="no token and no step"))
 
     def unsent(self, batch: InFlight, error: Exception) -> None:
         """Answer the requests of a batch that was handed over and could not be sent."""

@@ -27,7 +27,7 @@ class Post:
     def enter(self, phase: str) -> None:
         """Tell the tree what this instance is busy with, and the version too where it is loading."""
         self.ctx.publish(phase=phase)
-        self.state.standing.phase = phase
+        self.state.standing.enter(phase)
 
     def who(self) -> dict[str, object]:
         """Return the keys that identify the worker in each log line about it."""

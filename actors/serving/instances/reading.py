@@ -9,6 +9,7 @@ import trio
 from actors.seams.slices import in_slices
 from actors.serving.instances.streams import Slow
 from actors.serving.instances.worker import LiveWorker
+from actors.wire.frames import PARTS
 
 PACKETS_IN_A_ROW: Final = 64  # from one worker, before other tasks get their turn
 
@@ -32,6 +33,8 @@ class PacketReader:
                 in_a_row = 0
             elif packet:
                 slow = worker.on_packet(packet)
+                if packet[0] == PARTS:
+                    in_a_row = PACKETS_IN_A_ROW + 1
                 if slow is not None:
                     await self._finish(slow)
                     # `slow` holds the whole result, and the next packet may be long in coming.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from actors.serving.instances.pipe import Pipe
@@ -12,6 +12,7 @@ from actors.wire.frames import FrameError
 LOG_LEVELS: Final = frozenset({"info", "warning", "error", "verbose"})
 
 _MOST_TEXTS: Final = 16
+_MOST_PHASES: Final = 64  # of one load; what a worker tells beyond is dropped
 
 
 class ReportEvents(Protocol):
@@ -26,6 +27,9 @@ class ReportEvents(Protocol):
     def load_failed(self, message: str, traceback: str) -> None:
         """The model can't be loaded; the worker is about to exit."""
 
+    def entered(self, phase: str) -> None:
+        """The load is busy with something else now."""
+
     def logged(self, level: str, message: str) -> None:
         """The model wrote a log line."""
 
@@ -35,6 +39,8 @@ class WorkerReports:
 
     def __init__(self, pipe: Pipe, events: ReportEvents) -> None:
         self.has_check = False  # the model has a readiness check of its own
+        self.facts: Mapping[str, Any] = {}  # what its backend says of the model
+        self._phases = 0
         self._pipe = pipe
         self._events = events
         self._probing = False  # it has been asked, and has not answered
@@ -44,6 +50,10 @@ class WorkerReports:
         """Handle `READY`."""
         body = frames.decode_json(packet)
         self.has_check = bool(body.get("asks"))
+        facts = body.get("facts", {})
+        if not isinstance(facts, dict):
+            raise FrameError(f"a worker's facts are of type {type(facts).__name__}")
+        self.facts = facts
         unapplied = _texts(body, "unapplied")
         if unapplied:
             self._events.unconfined(unapplied)
@@ -53,6 +63,13 @@ class WorkerReports:
         """Handle `LOAD_FAILED`."""
         body = frames.decode_json(packet)
         self._events.load_failed(_text(body, "message"), _text(body, "traceback"))
+
+    def on_phase(self, packet: bytes) -> None:
+        """Handle `PHASE`."""
+        phase = _text(frames.decode_json(packet), "phase")
+        self._phases += 1
+        if self._phases <= _MOST_PHASES:
+            self._events.entered(phase)
 
     def on_log(self, packet: bytes) -> None:
         """Handle `LOG`."""

@@ -110,6 +110,16 @@ class OpenStreams:
         stream = self._stream(part.batch_id, part.index)
         return None if stream is None else self._take(stream, stream.receive(part))
 
+    def on_parts(self, packet: bytes) -> None:
+        """Handle several parts, of several requests. None of them takes long."""
+        for each in batch_frames.split_parts(packet):
+            part = batch_frames.Part.decode(each)
+            if len(part.data) < part.nbytes:
+                raise FrameError(f"a part of {part.nbytes} bytes in one frame with others")
+            stream = self._stream(part.batch_id, part.index)
+            if stream is not None and self._take(stream, stream.receive(part)) is not None:
+                raise FrameError("a part that takes long in one frame with others")
+
     def on_more(self, packet: bytes) -> Slow | None:
         """Handle more of a part. See `LiveWorker.on_packet`."""
         batch_id, index, data = frames.decode_more(packet)

@@ -31,6 +31,7 @@ from actors.serving.instances.sending import BatchSender
 from actors.serving.instances.streams import OpenStreams, Slow
 from actors.serving.statistics import ModelStatistics
 from actors.values.errors import TritiumError
+from actors.values.generation.sleeping import SleepState
 from actors.values.requests import InferRequest
 from actors.values.specs import InstanceSpec, ModelSpec
 from actors.wire import batch_frames, frames
@@ -63,6 +64,9 @@ class WorkerEvents(ReportEvents, Protocol):
     def slot_freed(self) -> None:
         """Another batch may be dispatched."""
 
+    def hung(self, limit: float) -> None:
+        """It has work, and has shown no sign of life for `limit` seconds: it is to be ended."""
+
 
 class LiveWorker:
     """The connection to one worker, from launch to death. Never awaits."""
@@ -85,6 +89,10 @@ class LiveWorker:
         self.took = 0.0  # seconds that the last batch to finish executed
         self.serving_since = math.inf  # since when it may be given clients' requests
         self.farewell = "stopped"  # why it ends, if that is no death
+        # Of an engine of a language model: signs of life so far, and if it has shown none for long, how long.
+        self.parts = self.steps = 0
+        self.silent_for = 0.0
+        self.sleep_state = SleepState.AWAKE  # whether that engine sleeps
         self.asks: WorkerAsks | None = None  # what it asks for, if it may ask
         self._spec = spec
         self._events = events
@@ -132,12 +140,14 @@ class LiveWorker:
             frames.ROOM: self._on_room,
             frames.SKIPPED: self._on_skipped,
             frames.LOG: self.reports.on_log,
+            frames.PHASE: self.reports.on_phase,
             frames.SPILLED: self._on_spilled,
         }
         if self.buffers is not None:
             self._handlers[frames.EXPORTED] = self.buffers.on_exported
         if self._streams is not None:
             self._handlers[frames.PART] = self._streams.on_part
+            self._handlers[frames.PARTS] = self._streams.on_parts
             self._handlers[frames.MORE] = self._streams.on_more
 
     def load(
@@ -218,6 +228,10 @@ class LiveWorker:
         """Whether its model has a readiness check of its own."""
         return self.reports.has_check
 
+    def has_open(self, request: InferRequest) -> bool:
+        """Whether parts of the answer to `request` may come from it."""
+        return self._streams is not None and self._streams.of(request) is not None
+
     def not_begun(self) -> list[InFlight]:
         """Return the batches that the model has not begun, oldest first, as far as the worker says now."""
         begun = self.memory.control.executing()
@@ -287,6 +301,10 @@ class LiveWorker:
         if self._streams is not None:
             self._streams.disown()
         self.sender.disown()
+
+    def hangs(self, limit: float) -> None:
+        """End a worker that has work, and has shown no sign of life for `limit` seconds."""
+        self._events.hung(limit)
 
     def stop(self) -> None:
         """Ask the worker to finish what it has and exit."""

@@ -15,6 +15,8 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from actors.seams.steps import at_once
+from actors.values.generation.asking import GenerationRequest
+from actors.values.generation.likeness import pieces_asked, sample_asked, size_asked
 from actors.values.regions import RegionTensor, device_place
 from actors.values.requests import InferRequest
 from actors.values.tensors import Tensor
@@ -146,7 +148,8 @@ class Blame:
         """
         if self.clean or request.fingerprint is not None:
             return False
-        if sum(tensor.nbytes for tensor in request.inputs) <= HASHED_AT_ONCE:
+        asked = size_asked(request.ask) if isinstance(request, GenerationRequest) else 0
+        if asked + sum(tensor.nbytes for tensor in request.inputs) <= HASHED_AT_ONCE:
             return False
         return self.quarantine.may_hold(request, now) or self.accused.may_hold(request, now)
 
@@ -196,6 +199,8 @@ class Blame:
 def _quick_key(request: InferRequest) -> int:
     """Return a hash that equal requests share, and different ones seldom: sizes, and samples of the bytes."""
     parts: list[object] = []
+    if isinstance(request, GenerationRequest):
+        parts += sample_asked(request.ask)
     for tensor in sorted(request.inputs, key=_name):
         size = tensor.nbytes
         if device_place(tensor) is not None:
@@ -212,6 +217,14 @@ def _quick_key(request: InferRequest) -> int:
 def _digest(request: InferRequest) -> Generator[None, None, bytes]:
     """Hash all inputs: names, datatypes, shapes and contents, in any order of inputs. Yields at each step."""
     fingerprint = blake2b(digest_size=16)
+    if isinstance(request, GenerationRequest):
+        size = 0
+        for piece in pieces_asked(request.ask):
+            fingerprint.update(piece)
+            size += len(piece)
+            if size >= _STEP:
+                size = 0
+                yield
     for tensor in sorted(request.inputs, key=_name):
         head = repr((tensor.name, str(tensor.datatype), tuple(tensor.shape), tensor.nbytes))
         fingerprint.update(head.encode())

@@ -11,21 +11,25 @@ Tags belong to lines and not to requests, and are charged when a request is take
 costs its tenant nothing. Everything takes O(log n) in the number of tenants that wait. When no request waits
 any more, no tenant holds up another, and all tags are forgotten.
 
+What a request costs may be known only later, as with language models, whose costs are tokens (`Prices`).
+Then it is charged an estimate when it is taken, and `charge` corrects that: it moves the tag of its line, or
+what that owes. Giving back never takes a line behind where virtual time was when it began to wait.
+
 Reference: Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, ValuesView
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, ValuesView
+from dataclasses import asdict, dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from actors.serving.policy.tallies import OTHERS, TenantTallies
-from actors.values.errors import Unavailable
-from actors.values.families import Families, Family
+from actors.values.errors import Overloaded
+from actors.values.families import Families, Family, SplitFamily, by
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness
 
@@ -52,9 +56,14 @@ class TenantShare:
 
     requests: int
     rows: int
-    share: float  # of all rows
+    share: float  # of all rows, or of all tokens
     refused: int
     queued: int
+    tokens: Mapping[str, int] | None = None  # of a language model: of prompts, and generated
+
+    def document(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 FAMILIES: Final[Families[TenantShare]] = (
@@ -70,6 +79,12 @@ FAMILIES: Final[Families[TenantShare]] = (
         "Rows of those requests, which is what shares are measured in",
         lambda share: share.rows,
     ),
+    SplitFamily(
+        "tritium_tenant_tokens_total",
+        "counter",
+        "Tokens of a tenant, which is what shares of a language model are measured in",
+        lambda share: by("kind", share.tokens.items()) if share.tokens is not None else (),
+    ),
     Family(
         "tritium_tenant_refused_total",
         "counter",
@@ -83,6 +98,16 @@ FAMILIES: Final[Families[TenantShare]] = (
         lambda share: share.queued,
     ),
 )
+
+
+class Prices(Protocol):
+    """What requests cost that are not charged by their rows."""
+
+    def of(self, request: InferRequest) -> float:
+        """Return what `request` will about cost; above 0."""
+
+    def taken(self, request: InferRequest, lane: FairLane[Any], cost: float) -> None:
+        """`request` was taken from `lane`, and charged `cost`. The lane is told what it costs in the end."""
 
 
 class _Held:
@@ -101,11 +126,24 @@ class Ledger:
     def __init__(self, fairness: Fairness) -> None:
         self._fairness = fairness
         self._held: dict[str, _Held] = {}
+        self.prices: Prices | None = None  # by rows
         self.tallies = TenantTallies(fairness.weights)
 
     def weight(self, tenant: str) -> float:
         """Return the weight of `tenant`."""
         return self._fairness.weights.get(tenant, self._fairness.default_weight)
+
+    def cost(self, request: InferRequest) -> float:
+        """Return what taking `request` costs its tenant, as far as it is known."""
+        if self.prices is not None:
+            return self.prices.of(request)
+        return request.rows or 1  # one without rows still takes a place
+
+    def taken(self, request: InferRequest, lane: FairLane[Any], cost: float) -> None:
+        """Count a request that was taken from `lane`, and charged `cost`."""
+        self.tallies.served(request)
+        if self.prices is not None:
+            self.prices.taken(request, lane, cost)
 
     def shares(self) -> dict[str, TenantShare]:
         """Return the share of each tenant told by name, and under `OTHERS` that of all others together."""
@@ -114,14 +152,17 @@ class Ledger:
         for tenant, held in self._held.items():
             queued[tenant if tenant in counted else OTHERS] += held.requests
         counted[OTHERS] = self.tallies.others
-        total = sum(tally.rows for tally in counted.values())
+        in_tokens = self.prices is not None
+        got = {tenant: tally.tokens if in_tokens else tally.rows for tenant, tally in counted.items()}
+        total = sum(got.values())
         return {
             tenant: TenantShare(
                 requests=tally.requests,
                 rows=tally.rows,
-                share=tally.rows / total if total else 0.0,
+                share=got[tenant] / total if total else 0.0,
                 refused=tally.refused,
                 queued=queued[tenant],
+                tokens={"prompt": tally.prompt, "generated": tally.generated} if in_tokens else None,
             )
             for tenant, tally in counted.items()
         }
@@ -165,18 +206,18 @@ class Ledger:
         """Whether a tenant that is at its bound is refused. Otherwise it waits."""
         return self._fairness.refuses
 
-    def refusal(self, request: InferRequest, waiting: int, bound: str) -> Unavailable:
+    def refusal(self, request: InferRequest, waiting: int, bound: str) -> Overloaded:
         """Return the error for the client of a tenant that has too many waiting, and count it."""
         self.tallies.refused(request.tenant)
         whose = f"tenant '{request.tenant}'" if request.tenant else "clients without a tenant of their own"
-        return Unavailable(
+        return Overloaded(
             f"{request.prefix}Exceeds maximum queue size: {waiting} requests of {whose} wait already,"
             f" {bound}",
             retry_after=TENANT_RETRY,
         )
 
     def refuse_beyond_bound(self, request: InferRequest) -> None:
-        """Raise Unavailable if the tenant of `request` is at its bound and must not wait."""
+        """Raise Overloaded if the tenant of `request` is at its bound and must not wait."""
         if self.refuses and self.at_bound(request):
             most = self._fairness.max_queued
             raise self.refusal(request, self._held[request.tenant].requests, f"the limit is {most}")
@@ -185,7 +226,7 @@ class Ledger:
 class _Line:
     """One tenant's requests in a lane, the oldest first."""
 
-    __slots__ = ("finish", "requests", "start", "ticket", "weight")
+    __slots__ = ("debt", "finish", "floor", "requests", "start", "ticket", "weight")
 
     def __init__(self, weight: float, finish: float) -> None:
         self.weight = weight
@@ -196,6 +237,10 @@ class _Line:
         self.finish = finish
         # Of its item in the heap; 0 while it has none.
         self.ticket = 0
+        # Of its item among the debts.
+        self.debt = 0
+        # Virtual time when it began to wait: the tag goes back no further.
+        self.floor = finish
 
 
 class FairLane(Generic[E]):
@@ -215,13 +260,14 @@ class FairLane(Generic[E]):
         self._lines: dict[str, _Line] = {}
         # (start, ticket, line) of the lines with requests.
         self._heap: list[tuple[float, int, _Line]] = []
-        # (finish, ticket, tenant) of the lines without.
+        # (finish, ticket, tenant) of the lines without. What a line owes may have grown or shrunk since.
         self._owing: list[tuple[float, int, str]] = []
         # Tickets settle the order of equal tags, and tell stale heap items.
         self._tickets = count(1)
         self._virtual = 0.0
         # Of all tenants that wait.
         self._weight = 0.0
+        self.era = 0  # a number of its own between any two times that all tags were forgotten
 
     def __len__(self) -> int:
         """How many requests are here."""
@@ -254,7 +300,8 @@ class FairLane(Generic[E]):
             request = next(rest, None)
             if request is not None:
                 yield request
-                heappush(front, (start + _cost(request) / line.weight, next(tickets), -1, line, rest))
+                start += self._ledger.cost(request) / line.weight
+                heappush(front, (start, next(tickets), -1, line, rest))
 
     def values(self) -> ValuesView[E]:
         """The entries of all requests, in the order of arrival."""
@@ -269,6 +316,7 @@ class FairLane(Generic[E]):
         line.requests[request] = None
         if not line.ticket:
             self._weight += line.weight
+            line.floor = self._virtual
             self._stand(line, max(self._virtual, line.finish))
 
     def __delitem__(self, request: InferRequest) -> None:
@@ -293,9 +341,10 @@ class FairLane(Generic[E]):
         request, _ = line.requests.popitem(last=False)
         entry = self._arrived.pop(request)
         self._ledger.left(request)
-        self._ledger.tallies.served(request)
-        self._virtual = line.start
-        line.finish = line.start + _cost(request) / line.weight
+        cost = self._ledger.cost(request)
+        self._ledger.taken(request, self, cost)
+        self._virtual = max(self._virtual, line.start)
+        line.finish = line.start + cost / line.weight
         if line.requests:
             self._stand(line, line.finish)
         else:
@@ -317,6 +366,31 @@ class FairLane(Generic[E]):
         self._leave(request)
         self._returned[request] = None
         self._returned.move_to_end(request, last=False)
+
+    def charge(self, tenant: str, cost: float, era: int) -> None:
+        """Charge `tenant` with `cost` more than was known when a request of its was taken.
+
+        Below 0 that much is given back. `era` was the lane's then: what was forgotten since is not given
+        back. While no request waits, nothing is owed.
+        """
+        if not self._arrived or (cost < 0 and era != self.era):
+            return
+        line = self._lines.get(tenant)
+        if line is None:
+            if cost > 0:
+                weight = self._ledger.weight(tenant)
+                line = self._lines[tenant] = _Line(weight, self._virtual + cost / weight)
+                self._owe(tenant, line)
+                self._bound_debts()
+        elif line.ticket:
+            self._stand(line, max(line.start + cost / line.weight, min(line.start, line.floor)))
+            self._drop_stale()
+        else:
+            line.finish += cost / line.weight
+
+    def count(self, tenant: str, prompt: int, generated: int) -> None:
+        """Count tokens that `tenant` has used."""
+        self._ledger.tallies.used(tenant, prompt, generated)
 
     def held(self, tenant: str) -> int:
         """Return how many requests of `tenant` are here in line."""
@@ -357,9 +431,12 @@ class FairLane(Generic[E]):
             # Nothing was served, so it owes what it owed before.
             line.finish = line.start
             self._retire(request.tenant, line)
-            if len(self._heap) > 2 * len(self._lines) + _STALE_ALLOWED:
-                self._heap[:] = [item for item in self._heap if item[2].ticket == item[1]]
-                heapify(self._heap)
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        if len(self._heap) > 2 * len(self._lines) + _STALE_ALLOWED:
+            self._heap[:] = [item for item in self._heap if item[2].ticket == item[1]]
+            heapify(self._heap)
 
     def _retire(self, tenant: str, line: _Line) -> None:
         """A line has emptied; it is remembered while it owes something."""
@@ -368,9 +445,16 @@ class FairLane(Generic[E]):
         if line.finish <= self._virtual:
             del self._lines[tenant]
             return
-        heappush(self._owing, (line.finish, next(self._tickets), tenant))
-        if len(self._owing) > REMEMBERED:
+        self._owe(tenant, line)
+        self._bound_debts()
+
+    def _bound_debts(self) -> None:
+        while len(self._owing) > REMEMBERED:
             self._drop_smallest_debt()
+
+    def _owe(self, tenant: str, line: _Line) -> None:
+        line.debt = next(self._tickets)
+        heappush(self._owing, (line.finish, line.debt, tenant))
 
     def _forgive(self) -> None:
         """Forget the tenants whose debts virtual time has passed."""
@@ -378,9 +462,14 @@ class FairLane(Generic[E]):
             self._drop_smallest_debt()
 
     def _drop_smallest_debt(self) -> None:
-        finish, _, tenant = heappop(self._owing)
+        """Forget the smallest debt. One that has grown gets another place instead."""
+        finish, debt, tenant = heappop(self._owing)
         line = self._lines.get(tenant)
-        if line is not None and not line.ticket and line.finish == finish:
+        if line is None or line.ticket or line.debt != debt:
+            return
+        if line.finish > finish:
+            self._owe(tenant, line)
+        else:
             del self._lines[tenant]
 
     def _forget_everything(self) -> None:
@@ -388,6 +477,7 @@ class FairLane(Generic[E]):
         self._heap.clear()
         self._owing.clear()
         self._virtual = self._weight = 0.0
+        self.era += 1
 
     def _rebase(self) -> None:
         """Count virtual time from now."""
@@ -395,12 +485,9 @@ class FairLane(Generic[E]):
         for line in self._lines.values():
             line.start -= gone
             line.finish -= gone
+            line.floor -= gone
         self._heap[:] = [
             (line.start, ticket, line) for _, ticket, line in self._heap if line.ticket == ticket
         ]
         heapify(self._heap)
         self._owing = [(finish - gone, ticket, tenant) for finish, ticket, tenant in self._owing]
-
-
-def _cost(request: InferRequest) -> int:
-    return request.rows or 1  # one without rows still takes a place

@@ -3,6 +3,7 @@
     {"tenant": {"header": "x-tenant"}, "weights": {"gold": 4, "free": 1}, "max_queued": 64,
      "when_full": "refuse", "age": 2}
     {"p99": 0.05, "refuse": true, "tune": true}
+    {"ttft": 0.5, "itl": 0.05, "refuse": true}        of a language model
 
 All mistakes are found in one pass.
 """
@@ -20,6 +21,7 @@ _WORDS: Final = ("address", "identity")
 _TENANT: Final = '{"header": "x-tenant"}, {"parameter": "tenant"}, "address" or "identity"'
 _FAIRNESS: Final = '{"tenant": {"header": "x-tenant"}, "weights": {"gold": 4}}'
 _SLO: Final = '{"p99": 0.05}'
+_TIMES: Final = ("ttft", "itl")
 _WEIGHTS: Final = '{"gold": 4, "free": 1}'
 _LEAST_WEIGHT: Final = 0.001
 _LARGEST_WEIGHT: Final = 1000.0
@@ -157,18 +159,42 @@ class _FairnessReader(PlanReader):
 
 class _SloReader(PlanReader):
     def slo(self, document: object) -> Slo:
-        fields = self.members("", document, ("p99", "refuse", "tune"), _SLO)
+        fields = self.members("", document, ("p99", "refuse", "tune", *_TIMES), _SLO)
         p99 = self.number("p99", fields["p99"], at_least=0.0) if "p99" in fields else 0.0
+        ttft, itl = (self._time(name, fields) for name in _TIMES)
         refuse = self.boolean("refuse", fields.get("refuse", True))
         tune = self.boolean("tune", fields.get("tune", True))
         if self.mistakes:
             return Slo()
+        if ttft or itl:
+            return self._of_tokens(fields, ttft, itl, refuse=refuse)
         if "p99" in fields and p99 == 0.0:
             self.note("p99", "is 0", "use seconds above 0, such as 0.05")
         elif not fields or not (refuse or (tune and p99)):
             self.note(
-                "", "asks for nothing", f'use {_SLO}, or {{"refuse": true}} for requests\' own deadlines'
+                "",
+                "asks for nothing",
+                f'use {_SLO}, {{"ttft": 0.5}} for a language model, or {{"refuse": true}} for requests\' own'
+                " deadlines",
             )
         elif fields.get("tune") and not p99:
             self.note("tune", "has nothing to tune for", 'add "p99": 0.05')
         return Slo(p99=p99, refuse=refuse, tune=tune)
+
+    def _time(self, name: str, fields: Mapping[str, Any]) -> float:
+        if name not in fields:
+            return 0.0
+        time = self.number(name, fields[name], at_least=0.0)
+        if time == 0.0 and not any(mistake.key == name for mistake in self.mistakes):
+            self.note(name, "is 0", "use seconds above 0, such as 0.05")
+        return time
+
+    def _of_tokens(self, fields: Mapping[str, Any], ttft: float, itl: float, *, refuse: bool) -> Slo:
+        for name in ("p99", "tune"):
+            if name in fields:
+                self.note(
+                    name, "is of models that make batches, and 'ttft' and 'itl' are not", "leave it out"
+                )
+        if not refuse:
+            self.note("refuse", "is false, and nothing else keeps these promises", "leave it out")
+        return Slo(refuse=refuse, ttft=ttft, itl=itl)

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from actors.serving.policy.fairness import FairLane, Ledger
 from actors.values.requests import InferRequest
-from actors.values.specs import DynamicBatching, QueuePolicy, Scheduling, TimeoutAction
+from actors.values.specs import Levelled, QueuePolicy, Scheduling, TimeoutAction
 
 KEPT: Final = 64
 """Configured levels up to which all of them exist at all times."""
@@ -112,7 +112,7 @@ class Levels:
         self._default_policy = QueuePolicy()
         self._policies: dict[int, QueuePolicy] = {}
         self._lowest = default = 0  # a queue without levels has level 0
-        if isinstance(scheduling, DynamicBatching):
+        if isinstance(scheduling, Levelled):
             self._default_policy = scheduling.default_queue_policy
             if scheduling.priority_levels:
                 self._policies = dict(scheduling.priority_queue_policies)

@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from heapq import heappush
 from itertools import chain, count
 
-from actors.serving.policy.fairness import FairLane, Ledger, TenantShare
+from actors.serving.policy.fairness import FairLane, Ledger, Prices, TenantShare
 from actors.serving.policy.levels import OCCUPIED, Level, Levels, QueueEntry
 from actors.serving.policy.room import FirstCome, RoomOrder, Turns
 from actors.serving.policy.timers import Timers
 from actors.serving.policy.waiting_line import ENDED_AT_ONCE, WaitingLine
-from actors.values.errors import Cancelled, DeadlineExceeded, TritiumError, Unavailable
+from actors.values.errors import Cancelled, DeadlineExceeded, Overloaded, TritiumError, Unavailable
 from actors.values.requests import InferRequest
 from actors.values.specs import Fairness, QueueBounds, Scheduling
 
@@ -95,7 +95,7 @@ class RequestQueue(WaitingLine):
     def push(self, request: InferRequest, now: float) -> None:
         """Enqueue `request` at `now`.
 
-        Raises Unavailable if its level has a `max_queue_size` and is full, or if the queue's bytes are full.
+        Raises Overloaded if its level has a `max_queue_size` and is full, or if the queue's bytes are full.
         Also raises it if its tenant has more waiting than it may, and must not wait for room.
         """
         levels = self._levels
@@ -251,6 +251,12 @@ class RequestQueue(WaitingLine):
         self._cancelled.clear()
         return everything
 
+    def price_by(self, prices: Prices) -> bool:
+        """Charge tenants by `prices` from now on, and not by rows. Return whether tenants are told apart."""
+        if self._ledger is not None:
+            self._ledger.prices = prices
+        return self._ledger is not None
+
     def shares(self) -> Mapping[str, TenantShare] | None:
         """See `WaitingLine.shares`."""
         return None if self._ledger is None else self._ledger.shares()
@@ -289,7 +295,7 @@ class RequestQueue(WaitingLine):
     def _refuse_if_full(self, level: Level, request: InferRequest) -> None:
         text = f"{request.prefix}Exceeds maximum queue size"
         if len(level) >= level.policy.max_queue_size:
-            raise Unavailable(text)
+            raise Overloaded(text)
         if self._ledger is not None:
             held = sum(
                 lane.held(request.tenant)
@@ -300,11 +306,11 @@ class RequestQueue(WaitingLine):
             if held >= left > 0 and held:
                 raise self._ledger.refusal(request, held, f"and the room that is left, {left}, is for others")
         if not self._levels.has_room(level):
-            raise Unavailable(
+            raise Overloaded(
                 f"{text}: requests of {OCCUPIED} priority levels wait already, the most that may"
             )
         if self._len and self._nbytes + request.nbytes > self._bounds.nbytes:
-            raise Unavailable(
+            raise Overloaded(
                 f"{text}: {self._nbytes} bytes of inputs wait already, the limit is {self._bounds.nbytes}"
             )
 

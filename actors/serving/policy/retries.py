@@ -30,7 +30,7 @@ from signal import Signals
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeAlias
 
-from actors.values.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable
+from actors.values.errors import Cancelled, DeadlineExceeded, Poisoned, TritiumError, Unavailable, WorkerLost
 from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 
@@ -131,7 +131,7 @@ class TooManyProcesses(_Death):
 
 @dataclass(frozen=True, slots=True)
 class Hang(_Death):
-    """Killed by Tritium: a batch was not done within `limit` seconds.
+    """Killed by Tritium: what it `missed` did not come within `limit` seconds.
 
     `suspended` says that the process was stopped by a signal such as SIGSTOP, which no request can cause.
     """
@@ -139,6 +139,7 @@ class Hang(_Death):
     kind = "hang"
     limit: float
     suspended: bool = False
+    missed: str = "not done"
 
     @property
     def blames_request(self) -> bool:
@@ -147,7 +148,7 @@ class Hang(_Death):
 
     def __str__(self) -> str:
         why = "stopped by a signal, and " if self.suspended else ""
-        return f"a hang: {why}not done within {self.limit:g} s"
+        return f"a hang: {why}{self.missed} within {self.limit:.4g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +231,19 @@ def after_death(
     instance: str,
     culprit: int | None = None,
     known: Mapping[InferRequest, Hashable] = _NOBODY,
+    suspects: bool = True,
 ) -> Aftermath:
     """Decide about `executing` batches and `waiting` requests of `instance`, which died of `reason`.
 
     `alone` says that what executed was a suspect group. `culprit` is the index of the batch at fault where
     that is known (the one that hung); the other batches were bystanders then. `known` holds the fingerprints
     of those executing requests that are accused already. Counts deaths on the requests.
+
+    Without `suspects`, as for the engine of a language model, no request is suspected of anything: what
+    executed is lost, each with `WorkerLost`, and its sender decides.
     """
+    if not suspects:
+        return _all_lost(reason, executing, waiting, instance)
     inquest = _Inquest(reason, retry=retry, alone=alone, instance=instance)
     blamed = [batch for at, batch in enumerate(executing) if culprit in (None, at)]
     by_itself = len(blamed) == 1 and len(blamed[0]) == 1
@@ -254,6 +261,18 @@ def after_death(
             inquest.remember(request for request in batch if request.cancelled)
         elif live:
             inquest.suspects += _halves(live)
+    inquest.requeue += inquest.live(waiting)
+    return inquest.close()
+
+
+def _all_lost(
+    reason: DeathReason,
+    executing: Sequence[Sequence[InferRequest]],
+    waiting: Sequence[InferRequest],
+    instance: str,
+) -> Aftermath:
+    inquest = _Inquest(reason, retry=Retry.NEVER, alone=False, instance=instance)
+    inquest.refuse(inquest.live(list(chain.from_iterable(executing))), _lost)
     inquest.requeue += inquest.live(waiting)
     return inquest.close()
 
@@ -370,9 +389,12 @@ def _halves(batch: Sequence[InferRequest]) -> list[Group]:
 
 
 def _lost(inquest: _Inquest, request: InferRequest) -> TritiumError:
-    return Unavailable(
-        f"{request.prefix}instance '{inquest.instance}' of model '{request.model_name}' died of {inquest.reason} while it "
-        "ran this request. The model is not run twice on one request (tritium.retry); send it again if you may"
+    how = f"instance '{inquest.instance}' of model '{request.model_name}' died of {inquest.reason}"
+    return WorkerLost(
+        f"{request.prefix}{how} while it ran this request. The model is not run twice on one request (tritium.retry); send "
+        "it again if you may",
+        how=how,
+        blamed=inquest.reason.blames_request,
     )
 
 

@@ -30,14 +30,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from actors.serving.policy.batching import BatchPolicy, Dispatch, Policy, Wait
-from actors.values.errors import Unavailable
-from actors.values.families import Families, Family, SplitFamily, by
+from actors.values.errors import Overloaded
+from actors.values.families import Families, Family, Slice, SplitFamily, by
 from actors.values.requests import InferRequest
 from actors.values.specs import Slo
 
@@ -90,6 +91,50 @@ _TOLD: Final = {
 }
 
 
+class Strictness:
+    """How much of a promise estimates are held against: less of it while more than 1 % come late."""
+
+    def __init__(self, promise: float) -> None:
+        """`promise` is in seconds."""
+        self.value = 1.0  # the part of the promise
+        self.measured = math.nan  # the p99 of the last window
+        self._promise = promise
+        self._times: list[float] = []
+        self._began = -math.inf
+
+    def learn(self, times: Iterable[float], now: float) -> bool | None:
+        """Learn how long something took; return whether too much was late, None until a window is full."""
+        if not self._times:
+            self._began = now
+        self._times += times
+        count = len(self._times)
+        if count < _WINDOW and (count < _LEAST or now - self._began < _PATIENCE):
+            return None
+        taken, self._times = sorted(self._times), []
+        self.measured = taken[math.ceil(count * (1 - LATE)) - 1]
+        late = sum(each > self._promise for each in taken) > LATE * count
+        if late:
+            self.value = max(_TIGHTEST, self.value * _TIGHTEN)
+        else:  # by what it is a measure of: many small windows are late by one answer
+            self.value = min(1.0, self.value + _RELAX * min(1.0, count / _WINDOW))
+        return late
+
+
+class Refusing:
+    """Whether requests are refused for a promise's sake: until what is expected is well below the limit."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def decide(self, expected: float, limit: float, *, free: bool) -> bool:
+        """Return whether a request is refused. `free`: none is, whatever is expected."""
+        if free or expected <= limit * RESUME:
+            self.on = False
+        elif expected > limit:
+            self.on = True
+        return self.on
+
+
 class _Mean:
     """A mean over about the last ten measurements; NaN before the first."""
 
@@ -114,20 +159,26 @@ class Controller:
 
     def __init__(self, p99: float, configured: BatchPolicy) -> None:
         self.policy = configured
-        # Multiplied by the p99, it is the limit for the expected time of a new request.
-        self.strictness = 1.0
-        self.measured = math.nan  # the p99 of the last window
+        self._strictness = Strictness(p99)
         self._p99 = p99
         self._configured = configured
         self._size = float(configured.max_batch_size)
-        self._latencies: list[float] = []
         self._batches = 0  # of the window
         # Those that left others waiting.
         self._crowded = 0
         # Those that were as large as they may be.
         self._full = 0
         self._slowest = 0.0  # service of one
-        self._began = -math.inf
+
+    @property
+    def strictness(self) -> float:
+        """Multiplied by the p99, it is the limit for the expected time of a new request."""
+        return self._strictness.value
+
+    @property
+    def measured(self) -> float:
+        """The p99 of the last window."""
+        return self._strictness.measured
 
     def batch(
         self, rows: int, service: float, latencies: Iterable[float], now: float, *, crowded: bool = False
@@ -136,29 +187,17 @@ class Controller:
 
         `crowded`: more requests waited than the batch took.
         """
-        if not self._latencies:
-            self._began = now
-        self._latencies += latencies
         self._batches += 1
         self._crowded += crowded
         self._full += rows >= self.policy.max_batch_size
         self._slowest = max(self._slowest, service)
-        count = len(self._latencies)
-        if count >= _WINDOW or (count >= _LEAST and now - self._began >= _PATIENCE):
-            self._judge()
-
-    def _judge(self) -> None:
-        latencies = sorted(self._latencies)
-        count = len(latencies)
-        self.measured = latencies[math.ceil(count * (1 - LATE)) - 1]
-        late = sum(latency > self._p99 for latency in latencies)
-        if late > LATE * count:
+        late = self._strictness.learn(latencies, now)
+        if late is None:
+            return
+        if late:
             self._back_off()
-        else:
-            self.strictness = min(1.0, self.strictness + _RELAX)
-            if self.measured < _CALM * self._p99:
-                self._grow()
-        self._latencies.clear()
+        elif self.measured < _CALM * self._p99:
+            self._grow()
         self._batches = self._crowded = self._full = 0
         self._slowest = 0.0
 
@@ -166,7 +205,6 @@ class Controller:
         delay = self.policy.max_queue_delay * _DECREASE
         if delay < self._configured.max_queue_delay / _STEPS / 2:
             delay = 0.0
-        self.strictness = max(_TIGHTEST, self.strictness * _TIGHTEN)
         # A request that comes just after a batch was formed waits for that batch and then for its own. If a
         # queue has built up, the size is not at fault: smaller batches would only lengthen the queue, because
         # they do less in a given time.
@@ -216,6 +254,16 @@ class TunedPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSample:
+    """One time that a language model promises. Unknown values are NaN."""
+
+    promised: float
+    measured: float  # the p99 of the last window
+    expected: float  # of a request that came now
+    limit: float  # for that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SloSample:
     """What admission knows and has set at one moment. Unknown values are NaN. Seconds, requests, rows."""
 
@@ -231,14 +279,26 @@ class SloSample:
     delay: float | None  # None: batches are formed as configured
     size: int | None
     refused: dict[str, int]
+    # Of a language model: the times that it promises, by their names, and tokens of prompts a second.
+    times: Mapping[str, TimeSample] = field(default_factory=dict)
+    prompt_rate: float = math.nan
 
     def document(self) -> dict[str, object]:
         """Return it as JSON values; what is not known is null."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in fields.items()
-        }
+        told = _known_values(self)
+        if self.times:
+            of_batches = ("p99", "measured", "service", "rate", "wait", "limit", "delay", "size")
+            told = {name: value for name, value in told.items() if name not in of_batches}
+            return {**told, "times": {name: _known_values(each) for name, each in self.times.items()}}
+        return {name: value for name, value in told.items() if name not in ("times", "prompt_rate")}
+
+
+def _known_values(sample: SloSample | TimeSample) -> dict[str, object]:
+    values = {each.name: getattr(sample, each.name) for each in dataclasses.fields(sample)}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _known(name: str, explanation: str, read: Callable[[SloSample], float | None]) -> Family[SloSample]:
@@ -250,6 +310,18 @@ def _known(name: str, explanation: str, read: Callable[[SloSample], float | None
 
     return Family(name, "gauge", explanation, value)
 
+
+def _times(read: Callable[[TimeSample], float], sample: SloSample) -> Iterator[Slice]:
+    known = ((name, read(each)) for name, each in sample.times.items())
+    return by("time", ((name, value) for name, value in known if math.isfinite(value)))
+
+
+_OF_TIMES: Final[tuple[tuple[str, str, Callable[[TimeSample], float]], ...]] = (
+    ("time_promised", "The time that a language model promises", lambda time: time.promised),
+    ("time_measured", "The p99 of that time lately", lambda time: time.measured),
+    ("time_expected", "That time of a request that came now", lambda time: time.expected),
+    ("time_limit", "How long it may be expected to be", lambda time: time.limit),
+)
 
 FAMILIES: Final[Families[SloSample]] = (
     _known("tritium_slo_p99_seconds", "The p99 that the model promises", lambda slo: slo.p99 or None),
@@ -265,6 +337,15 @@ FAMILIES: Final[Families[SloSample]] = (
     _known("tritium_slo_refusing", "1 while requests are refused for the p99", lambda slo: int(slo.refusing)),
     _known("tritium_slo_delay_seconds", "Batching delay that is in force", lambda slo: slo.delay),
     _known("tritium_slo_batch_size", "Largest batch that is formed, in rows", lambda slo: slo.size),
+    *(
+        SplitFamily(f"tritium_slo_{name}_seconds", "gauge", explanation, partial(_times, read))
+        for name, explanation, read in _OF_TIMES
+    ),
+    _known(
+        "tritium_slo_prompt_rate",
+        "Tokens of prompts a second that a language model begins while more wait",
+        lambda slo: slo.prompt_rate,
+    ),
     SplitFamily(
         "tritium_slo_refused_total",
         "counter",
@@ -272,6 +353,13 @@ FAMILIES: Final[Families[SloSample]] = (
         lambda slo: by("reason", slo.refused.items()),
     ),
 )
+
+
+class Promising(Protocol):
+    """What keeps a model's promise, and tells of it."""
+
+    def sample(self, waiting: int) -> SloSample:
+        """Return a snapshot, with `waiting` requests in the queue."""
 
 
 class Admission:
@@ -294,7 +382,7 @@ class Admission:
         self._saturated_since = math.inf
         # More requests wait than the last batch took.
         self._busy = False
-        self._refusing = False  # for the promise's sake
+        self._refusing = Refusing()  # for the promise's sake
 
     # -- what is learnt
 
@@ -333,7 +421,7 @@ class Admission:
         return waits + (service if service >= 0 else 0.0)
 
     def admit(self, request: InferRequest, *, ahead: float, patience: float, now: float) -> None:
-        """Let `request` pass, or raise Unavailable: it can't be answered in time.
+        """Let `request` pass, or raise Overloaded: it can't be answered in time.
 
         `ahead` is how many requests go before it, `patience` how long its queue policy lets it wait.
         """
@@ -348,7 +436,7 @@ class Admission:
             return
         why, expected, limit = found
         self.refused[why] += 1
-        raise _refusal(request, why, expected, limit)
+        raise refusal(request, _TOLD[why].format(expected=expected, limit=limit), expected - limit * RESUME)
 
     def _hopeless(
         self, request: InferRequest, ahead: float, patience: float, now: float
@@ -364,11 +452,9 @@ class Admission:
         if waits > patience:
             return Refused.TIMEOUT, waits, patience
         limit = self.limit - max(0.0, now - request.accepted_at)
-        if ahead <= 0 or expected <= limit * RESUME:
-            self._refusing = False
-        elif expected > limit:
-            self._refusing = True
-        return (Refused.P99, expected, self._slo.p99) if self._refusing else None
+        if self._refusing.decide(expected, limit, free=ahead <= 0):
+            return Refused.P99, expected, self._slo.p99
+        return None
 
     @property
     def limit(self) -> float:
@@ -386,18 +472,20 @@ class Admission:
             rate=self._rate.value,
             wait=self.expected(waiting),
             limit=self.limit,
-            refusing=self._refusing,
+            refusing=self._refusing.on,
             delay=None if policy is None else policy.max_queue_delay,
             size=None if policy is None else policy.max_batch_size,
             refused={why.value: count for why, count in self.refused.items()},
         )
 
 
-def _refusal(request: InferRequest, why: Refused, expected: float, limit: float) -> Unavailable:
-    wait = max(0.0, expected - limit * RESUME)
+def refusal(request: InferRequest, told: str, wait: float) -> Overloaded:
+    """Return the error for a client whose request can't be answered in time.
+
+    `told` says why, and in about `wait` seconds it could be.
+    """
     after = float(math.ceil(min(LONGEST_RETRY, max(1.0, wait))))
-    told = _TOLD[why].format(expected=expected, limit=limit)
-    return Unavailable(
+    return Overloaded(
         f"{request.prefix}model '{request.model_name}' can't answer in time: {told};"
         f" try again in {after:.0f} s",
         retry_after=after,

@@ -36,18 +36,28 @@ _FADED: Final = 0.5
 class Tally:
     """Counts of one tenant, or of many.
 
-    They are requests and rows handed to instances, and requests refused for want of room.
+    They are requests and rows handed to instances, requests refused for want of room, and tokens of language
+    models.
     """
 
     requests: int = 0
     rows: int = 0
     refused: int = 0
+    prompt: int = 0
+    generated: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return self.prompt + self.generated
 
     def add(self, other: Tally) -> None:
         """Add the counts of `other`."""
         self.requests += other.requests
         self.rows += other.rows
         self.refused += other.refused
+        self.prompt += other.prompt
+        self.generated += other.generated
 
 
 class TenantTallies:
@@ -73,6 +83,12 @@ class TenantTallies:
     def refused(self, tenant: str) -> None:
         """Count a request that was refused because its tenant had too many waiting."""
         self._of(tenant, 0).refused += 1
+
+    def used(self, tenant: str, prompt: int, generated: int) -> None:
+        """Count tokens that a tenant has used."""
+        tally = self._of(tenant, prompt + generated)
+        tally.prompt += prompt
+        tally.generated += generated
 
     def named(self) -> dict[str, Tally]:
         """Return the counts of the tenants told by name, which may be others than last time."""

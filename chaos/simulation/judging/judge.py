@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from chaos.simulation.faults import Blow, Window, met
+from chaos.simulation.judging import texts
 from chaos.simulation.judging.control import BARELY, Control
 from chaos.simulation.observers import Looked
 from chaos.simulation.outcomes import GONE, LOST, Outcome
@@ -51,7 +52,9 @@ class Judge:
         """
         # Inputs like those that have killed a worker are refused.
         self._poisonous = {
-            (each.request.model, each.request.values) for each in outcomes if each.request.poison
+            (each.request.model, each.request.values)
+            for each in outcomes
+            if each.request.poison or self._convicted(each)
         }
         for outcome in outcomes:
             for complaint in self._of(outcome, history):
@@ -94,15 +97,28 @@ class Judge:
             yield f"{outcome.finals} final answers, {outcome.parts_after_final} parts after the first"
         elif not self._excused(outcome, model):
             yield "an error that nothing excuses"
+        if request.told is not None:
+            yield from texts.complaints(outcome, request.told)
         if outcome.code not in (GONE, LOST, "NOT_FOUND") and self._control.must_be_gone(
             model.name, outcome.began, outcome.ended
         ):
             yield "its model was unloaded, and it is not told so"
+        yield from self._executed(outcome, model)
+
+    def _convicted(self, outcome: Outcome) -> bool:
+        """Whether a prompt kills, or was taken for one that does."""
+        told = outcome.request.told
+        return told is not None and (told.asked.dies or self._journal.died_under[outcome.request.id] > 1)
+
+    def _executed(self, outcome: Outcome, model: Model) -> Iterator[str]:
+        """Yield what was run again and may not be; each choice of a language model is run by itself."""
+        request = outcome.request
+        once = 1 if request.told is None else request.told.choices
         for name in (request.model, *model.steps):
             times = self._journal.ended[name, request.id]
             if times > 1 and not MODELS[name].retried:
                 yield f"executed {times} times by '{name}', which is not to be run again"
-            if self._journal.begun[name, request.id] > 1 and not self._cut_short(outcome, name):
+            if self._journal.begun[name, request.id] > once and not self._cut_short(outcome, name):
                 yield f"begun more than once by '{name}', though nothing became of its worker or of who looks after it"
 
     def _excused(self, outcome: Outcome, model: Model) -> bool:
@@ -116,6 +132,8 @@ class Judge:
                 return self._within(outcome, "connections") or outcome.ended >= self._draining_since
             case "CANCELLED":
                 return bool(request.patience) or (bool(request.deadline) and took >= request.deadline)
+            case "DEADLINE_EXCEEDED" if request.told is not None:
+                return texts.out_of_time(outcome) or journal.hung_under[request.id] > 0
             case "DEADLINE_EXCEEDED":
                 hung = journal.hung_under[request.id] > 0 or (deaths > 0 and took >= model.limit)
                 return hung or (bool(request.deadline) and took >= request.deadline)
@@ -129,6 +147,10 @@ class Judge:
                 return _says_gone(outcome) and (
                     self._gone(outcome, model) or self._control.may_be_gone(model.name, outcome.began)
                 )
+            case "UNAVAILABLE" if request.told is not None and texts.not_resumed(
+                outcome, request.told, deaths
+            ):
+                return True
             case "UNAVAILABLE":
                 return (
                     (deaths > 0 and (not model.retried or bool(request.poison)))
@@ -200,6 +222,8 @@ def _says_gone(outcome: Outcome) -> bool:
     One is for what was never asked for, and one for what was unloaded.
     """
     names = (outcome.request.model, *MODELS[outcome.request.model].steps)
+    if outcome.request.wire == "openai":
+        return all(name in outcome.message for name in names)
     return any(
         outcome.message.endswith(f"Request for unknown model: '{name}' {what}")
         for name in names
@@ -224,6 +248,8 @@ def _refused_by_policy(outcome: Outcome, took: float) -> bool:
 def _right(outcome: Outcome, model: Model, history: Mapping[str, int]) -> bool:
     request = outcome.request
     version = outcome.version
+    if request.told is not None:
+        return texts.right(outcome, request.told)
     if model.kind == "ensemble":  # each step's version shows
         [value], [found] = request.values, outcome.values
         return found % VERSION_STEP == model.answer(value) and found // VERSION_STEP >= len(model.steps)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.catalog.settling import Seen
+from chaos.languages.page import documents
 from chaos.simulation.world.models import MODELS
 from engine.repository.source import (
     Fetched,
@@ -59,7 +60,10 @@ def folder_of(name: str, *, version: int = 1, weights: int = 0, recycle: str = "
     config = MODELS[name].text()
     if recycle:
         config += _RECYCLE % json.dumps(recycle)
-    return Folder({"config.pbtxt": config.encode(), path: body})
+    files = {"config.pbtxt": config.encode(), path: body}
+    if MODELS[name].kind == "language":
+        files |= {f"{version}/{each}": text.encode() for each, text in documents().items()}
+    return Folder(files)
 
 
 def broken(folder: Folder) -> Folder:

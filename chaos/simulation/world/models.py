@@ -14,7 +14,10 @@ VERSION_STEP: Final = 1_000_000
 # Elements of a large answer: more than is copied out of a slot.
 WIDE: Final = 90_000
 
-Kind = Literal["plain", "batched", "sequence", "decoupled", "ensemble"]
+Kind = Literal["plain", "batched", "sequence", "decoupled", "ensemble", "language"]
+
+TELLS: Final = "telling"
+"""The backend of language models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,27 @@ class Model:
         """Return its config.pbtxt."""
         if self.kind == "ensemble":
             return _ENSEMBLE + self.config
+        if self.kind == "language":
+            return f'backend: "{TELLS}"\n{self._instances()}{self._time()}{self.config}'
         dims = "-1" if self.wide else "1"
         retry = "always" if self.retried else "never"
         return (
             f'backend: "simulated"\n'
             f'input [{{ name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }}]\n'
             f'output [{{ name: "ANSWER" data_type: TYPE_INT32 dims: [ {dims} ] }}]\n'
-            f"instance_group [{{ count: {self.instances} kind: KIND_CPU{self._limits()} }}]\n"
+            f"{self._instances()}"
             f'parameters {{ key: "tritium.retry" value: {{ string_value: "{retry}" }} }}\n'
+            f"{self._time()}"
+        ) + self.config
+
+    def _instances(self) -> str:
+        return f"instance_group [{{ count: {self.instances} kind: KIND_CPU{self._limits()} }}]\n"
+
+    def _time(self) -> str:
+        return (
             f'parameters {{ key: "tritium.execution_timeout" value: {{ string_value: "{self.limit:g}" }} }}\n'
             f'parameters {{ key: "tritium.drain_timeout" value: {{ string_value: "10" }} }}\n'
-        ) + self.config
+        )
 
     def _limits(self) -> str:
         return ' rate_limiter { resources [{ name: "R" count: 2 }] }' if self.name == "limited" else ""
@@ -150,6 +163,7 @@ MODELS: Final[Mapping[str, Model]] = {
             retried=False,
             steps=("once", "echo"),
         ),
+        Model(name="teller", kind="language", config=""),
     )
 }
 """The models by name. `retried` of the ensemble is that of its weakest step."""

@@ -21,11 +21,12 @@ from actors.seams.bell import Bell
 from actors.serving.policy.retries import DeathReason, Exit, Oom, Signal
 from actors.serving.probing import PROBE_ID
 from actors.values.datatypes import DataType
-from actors.values.errors import ErrorCode
+from actors.values.errors import ErrorCode, InvalidArgument
 from actors.values.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from actors.wire import frames
 from actors.wire.arena import INPUT, OUTPUT, ControlPage, Segment, align
 from actors.wire.batch_frames import Answer, Execute, Part, Placed, Result
+from chaos.simulation.world.engines import PACE, SimulatedEngine, Window, refused
 from chaos.simulation.world.models import MODELS, VERSION_STEP, Model, parts_of, width_of
 from chaos.simulation.world.workers import POISON, RAISE, SimulatedWorker, Workers, World
 
@@ -50,20 +51,6 @@ class _Slot:
         return segment
 
 
-class _Window:
-    """What a request of a decoupled model has on its way."""
-
-    def __init__(self) -> None:
-        self.parts = 0
-        self.nbytes = 0
-        self.cancelled = False
-        self.changed = Bell()
-
-    @property
-    def full(self) -> bool:
-        return self.parts >= frames.WINDOW_PARTS or self.nbytes >= frames.WINDOW_BYTES
-
-
 async def live(worker: SimulatedWorker, sock: socket.socket, workers: Workers, world: World) -> None:
     """Do what a worker does until it is told to stop. Raises OSError if the server has gone."""
     await _Process(worker, sock, workers, world).run()
@@ -79,7 +66,7 @@ class _Process:
         self._world = world
         self._slots: list[_Slot] = []
         self._grown = Bell()
-        self._windows: dict[tuple[int, int], _Window] = {}
+        self._windows: dict[tuple[int, int], Window] = {}
         self._sums: dict[int, int] = {}
         self._model: Model
         self._version = 0
@@ -87,6 +74,7 @@ class _Process:
         self._nursery: trio.Nursery
         self._inputs: list[str] = []
         self._calls: socket.socket | None = None
+        self._engine: SimulatedEngine | None = None
 
     async def run(self) -> None:
         """Load, then execute until told to stop. Raises OSError if the server has gone."""
@@ -102,11 +90,11 @@ class _Process:
         if not packet:
             return
         lanes = self._begin(descriptors)
-        if not await self._load():
-            return
         jobs, todo = trio.open_memory_channel[Execute](1000)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            if not await self._load():
+                return
             nursery.start_soon(self._read, jobs, nursery.cancel_scope)
             async with trio.open_nursery() as executing:
                 for lane in range(lanes):
@@ -143,7 +131,13 @@ class _Process:
                 frames.encode_json(frames.LOAD_FAILED, {"message": "no such weights", "traceback": ""})
             )
             return False
-        await self._send(frames.encode_json(frames.READY, {"asks": False, "unapplied": []}))
+        facts = {}
+        if self._model.kind == "language":
+            pace = self._world.chance.choice(PACE)
+            self._engine = SimulatedEngine(self._worker, pace, self._send, self._generated)
+            self._nursery.start_soon(self._engine.run)
+            facts = dict(self._engine.facts())
+        await self._send(frames.encode_json(frames.READY, {"asks": False, "unapplied": [], "facts": facts}))
         self._worker.loaded = True
         return True
 
@@ -303,6 +297,8 @@ class _Process:
     async def _computed(
         self, job: Execute, told: Sequence[Mapping[str, Any]], ids: Sequence[str], failing: Sequence[int]
     ) -> Result:
+        if self._engine is not None:
+            return self._generate(job, self._engine)
         batched = self._model.kind in ("batched", "sequence")
         values = self._input(job, "VALUE")
         if self._model.kind == "decoupled":
@@ -336,14 +332,14 @@ class _Process:
             start += count
         return Result(job.batch_id, job.slot, len(ids), (0, 1000, 0), answers=found)
 
-    def _input(self, job: Execute, name: str) -> Array:
-        order = [*self._inputs]
+    def _taken(self, job: Execute, name: str) -> bytes:
         for each in job.inputs:
-            if order[each.index] == name:
-                view = self._slots[job.slot].side(INPUT).view[each.offset : each.offset + each.nbytes]
-                dtype = "<u8" if name == "CORRID" else "<i4"
-                return np.frombuffer(bytes(view), dtype=dtype)
+            if self._inputs[each.index] == name:
+                return bytes(self._slots[job.slot].side(INPUT).view[each.offset : each.offset + each.nbytes])
         raise KeyError(name)
+
+    def _input(self, job: Execute, name: str) -> Array:
+        return np.frombuffer(self._taken(job, name), dtype="<u8" if name == "CORRID" else "<i4")
 
     def _added_up(self, job: Execute, values: Array, told: Sequence[Mapping[str, Any]]) -> list[int]:
         """Add up the values of each sequence, by the control inputs; the metadata must say the same."""
@@ -388,7 +384,7 @@ class _Process:
     # -- decoupled models ------------------------------------------------------------------------------------
 
     async def _stream(self, job: Execute, value: int) -> Result:
-        window = self._windows[job.batch_id, 0] = _Window()
+        window = self._windows[job.batch_id, 0] = Window()
         window.cancelled = self._control.cancelled(job.slot, 0)
         late = self._world.chance.random() < 0.5  # answers come after the execution is over
         if late:
@@ -398,7 +394,7 @@ class _Process:
             await self._parts(job, window, value)
         return Result(job.batch_id, job.slot, 1, (0, 1000, 0), answers=[Answer(open=True)])
 
-    async def _parts(self, job: Execute, window: _Window, value: int) -> None:
+    async def _parts(self, job: Execute, window: Window, value: int) -> None:
         for each in parts_of(value):
             while window.full and not window.cancelled:
                 await window.changed.next_ring()
@@ -415,3 +411,25 @@ class _Process:
         self._worker.executing.pop(-job.batch_id, None)
         for packet in Part(job.batch_id, 0, None, b"", 0, final=True).packets():
             await self._send(packet)
+
+    # -- language models -------------------------------------------------------------------------------------
+
+    def _generate(self, job: Execute, engine: SimulatedEngine) -> Result:
+        ids, told = self._taken(job, "input_ids"), self._taken(job, "sampling")
+        sampling = json.loads(told[4:])  # the text behind its length, which takes four bytes
+        obeyed = engine.obey(sampling)
+        if obeyed is not None:
+            return Result(job.batch_id, job.slot, 1, (0, 1000, 0), answers=[obeyed])
+        window = self._windows[job.batch_id, 0] = Window()
+        window.cancelled = self._control.cancelled(job.slot, 0)
+        try:
+            engine.begin(job.batch_id, window, np.frombuffer(ids, "<i4").tolist(), sampling)
+        except InvalidArgument as error:
+            del self._windows[job.batch_id, 0]
+            return Result(job.batch_id, job.slot, 1, (0, 1000, 0), answers=[refused(error)])
+        self._worker.executing[-job.batch_id] = [str(each.get("id", "")) for each in job.metadata or ()]
+        return Result(job.batch_id, job.slot, 1, (0, 1000, 0), answers=[Answer(open=True)])
+
+    def _generated(self, batch: int) -> None:
+        del self._windows[batch, 0]
+        self._worker.executing.pop(-batch, None)

@@ -1,6 +1,6 @@
 """One trio run in virtual time, whose every choice follows from a seed.
 
-Four things would make two runs of the same program differ, and each is taken away:
+Five things would make two runs of the same program differ, and each is taken away:
 
 - *Time*: `VirtualClock` jumps to the next deadline once nothing can run, and stands still otherwise.
 - *Order*: trio shuffles the tasks of each turn. It does so with a generator, and in an order of its own
@@ -8,6 +8,8 @@ Four things would make two runs of the same program differ, and each is taken aw
   are gone.
 - *Threads*: `InlineThreads` does their work in the loop's own thread, and takes virtual time for it. The code
   gets it through `actors.seams.threads`.
+- *Slices*: how much of long work goes on at once follows from the machine's own clock, so here each step of
+  it is a slice, and none rests.
 - *Alarms*: they ring on the machine's own clock, so they are off. Code that sets one has a timer of trio's
   for the same moment.
 
@@ -35,8 +37,10 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from actors.seams import slices
 from actors.seams.faults import Points
 from actors.seams.given import Seams, giving
+from actors.seams.slices import Pace
 
 T = TypeVar("T")
 
@@ -44,6 +48,8 @@ T = TypeVar("T")
 BEGIN: Final = 1000.0
 LONGEST: Final = 1500.0  # seconds of virtual time after which a run counts as stuck
 LONGEST_WORK: Final = 0.02  # seconds that a piece of work on a thread takes
+
+_PACE: Final = Pace(unrested=math.inf, slice=0.0)
 
 # Turns without a deadline, as long as only descriptors have something to say.
 _IDLE_TURNS: Final = 1000
@@ -141,6 +147,7 @@ def run(main: Callable[[], Awaitable[T]], *, seed: int) -> T:
     clock = VirtualClock()
 
     async def call() -> T:
+        slices.give(_PACE)
         with giving(seams(seed)):
             return await main()
 

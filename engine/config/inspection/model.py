@@ -32,6 +32,7 @@ from engine.config.inspection.torch_file import Sketch, read_torch
 from engine.config.inspection.wire import Pointer, Unloadable, Unreadable
 from engine.config.jsonform import json_value
 from engine.config.provenance import Provenance
+from engine.config.rules.finding import SCRIPT
 from engine.config.settings import CONFINING, NO_FLOOR, read_settings
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
@@ -81,7 +82,9 @@ class Inspection:
         """Whether there is anything to ask the model for, of a configuration whose backend is known."""
         traits = self.backends.get(config.backend)
         if traits is not None and traits.completes:
-            return True
+            return traits.completes_the_complete or not is_complete(config)
+        if config.runtime == SCRIPT:
+            return False  # its file is code, and says nothing of what goes in and out
         return (
             config.backend in ("onnxruntime", "pytorch")
             and not is_complete(config)
@@ -96,10 +99,10 @@ class Inspection:
         if not traits.implementation and leads_out(self.version.path, file_name, repository, self.links):
             # The code that checks the versions says so.
             return []
-        if traits.completes:
-            return self._ask_backend(config, provenance, traits, file_name)
         if not self.applies(config):
             return []
+        if traits.completes:
+            return self._ask_backend(config, provenance, traits, file_name)
         return self._read_file(config, provenance, file_name)
 
     def _read_file(self, config: ModelConfig, provenance: Provenance, file_name: str) -> list[Problem]:
@@ -209,7 +212,8 @@ class Inspection:
         """Return the fields of the `ModelInfo` that the backend's hook is given."""
         shown = ModelConfig()
         shown.CopyFrom(config)
-        normalise(shown, gpus=self.gpus)
+        traits = self.backends.get(config.backend)
+        normalise(shown, gpus=self.gpus, on_cpu=traits is not None and traits.runs_python)
         return {
             "name": config.name,
             "version": self.version.number,

@@ -18,11 +18,14 @@ from engine.config.inspection.model import leads_out, missing, onnx_path, torch_
 from engine.config.inspection.onnx_file import read_onnx
 from engine.config.inspection.torch_file import read_torch
 from engine.config.inspection.wire import Ports, Unloadable, Unreadable
+from engine.config.rules.finding import SCRIPT
 from engine.config.translate import artifact
 from engine.models.layout import VersionDirectory
 from engine.models.links import Links
 from engine.models.problems import Problem, Severity
 from engine.processes.backends import BUILT_IN, BackendTraits
+from engine.worker.native.symbols import NotALibrary, read_symbols
+from engine.worker.native.table import EXECUTE, functions, shortcomings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 _LARGEST_SOURCE: Final = 16 * 1024 * 1024
@@ -40,6 +43,10 @@ def verify(
     Model code is not executed.
     """
     file_name = artifact(config, traits)
+    if traits.library:
+        yield from _library(config, Path(file_name))
+        yield from warmup_misfits(config, None)
+        return
     if not traits.implementation and leads_out(version.path, file_name, repository, links):
         # The code that checks the versions says so.
         return
@@ -55,6 +62,8 @@ def verify(
                 else:
                     ports, problem = _onnx(config, path)
                     yield from [problem] if problem is not None else []
+            case "pytorch" if config.runtime == SCRIPT:
+                yield from _module(config, version.path)
             case "pytorch":
                 yield from _torch(config, torch_path(version, file_name), repository, links)
             case "python":
@@ -63,6 +72,33 @@ def verify(
         file = str(onnx_path(version, file_name).relative_to(version.path.parent))
         yield from disagreements(config, ports, file)
     yield from warmup_misfits(config, ports)
+
+
+def _library(config: ModelConfig, path: Path) -> Iterator[Problem]:
+    """Tell what a library needs of Triton's API and does not get, from its table of symbols."""
+    try:
+        symbols = read_symbols(str(path))
+    except NotALibrary as error:
+        yield Problem(
+            message=f"'{path}' is no library of a backend: {error}", path=path, code=ErrorCode.INTERNAL
+        )
+        return
+    except OSError as error:
+        yield _unloadable(config, path, error.strerror or str(error))
+        return
+    if EXECUTE not in symbols.exported:
+        said = f"'{path}' is no library of a backend: it has no function '{EXECUTE}'"
+        yield Problem(message=said, path=path, code=ErrorCode.INTERNAL)
+    absent, refused = shortcomings(symbols.imported, functions())
+    if absent:
+        said = f"'{path.name}' needs functions that this server does not know: {', '.join(absent)}"
+        yield Problem(message=said, path=path, code=ErrorCode.UNSUPPORTED)
+    if refused:
+        said = (
+            f"'{path.name}' uses functions that are refused when they are called: {', '.join(refused)}"
+            " (docs/backends/c_libraries.md)"
+        )
+        yield Problem(severity=Severity.WARNING, message=said, path=path)
 
 
 def _comparable(config: ModelConfig) -> bool:
@@ -91,6 +127,13 @@ def _torch(config: ModelConfig, path: Path, repository: Path, links: Links) -> I
         yield _unloadable(config, path, str(error))
     except Unreadable:
         pass  # of a form that only torch knows
+
+
+def _module(config: ModelConfig, version: Path) -> Iterator[Problem]:
+    named = config.default_model_filename
+    names = [*([named] if named else []), "model.py", "model.pt"]
+    if not any((version / name).exists() for name in names):
+        yield Problem(message=f"No model found in {version}/{names}", path=version, code=ErrorCode.INTERNAL)
 
 
 def _python(config: ModelConfig, path: Path, repository: Path, links: Links) -> Iterator[Problem]:

@@ -6,10 +6,12 @@ Contract: model_config.md sections 4.1 to 4.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
-from engine.models.problems import Problem, did_you_mean
+from engine.config.complete import ENSEMBLE
+from engine.models.problems import Problem, Severity, did_you_mean
 from protocols.kserve.proto.model_config_pb2 import (
     BatchInput,
     BatchOutput,
@@ -36,7 +38,7 @@ def tensors(config: ModelConfig) -> Iterator[Problem]:
     for at, output in enumerate(config.output):
         yield from _tensor(config, output, "output", f"output[{at}]")
     yield from _repeated(config, "input", [given.name for given in config.input])
-    yield from _repeated(config, "output", [output.name for output in config.output])
+    yield from _repeated_outputs(config)
     yield from _batch_inputs(config)
     yield from _batch_outputs(config)
 
@@ -49,6 +51,22 @@ def _repeated(config: ModelConfig, side: str, names: list[str]) -> Iterator[Prob
                 key=f"{side}[{at}].name",
                 hint="give it another name",
             )
+
+
+def _repeated_outputs(config: ModelConfig) -> Iterator[Problem]:
+    """Tell of outputs that are given twice.
+
+    Ensembles are published that have one output in two places (contract, llm.md section 4.2), and Triton does
+    not mind. Where both say the same, one of them is enough.
+    """
+    alike = config.platform == ENSEMBLE
+    for problem in _repeated(config, "output", [output.name for output in config.output]):
+        at = int(problem.key.removeprefix("output[").partition("]")[0])
+        twins = [each for each in config.output if each.name == config.output[at].name]
+        if alike and all(each == twins[0] for each in twins):
+            yield replace(problem, severity=Severity.WARNING, hint="remove one of them: both say the same")
+        else:
+            yield problem
 
 
 def _tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, side: str, key: str) -> Iterator[Problem]:

@@ -5,6 +5,7 @@
     index/<identity>            which bytes an object of a storage was (`RemoteObject.identity`)
     partial/<identity>          a download under way, locked by its downloader (`partials`)
     staging/, models/           directories under construction and in use (`trees`)
+    adopting                    locked while a download becomes an object
 
 Nothing is changed where it lies. Files are written aside and renamed, so that a reader sees all of one or
 nothing. A worker with a user id of its own may pass on to its model below `models`, where the server gives
@@ -22,7 +23,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +77,8 @@ class Cache:
     def find(self, identity: str, size: int) -> str | None:
         """Return the digest of the bytes that a storage's object was, if they are here and still right."""
         digest = self._read("index", identity).strip()
+        if not digest:
+            return None
         if not _is_digest(digest) or not self._is_right(digest, size):
             self.forget(identity)
             return None
@@ -95,23 +98,45 @@ class Cache:
         return True
 
     def partial(self, identity: str, size: int) -> Partial | None:
-        """Return the download of an object, locked, as far as it came; None while another has the lock."""
+        """Return the download of an object, locked, as far as it came; None while another has the lock.
+
+        If another has just finished it, `find` knows the object from now on.
+        """
         path = self.root / "partial" / identity
         descriptor = take(path, exclusive=True, wait=False)
-        return None if descriptor is None else Partial(path, descriptor, size)
+        if descriptor is None:
+            return None
+        partial = Partial(path, descriptor, size)
+        try:
+            with self._adopting():  # the path's former holder has told what became of it
+                return partial
+        except BaseException:
+            partial.close()
+            raise
 
     def adopt(self, partial: Partial, identity: str, digest: str, target: Path) -> None:
         """Make a complete download of a known digest an object, and link it to the unused path `target`."""
         if self._is_right(digest, partial.size) and self.place(digest, target):
+            self._write("index", identity, digest)
             partial.discard()
         else:
             partial.flush()
             _link_or_copy(partial.path, target)  # before it can be dropped as unused
-            partial.forget_journal()  # before the path is free for another's
-            partial.path.replace(self._object(digest))
-            partial.make_read_only()
-            self._record(digest)
-        self._write("index", identity, digest)
+            with self._adopting():
+                partial.forget_journal()  # before the path is free for another's
+                partial.path.replace(self._object(digest))
+                partial.make_read_only()
+                self._record(digest)
+                self._write("index", identity, digest)
+
+    @contextmanager
+    def _adopting(self) -> Iterator[None]:
+        lock = take(self.root / "adopting", exclusive=True, wait=True)
+        assert lock is not None  # it was waited for
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     def evict(self) -> None:
         """Drop what is unused, longest unused first, until the bound is kept."""

@@ -12,6 +12,7 @@ runs in the worker. Everything here runs on Python 3.9 with numpy.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from actors.values.padding import CutBack, Padded
     from actors.values.requests import Parameter
     from actors.values.tensors import Array
+    from engine.worker.backends.raw import RawBatch, RawOutput
     from engine.worker.calls import Calls
     from engine.worker.devices.arrays import DeviceArray
 
@@ -80,6 +82,10 @@ class TensorInfo:
         return self.dims if self.reshape is None else self.reshape
 
 
+def _untold(phase: str) -> None:
+    """Nothing listens."""
+
+
 class ModelInfo:
     """What a backend is told about the model it must load."""
 
@@ -100,10 +106,12 @@ class ModelInfo:
         "output_names",
         "outputs",
         "parameters",
+        "phase",
         "settings",
         "threads",
         "version",
         "version_directory",
+        "whole_batches",
     )
 
     def __init__(
@@ -128,6 +136,8 @@ class ModelInfo:
         log: Callable[[str, str], None],
         decoupled: bool = False,
         calls: Calls | None = None,
+        phase: Callable[[str], None] | None = None,
+        whole_batches: bool = True,
     ) -> None:
         self.name = name
         self.version = version
@@ -149,6 +159,9 @@ class ModelInfo:
         self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
         # For calls of other models, and questions to the server; None while a configuration is completed.
         self.calls = calls
+        # phase("reading weights"): what the load is busy with from now on, for operators; a few words.
+        self.phase: Callable[[str], None] = phase or _untold
+        self.whole_batches = whole_batches  # as `Backend.whole_batches`
         self.log = log  # log("info" | "warning" | "error" | "verbose", message)
 
 
@@ -181,6 +194,24 @@ class ResponseSender(ABC):
         on. Raises SenderClosed after the final response, and if the server has gone.
         """
 
+    def send_raw(
+        self,
+        outputs: Sequence[RawOutput],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Send a response whose outputs are bytes: none of them lies in the batch's room."""
+        self.send([output.array(None) for output in outputs], parameters, final=final)
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once the client has gone, if that is before the final response.
+
+        Any thread may call it. It is called at once if the client has gone already. By default it is never
+        called, and `cancelled` has to be asked.
+        """
+        del callback
+
     @abstractmethod
     def fail(self, code: ErrorCode, message: str, *, final: bool = True) -> None:
         """Send an error as a response; one that is not final doesn't end the request. Raises SenderClosed."""
@@ -188,6 +219,17 @@ class ResponseSender(ABC):
     @abstractmethod
     def finish(self) -> None:
         """End the request without another response; never waits for the client. Raises SenderClosed."""
+
+    def would_wait(self) -> bool:
+        """Whether `send` would wait now for the client to take something."""
+        return False
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, what the calling thread sends, to this request and to others, may wait for the end.
+
+        Many short responses then need one frame. No call waits for a client while something is held back.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def cancelled(self) -> bool:
@@ -343,6 +385,11 @@ class Batch(ABC):
         the memory.
         """
 
+    @property
+    @abstractmethod
+    def raw(self) -> RawBatch:
+        """The batch as bytes in memory, for a library that reads and writes tensors by itself."""
+
     @abstractmethod
     def respond(self, outputs: Sequence[AnyOutput]) -> None:
         """Answer every request with its rows of stacked outputs [rows, *dims].
@@ -369,8 +416,20 @@ class Backend(ABC):
     concurrent = True  # `execute` may run on several lanes at once over one loaded model
     default_artifact = ""  # file name in the version directory
     platforms: Sequence[str] = ()  # platform names that select this backend
+    # Whether `complete_config` has something to add to a configuration that names inputs and outputs.
+    completes_the_complete = True
+    # What a model's `runtime` may name besides the library that this class replaces: "model.py", for a
+    # variant written in Python.
+    runtimes: Sequence[str] = ()
     # Whether it takes inputs and gives outputs that lie on the instance's GPU (`BatchRequest.device_input`).
     device_tensors = False
+    # Whether it is an engine of a language model: it takes and gives token ids (`actors.generation.engine`).
+    language = False
+    # Whether its models may name an environment of their own, by EXECUTION_ENV_PATH (docs/environments.md).
+    environments = False
+    # Whether it takes whole batches: the worker makes `batch_input`s, and cuts what `batch_output` says. If
+    # not, the backend does both for itself.
+    whole_batches = True
     # Whether a model may bring code that runs here: scripts, libraries, pickles. If not, the backend serves
     # under --no-code-models.
     runs_model_code = True
@@ -381,7 +440,8 @@ class Backend(ABC):
 
         Optional. If auto-completion is on, it is called before the model is loaded, in a process of its own
         that is thrown away afterwards. There is no device and no other model. `model.config` may be edited in
-        place. `model.inputs` and `model.outputs` are empty, because they may be what is missing. Of the
+        place. With `completes_the_complete = False` it is not called where inputs and outputs are configured.
+        `model.inputs` and `model.outputs` are empty, because they may be what is missing. Of the
         answer, these fields are taken over: `max_batch_size`, `input`, `output`, `dynamic_batching` or
         `sequence_batching` if no scheduler is configured, and `model_transaction_policy`. Raises LoadError
         with what keeps the model from being loaded.
@@ -426,6 +486,14 @@ class Backend(ABC):
         Called once, after `load`.
         """
         return type(self).ready is not Backend.ready
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the server is to know of the loaded model, as a few JSON values. Called after `load`.
+
+        A language model tells its `context`, the tokens of prompt and answer together, and what
+        `engine.worker.backends.language.engine.StepEngine.facts` names.
+        """
+        return {}
 
     def unload(self) -> None:
         """Release what `load` took. Called once, on a graceful stop only."""

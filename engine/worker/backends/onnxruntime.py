@@ -66,6 +66,7 @@ _LOST = re.compile(
     r"|LaunchFailure)\b"
 )
 _CUDA = "CUDAExecutionProvider"
+_OPENVINO = "OpenVINOExecutionProvider"
 _CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 
 
@@ -378,8 +379,9 @@ def _inside(model: ModelInfo, filename: str) -> str:
 
 
 def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
+    providers = [*_of_accelerators(onnxruntime, model), "CPUExecutionProvider"]
     if model.kind != "GPU":
-        return ["CPUExecutionProvider"]
+        return providers
     onnxruntime.preload_dlls()  # CUDA and cuDNN may be pip packages, where the loader does not look
     available = onnxruntime.get_available_providers()
     if _CUDA not in available:
@@ -389,7 +391,30 @@ def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
             " install onnxruntime-gpu or use KIND_CPU"
         )
     cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
-    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), "CPUExecutionProvider"]
+    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), *providers]
+
+
+def _of_accelerators(onnxruntime: Any, model: ModelInfo) -> list[Any]:
+    """Return the provider of `cpu_execution_accelerator`, whose one name is `openvino`.
+
+    As in Triton, its parameters mean nothing. It computes in FP32, on the threads that a session has.
+    """
+    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
+    asked = accelerators.get("cpu_execution_accelerator", ())
+    if not asked:
+        return []
+    available = onnxruntime.get_available_providers()
+    if _OPENVINO not in available:
+        raise LoadError(
+            f"unable to load model '{model.name}', execution accelerator 'openvino' needs ONNX Runtime's"
+            f" provider for OpenVINO, and the installed one has {', '.join(available)}; give the server an"
+            " environment with the package onnxruntime-openvino in place of onnxruntime, or choose backend"
+            " 'openvino', which reads ONNX files as well"
+        )
+    if any(each.get("parameters") for each in asked):
+        model.log("warning", f"model '{model.name}': parameters of accelerator 'openvino' have no effect")
+    threads = _integer(model, "intra_op_thread_count") or model.threads
+    return [(_OPENVINO, {"device_type": "CPU", "precision": "FP32", "num_of_threads": str(threads)})]
 
 
 def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:

@@ -1,5 +1,7 @@
 """PyTorch models: TorchScript (`model.pt`), torch.export programs and AOTInductor packages (`model.pt2`).
 
+And modules in Python, by `runtime: "model.py"`.
+
 Theory of operation. Whatever was loaded becomes a `Program`: a callable that takes the configured inputs in
 their order, and the path of every output in what it returns. An execution wraps the batch's memory as tensors
 without a copy, calls the program and copies its results out once. On a CUDA device each lane has a stream of
@@ -37,6 +39,7 @@ from engine.worker.backends.torch_loading import (
     load_program,
     set_process_options,
 )
+from engine.worker.backends.torch_modules import RUNTIME, is_module, load_module
 from engine.worker.devices import dlpack
 from engine.worker.devices.arrays import DeviceArray
 from engine.worker.joining import Joining, made_tensors
@@ -73,7 +76,7 @@ _TORCH_NAMES = {
 
 
 class PyTorchBackend(Backend):
-    """Runs `model.pt` and `model.pt2`.
+    """Runs `model.pt` and `model.pt2`, and `model.py` where a model's `runtime` says so.
 
     AOTInductor packages hold the interpreter lock for a whole execution.
     """
@@ -82,6 +85,8 @@ class PyTorchBackend(Backend):
     device_tensors = True
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
+    runtimes: Sequence[str] = (RUNTIME,)
+    environments = True
 
     @classmethod
     def prepare(cls) -> None:
@@ -99,24 +104,27 @@ class PyTorchBackend(Backend):
         self._positions = {tensor.name: position for position, tensor in enumerate(fed)}
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
         self._outputs = list(model.outputs)
-        self._device = device_of(torch, model)
-        self._by_device = self._device.type == "cuda" and Joining.of(model) is None
         self._streams = threading.local()
         set_process_options(torch, model)
         self._gradless = (
             torch.inference_mode if flag(model, "INFERENCE_MODE", default=True) else torch.no_grad
         )
         self._optimized = not flag(model, "DISABLE_OPTIMIZED_EXECUTION")
-        self._cleans_cache = flag(model, "ENABLE_CACHE_CLEANING") and self._device.type == "cuda"
         self._amp = amp_dtype(torch, model)
         try:
-            self._program = load_program(torch, model, self._device)
+            if is_module(model):
+                self._program, self._device = load_module(torch, model)
+            else:
+                self._device = device_of(torch, model)
+                self._program = load_program(torch, model, self._device)
         except (LoadError, MemoryError):
             raise
         except Exception as error:  # torch's loaders raise what they like
             raise LoadError(
                 f"unable to load model '{model.name}', {type(error).__name__}: {error}"
             ) from error
+        self._by_device = self._device.type == "cuda" and Joining.of(model) is None
+        self._cleans_cache = flag(model, "ENABLE_CACHE_CLEANING") and self._device.type == "cuda"
         if self._device.type == "cuda":
             # Lanes' streams do not wait for this thread's, on which weights may still be on their way.
             torch.cuda.synchronize(self._device)

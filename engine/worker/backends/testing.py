@@ -35,6 +35,7 @@ from engine.worker.backends.base import (
     SenderClosed,
     TensorInfo,
 )
+from engine.worker.backends.raw import RawBatch, RawInput, RawOutput, Room, raw_input
 from engine.worker.devices.arrays import DeviceArray
 from engine.worker.joining import Joining
 
@@ -365,6 +366,38 @@ class LocalRequest(BatchRequest):
         return self.is_cancelled
 
 
+class LocalRawBatch(RawBatch):
+    """The bytes of a `LocalBatch`: copies, from and to its arrays."""
+
+    def __init__(self, batch: LocalBatch) -> None:
+        self._batch = batch
+
+    def inputs(self) -> Sequence[RawInput]:
+        """Return copies of all inputs."""
+        requests = self._batch.requests
+        return [
+            raw_input(name, [request.input(name) for request in requests]) for name in self._batch.input_names
+        ]
+
+    def room(self, nbytes: int) -> Room:
+        """Return memory of its own."""
+        return Room.apart(nbytes)
+
+    def respond(self, outputs: Sequence[RawOutput], room: Room) -> None:
+        """Answer every request with copies of its rows."""
+        self._batch.respond([output.array(room) for output in outputs])
+
+    def respond_to(
+        self,
+        index: int,
+        outputs: Sequence[RawOutput],
+        room: Room,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        """Answer one request with copies."""
+        self._batch.requests[index].respond([output.array(room) for output in outputs], parameters)
+
+
 class LocalBatch(Batch):
     """A batch of `requests`, which must carry the same inputs of the same datatypes.
 
@@ -409,6 +442,11 @@ class LocalBatch(Batch):
     def device_inputs(self) -> frozenset[str]:
         """Inputs that lie on the device."""
         return self._device_inputs
+
+    @property
+    def raw(self) -> LocalRawBatch:
+        """The batch as copies of its bytes."""
+        return LocalRawBatch(self)
 
     def stacked(self, name: str) -> Array:
         """Return an input of all requests. See `Batch.stacked`."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.worker.backends.torch_names import Path
 
 DEFAULT_ARTIFACTS = ("model.pt", "model.pt2")
+_ON, _OFF = ("true", "on", "1"), ("false", "off", "0")
 _AMP = {"bf16": "bfloat16", "fp16": "float16"}
 # What an AOTInductor package calls a CPU feature, and what /proc/cpuinfo does.
 _CPU_FLAGS = {
@@ -45,13 +46,16 @@ class Program:
 
 
 def flag(model: ModelInfo, key: str, *, default: bool = False) -> bool:
-    """Return the boolean parameter `key`. Raises LoadError for anything but true and false."""
+    """Return the boolean parameter `key`, in one of the reference implementation's spellings.
+
+    Raises LoadError for others.
+    """
     text = model.parameters.get(key)
     if text is None:
         return default
-    if text.lower() not in ("true", "false", "1", "0"):
+    if text.lower() not in (*_ON, *_OFF):
         raise LoadError(f"model '{model.name}': parameter '{key}' must be true or false, got '{text}'")
-    return text.lower() in ("true", "1")
+    return text.lower() in _ON
 
 
 def _count(model: ModelInfo, *keys: str) -> int:
@@ -112,10 +116,10 @@ def check_device(torch: Any, device: Any, failure: Exception, log: Callable[[str
 
 def set_process_options(torch: Any, model: ModelInfo) -> None:
     """Apply what torch keeps for the whole process, which is one worker."""
-    if "TORCH_COMPILE_OPTIONAL_PARAMETERS" in model.parameters:
+    if "TORCH_COMPILE_OPTIONAL_PARAMETERS" in model.parameters and model.config.get("runtime") != "model.py":
         raise LoadError(
-            f"model '{model.name}': TORCH_COMPILE_OPTIONAL_PARAMETERS is for models in Python files, which are not"
-            " supported by this version of Tritium"
+            f"model '{model.name}': TORCH_COMPILE_OPTIONAL_PARAMETERS is for modules in Python:"
+            ' write runtime: "model.py"'
         )
     torch.set_num_threads(_count(model, "INTRA_OP_THREAD_COUNT", "NUM_THREADS") or max(1, model.threads))
     interop = _count(model, "INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")
@@ -134,6 +138,9 @@ def set_process_options(torch: Any, model: ModelInfo) -> None:
     if "ENABLE_JIT_PROFILING" in model.parameters:
         # There is no public name.
         torch._C._jit_set_profiling_mode(flag(model, "ENABLE_JIT_PROFILING"))  # noqa: SLF001
+    if "ENABLE_TENSOR_FUSER" in model.parameters:
+        # There is no public name.
+        torch._C._jit_set_texpr_fuser_enabled(flag(model, "ENABLE_TENSOR_FUSER"))  # noqa: SLF001
     if flag(model, "ENABLE_WEIGHT_SHARING"):
         model.log(
             "info",

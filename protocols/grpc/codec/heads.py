@@ -218,12 +218,22 @@ def _timeout(known: Mapping[bytes, bytes]) -> float:
     value = known.get(b"grpc-timeout")
     if value is None:
         return math.inf
+    try:
+        return parse_timeout(value)
+    except ValueError as error:
+        raise _Refused(Refusal(Status.INTERNAL, str(error))) from None
+
+
+def parse_timeout(value: bytes) -> float:
+    """Return the seconds that a `grpc-timeout` field says.
+
+    Raises ValueError, whose text is for the client.
+    """
     found = _TIMEOUT.fullmatch(value)
     if found is None:
-        message = (
+        raise ValueError(
             f"malformed grpc-timeout '{_shown(value)}': it takes 1 to 8 digits and one of H, M, S, m, u and n"
         )
-        raise _Refused(Refusal(Status.INTERNAL, message))
     return int(found[1]) * _UNITS[found[2]]
 
 

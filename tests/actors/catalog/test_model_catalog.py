@@ -68,7 +68,12 @@ async def test_progress_tells_phase_seconds_and_attempt(begin, autojump_clock):
     world.tree.fails = {"m": 1}
     world.tree.seconds = {"m": 5.0}
     await trio.sleep(2)
-    assert world.catalog.progress(ModelKey("m")) == {"phase": "starting", "seconds": 2.0, "attempt": 1}
+    assert world.catalog.progress(ModelKey("m")) == {
+        "phase": "starting",
+        "seconds": 2.0,
+        "attempt": 1,
+        "phase_seconds": 2.0,
+    }
     await trio.sleep(5)
     assert world.catalog.progress(ModelKey("m"))["attempt"] == 2
     await world.catalog.finished.wait()

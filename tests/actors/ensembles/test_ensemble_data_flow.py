@@ -345,7 +345,7 @@ class Play:
         return self
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, few=25), deadline=None)
 @given(graphs(), st.data())
 def test_whatever_order_steps_end_in_every_step_runs_once_and_the_answers_are_the_same(graph, data):
     first = Play(graph, lambda count: 0).play()
@@ -358,7 +358,7 @@ def test_whatever_order_steps_end_in_every_step_runs_once_and_the_answers_are_th
     assert all(set(answer) == set(graph[2]) for answer in first.answers)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100, few=25), deadline=None)
 @given(graphs(), st.integers(0, 8), st.data())
 def test_after_an_error_nothing_begins_and_it_ends_when_everything_has(graph, fail_at, data):
     played = Play(graph, lambda count: data.draw(st.integers(0, count - 1)), fail_at=fail_at).play()
@@ -368,7 +368,7 @@ def test_after_an_error_nothing_begins_and_it_ends_when_everything_has(graph, fa
     assert set(played.ran.values()) <= {1}
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200, few=25), deadline=None)
 @given(graphs(), st.integers(0, 12), st.data())
 def test_the_cheap_flow_of_ensembles_without_decoupled_steps_does_what_the_other_does(graph, fail_at, data):
     wires, inputs, requested, models = graph

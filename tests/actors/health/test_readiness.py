@@ -796,3 +796,15 @@ async def test_an_instance_that_was_given_up_as_stuck_can_be_removed_by_a_replac
     assert state.instances == state.rotation == [other.instance]
     other.finish()
     assert healthy.reply.answered
+
+
+async def test_a_server_is_not_ready_while_no_engine_of_a_model_shows_a_sign_of_life(served, autojump_clock):
+    server, first = served(instances=PAIR)
+    await wait_all_tasks_blocked()
+    first.silent_for = 30.0
+    assert await server.is_ready(after=1.5)
+    sibling(first).silent_for = 35.0
+    assert not await server.is_ready(after=1.5)
+    assert "no engine has shown a sign of life at its work for 30 s" in server.changes[-1][1][0]
+    first.silent_for = 0.0
+    assert await server.is_ready(after=1.5)

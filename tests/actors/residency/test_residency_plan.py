@@ -170,7 +170,7 @@ def situations(draw):
         Resident(
             key=ModelKey(f"r{index}"),
             nbytes=draw(sizes),
-            hold=draw(st.sampled_from(KeptBy)),
+            hold=draw(st.sampled_from([each for each in KeptBy if each is not KeptBy.WANTED])),
             last_used=draw(times),
             turn_ends=draw(times),
             leaving=draw(st.booleans()) and draw(st.booleans()),

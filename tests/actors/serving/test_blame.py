@@ -1,13 +1,16 @@
 """What is remembered of requests under which a worker died or hung, and what that means for their like."""
 
+from array import array
+
 import numpy as np
 import pytest
 
 from actors.seams.steps import at_once
 from actors.serving.policy.blame import HASHED_AT_ONCE, QUARANTINE_SECONDS, Blame, fingerprint_of, hashing
 from actors.values.datatypes import DataType
+from actors.values.generation.asking import TEXT, Ask, GenerationRequest, Sampling
 from actors.values.tensors import Tensor
-from tests.support.ports import waiting_request
+from tests.support.ports import Port, waiting_request
 from tests.support.shared_regions import ClientRegion, input_in
 
 LATER = QUARANTINE_SECONDS + 1
@@ -148,3 +151,47 @@ def test_inputs_in_a_region_are_told_by_what_the_region_holds():
     region.shrink(100_000)
     assert fingerprint_of(lying).digest not in (before.digest, after.digest)
     region.close()
+
+
+def asking(prompt, **more):
+    request = GenerationRequest(model_name="model", reply=Port(), accepted_at=0.0)
+    request.ask = Ask(TEXT, prompts=(prompt,), **more)
+    return request
+
+
+IDS = [*range(200_000)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "like", "other"),
+    [
+        ({"prompt": "bad"}, {"prompt": "bad", "stream": False}, {"prompt": "bad", "adapter": "a"}),
+        ({"prompt": IDS}, {"prompt": array("i", IDS)}, {"prompt": [*IDS[:-20], 7, *IDS[-19:]]}),
+        (
+            {"prompt": "bad", "sampling": Sampling(seed=1, logit_bias={"1": 2.0})},
+            {"prompt": "bad", "sampling": Sampling(seed=1, logit_bias={"1": 2.0})},
+            {"prompt": "bad", "sampling": Sampling(seed=2, logit_bias={"1": 2.0})},
+        ),
+        (
+            {"prompt": "bad", "messages": [{"role": "user", "content": "b\ud800"}]},
+            {"prompt": "bad", "messages": [{"content": "b\ud800", "role": "user"}]},
+            {"prompt": "bad", "messages": [{"role": "user", "content": ["b"]}]},
+        ),
+        ({"prompt": []}, {"prompt": array("i")}, {"prompt": [1, 2**70, None]}),
+    ],
+)
+def test_what_a_language_model_is_asked_is_told_by_all_of_it(blame, ask, like, other):
+    blame.convict(asking(**ask), 0.0, None)
+    assert blame.quarantine.match(asking(**like), 1.0)
+    assert not blame.quarantine.match(asking(**other), 1.0)
+
+
+def test_a_long_ask_is_hashed_in_steps(blame):
+    text = "x" * (HASHED_AT_ONCE + 1)
+    blame.convict(asking(text), 0.0, None)
+    assert blame.must_hash(asking(text), 1.0)
+    assert not blame.must_hash(asking("x"), 1.0)
+    assert not blame.must_hash(asking(text + "y"), 1.0), "its length differs"
+    chat = asking("", messages=[{"role": "user", "content": [{"text": text}] * 3}])
+    assert len([*hashing(chat)]) == 3
+    assert not blame.must_hash(chat, 1.0)

@@ -11,7 +11,7 @@ from actors.serving.instances.memory import SPARE_SLOTS
 from actors.serving.instances.streams import OPEN_LIMIT
 from actors.values.datatypes import DataType
 from actors.wire import frames
-from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire.batch_frames import Answer, Part, Placed, Result, join_parts
 from actors.wire.frames import WINDOW_BYTES, WINDOW_PARTS, FrameError
 from tests.actors.serving.test_live_worker import executing
 
@@ -60,6 +60,30 @@ async def test_parts_reach_their_requests_with_the_tensors_they_carry(connection
         (one, True, False, [[[float(n) for n in range(50_000)]]]),
         (two, False, True, []),
     ]
+
+
+async def test_parts_of_several_requests_come_in_one_frame(connection):
+    batch = connection.dispatch(connection.request(), connection.request())
+    parts = [part(batch, 1), part(batch, 0), part(batch, 1, values=[3.0, 4.0]), end(batch, 0)]
+    connection.worker.on_packet(join_parts([each.packet() for each in parts]))
+    found = [
+        (batch.requests.index(arrived.stream.request), [t.as_numpy().tolist() for t in arrived.outputs])
+        for arrived in connection.events.arrived
+    ]
+    assert found == [(1, [[[1.0, 2.0]]]), (0, [[[1.0, 2.0]]]), (1, [[[3.0, 4.0]]]), (0, [])]
+
+
+async def test_parts_in_one_frame_cost_credit_as_those_in_their_own(connection, batch):
+    packets = [part(batch).packet() for _ in range(WINDOW_PARTS)]
+    connection.worker.on_packet(join_parts(packets))
+    with pytest.raises(FrameError, match="without credit"):
+        connection.worker.on_packet(join_parts(packets[:1]))
+
+
+async def test_a_part_in_one_frame_with_others_is_whole(connection, batch):
+    beginning = next(part(batch, values=range(50_000)).packets())[:500]
+    with pytest.raises(FrameError, match="in one frame with others"):
+        connection.worker.on_packet(join_parts([beginning]))
 
 
 async def test_a_batch_gives_its_slot_back_when_its_execution_is_over_and_stays_open(connection):

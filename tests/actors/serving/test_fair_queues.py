@@ -118,6 +118,59 @@ def test_nothing_is_remembered_of_anybody_once_the_queue_is_empty():
         lane.popitem(last=False)
 
 
+def in_lane(*tenants):
+    """Return a lane with a request of one row for each of these."""
+    lane: Any = FairLane(Ledger(Fairness(tenant_header="x")))
+    for tenant in tenants:
+        lane[make_request(tenant)] = None
+    return lane
+
+
+def taken(lane, count):
+    return "".join(lane.popitem(last=False)[0].tenant for _ in range(count))
+
+
+def test_a_debt_that_grows_is_remembered_as_long_as_it_lasts():
+    lane = in_lane("a", *"b" * 12)
+    assert taken(lane, 2) == "ab"
+    for _ in range(4):
+        lane.charge("a", 1.0, lane.era)
+    lane[make_request("a")] = None
+    assert taken(lane, 6) == "bbbbab"
+
+
+def test_a_debt_that_was_given_back_is_forgiven():
+    lane = in_lane("a", *"b" * 12)
+    assert taken(lane, 1) == "a"
+    lane.charge("a", 5.0, lane.era)
+    lane.charge("a", -5.0, lane.era)
+    assert taken(lane, 8) == "b" * 8
+    assert lane.remembered == 1
+    lane.charge("a", -1.0, lane.era)
+    assert lane.remembered == 1
+
+
+def test_debts_that_grow_are_bounded():
+    lane = in_lane("stays", "stays")
+    for n in range(2 * REMEMBERED):
+        for _ in range(3):
+            lane.charge(f"t{n}", 1.0, lane.era)
+    assert lane.remembered <= REMEMBERED + 1
+    for n in range(2 * REMEMBERED):
+        lane.charge(f"t{n}", 9.0, lane.era)
+    assert lane.remembered <= REMEMBERED + 1
+
+
+def test_charging_a_line_that_waits_leaves_nothing_behind():
+    lane = in_lane("a", "b", "b")
+    for _ in range(500):
+        lane.charge("b", 1.0, lane.era)
+        lane.charge("b", -1.0, lane.era)
+    lane.charge("b", 2.0, lane.era)
+    lane[make_request("a")] = None
+    assert taken(lane, 3) == "aab"
+
+
 def test_virtual_time_begins_anew_before_small_costs_get_lost():
     queue = fair(weights={"heavy": 0.001})
     push_all(queue, *[make_request("heavy", rows=2**33) for _ in range(3)], *[make_request(t) for t in "abc"])

@@ -140,13 +140,18 @@ def test_every_mistake_about_fairness_is_told(document, mistakes):
         ({"p99": 1, "refuse": False, "tune": True}, Slo(p99=1.0, refuse=False)),
         ({"p99": 1, "tune": False}, Slo(p99=1.0, tune=False)),
         ({"refuse": True}, Slo()),
+        ({"ttft": 0.5, "itl": 0.05}, Slo(ttft=0.5, itl=0.05)),
+        ({"itl": 1, "refuse": True}, Slo(itl=1.0)),
     ],
 )
 def test_a_promise_is_read(document, slo):
     assert read_slo(document) == slo
 
 
-NOTHING = 'asks for nothing: use {"p99": 0.05}, or {"refuse": true} for requests\' own deadlines'
+NOTHING = (
+    'asks for nothing: use {"p99": 0.05}, {"ttft": 0.5} for a language model, or {"refuse": true}'
+    " for requests' own deadlines"
+)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +165,19 @@ NOTHING = 'asks for nothing: use {"p99": 0.05}, or {"refuse": true} for requests
         ({"p99": "50ms"}, ["'p99' is \"50ms\": use a number of at least 0"]),
         ({"p99": 1, "refuse": 1}, ["'refuse' is 1: use true or false"]),
         ({"tune": True}, ["'tune' has nothing to tune for: add \"p99\": 0.05"]),
+        ({"ttft": 0}, ["'ttft' is 0: use seconds above 0, such as 0.05"]),
+        ({"itl": "50ms"}, ["'itl' is \"50ms\": use a number of at least 0"]),
+        (
+            {"ttft": 1, "p99": 1, "tune": True},
+            [
+                "'p99' is of models that make batches, and 'ttft' and 'itl' are not: leave it out",
+                "'tune' is of models that make batches, and 'ttft' and 'itl' are not: leave it out",
+            ],
+        ),
+        (
+            {"itl": 1, "refuse": False},
+            ["'refuse' is false, and nothing else keeps these promises: leave it out"],
+        ),
         ({"p95": 1}, ["'p95' is unknown: did you mean 'p99'?"]),
     ],
 )

@@ -40,6 +40,7 @@ class Events(Double):
         self.failures = []
         self.batches = []
         self.logs = []
+        self.phases = []
         self.freed = 0
         self.arrived = []
         self.on_finished = lambda batch, borrowed: None
@@ -56,6 +57,9 @@ class Events(Double):
 
     def part(self, batch, arrived):
         self.arrived.append(arrived)
+
+    def entered(self, phase):
+        self.phases.append(phase)
 
     def logged(self, level, message):
         self.logs.append((level, message))
@@ -373,6 +377,7 @@ HOSTILE = {
     "a log line at a level of its own": lambda batch: frames.encode_json(
         frames.LOG, {"level": "__class__", "message": "x"}
     ),
+    "a phase that is no text": lambda batch: frames.encode_json(frames.PHASE, {"phase": 3}),
     "a log line without a level": lambda batch: frames.encode_json(frames.LOG, {"message": "x"}),
     "a log line that is a tree": lambda batch: (
         bytes((frames.LOG,)) + b'{"level":"info","message":' + b"[" * 900 + b"]" * 900 + b"}"
@@ -421,6 +426,12 @@ async def test_texts_of_a_worker_hold_characters_that_can_be_written(connection)
     connection.worker.on_packet(frames.encode_json(frames.LOAD_FAILED, {"message": "b\udfff"}))
     assert connection.events.logs == [("info", "a?")]
     assert connection.events.failures == [("b?", "")]
+
+
+async def test_a_load_tells_of_its_phases_but_not_for_ever(connection):
+    for number in range(100):
+        connection.worker.on_packet(frames.encode_json(frames.PHASE, {"phase": f"{number}: weights"}))
+    assert connection.events.phases == [f"{number}: weights" for number in range(64)]
 
 
 async def test_spoilt_packets_are_answers_or_frame_errors(connect):

@@ -918,6 +918,15 @@ async def test_an_instance_that_leaves_gives_back_what_it_has_not_begun(behind, 
     assert staying.sent[-1][1] == [ahead]
 
 
+async def test_an_instance_that_leaves_is_told_whose_client_has_gone(behind, autojump_clock):
+    leaving, _ = behind.workers
+    running = next(iter(leaving.outstanding.values())).requests[0]
+    behind.state.remove_instance(leaving.instance)
+    leaving.cancelled.clear()
+    behind.state.cancel(running)
+    assert leaving.cancelled == [running]
+
+
 async def test_what_the_last_instance_died_of_is_answered_where_it_was_dismissed(model, autojump_clock):
     model.state.remove_instance(model.worker.instance)
     suspects, waiting = [model.request(), model.request()], model.request()

@@ -9,6 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.generation.policy.faces import face_of
 from actors.serving.probing import (
     ProbeOutcome,
     better,
@@ -30,13 +31,14 @@ from actors.values.errors import (
     Unavailable,
 )
 from actors.values.requests import InferResponse
-from actors.values.specs import DynamicBatching, InputSpec, Probe, QueueBounds, WarmupSample
+from actors.values.specs import DynamicBatching, InputSpec, LanguageServing, Probe, QueueBounds, WarmupSample
 from actors.values.tensors import Tensor
 from tests.support.doubles import Double
 from tests.support.model_doubles import Stage, make_spec
 from tests.support.ports import NoPort, Port
 from tests.support.tasks import outcome_of
 
+LANGUAGE_INPUTS = ("text_input", "sampling_parameters")
 GOOD = ProbeOutcome(answered=True, seconds=0.1)
 BAD = ProbeOutcome(answered=True, error="no zeros, please", seconds=0.1)
 GONE = ProbeOutcome(answered=False, error="no answer within 2 s", seconds=2.0)
@@ -101,6 +103,15 @@ def test_every_model_takes_its_probe(declared, max_batch_size):
     request = probe_request(spec, reply=NoPort(), now=0.0)
     Validator(spec)(request)
     assert len(request.inputs) == sum(not each.optional for each in spec.inputs)
+
+
+def test_a_language_model_is_asked_for_one_token():
+    declared = [InputSpec(name=name, datatype=DataType.BYTES, dims=(1,)) for name in LANGUAGE_INPUTS]
+    spec = make_spec(scheduling=LanguageServing(), decoupled=True, max_batch_size=0, inputs=tuple(declared))
+    request = probe_request(spec, reply=NoPort(), now=0.0)
+    Validator(spec)(request)
+    ask = face_of(request).ask
+    assert (ask.prompts, ask.sampling.max_tokens, ask.sampling.temperature) == (("1",), 1, 0)
 
 
 def sample(name, *tensors):

@@ -26,7 +26,7 @@ from actors.serving.policy.retries import (
     after_death,
 )
 from actors.values.datatypes import DataType
-from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable
+from actors.values.errors import Cancelled, DeadlineExceeded, ErrorCode, Poisoned, Unavailable, WorkerLost
 from actors.values.requests import InferRequest
 from actors.values.specs import Retry
 from actors.values.tensors import Tensor
@@ -50,6 +50,7 @@ def death(
     instance="add_0",
     culprit=None,
     known=None,
+    suspects=True,
 ):
     return after_death(
         reason,
@@ -60,6 +61,7 @@ def death(
         instance=instance,
         culprit=culprit,
         known=known or {},
+        suspects=suspects,
     )
 
 
@@ -187,7 +189,7 @@ def test_nobody_is_accused_of_what_no_request_can_cause(reason):
     (request,) = make_requests(1)
     aftermath = death(reason, [request], retry=Retry.NEVER, known={request: "a"})
     assert (aftermath.accused, aftermath.quarantine) == ((), ())
-    assert refusals(aftermath) == {request: Unavailable}
+    assert refusals(aftermath) == {request: WorkerLost}
 
 
 def test_the_second_death_under_the_same_inputs_convicts():
@@ -205,14 +207,14 @@ def test_the_second_death_under_the_same_inputs_convicts():
 def test_in_company_too_the_only_one_that_was_accused_before_is_convicted():
     poison, mate, twin = make_requests(3)
     aftermath = death(SEGV, [mate, poison, twin], retry=Retry.NEVER, known={poison: "a", twin: "a"})
-    assert refusals(aftermath) == {poison: Poisoned, twin: Poisoned, mate: Unavailable}
+    assert refusals(aftermath) == {poison: Poisoned, twin: Poisoned, mate: WorkerLost}
     assert aftermath.quarantine == (poison, twin)
 
 
 def test_of_several_that_were_accused_before_nobody_is_convicted_in_company():
     one, other = make_requests(2)
     aftermath = death(SEGV, [one, other], retry=Retry.NEVER, known={one: "a", other: "b"})
-    assert refusals(aftermath) == dict.fromkeys((one, other), Unavailable)
+    assert refusals(aftermath) == dict.fromkeys((one, other), WorkerLost)
     assert aftermath.quarantine == ()
     assert aftermath.accused == (one, other)
 
@@ -334,7 +336,7 @@ def test_bystanders_that_may_not_run_twice_are_unavailable_not_late():
     bystanders, guilty = make_requests(2), make_requests(1)
     aftermath = death(Hang(1.0), bystanders, guilty, retry=Retry.NEVER, culprit=1)
     assert refusals(aftermath) == {
-        **dict.fromkeys(bystanders, Unavailable),
+        **dict.fromkeys(bystanders, WorkerLost),
         guilty[0]: DeadlineExceeded,
     }
 
@@ -513,6 +515,13 @@ def test_a_worker_that_is_always_killed_ends_in_a_refusal():
 
 
 # The suspects' queue
+
+
+def test_what_is_no_suspect_is_not_taken_out():
+    suspects = SuspectQueue()
+    suspects.push_split([(make_request(),)])
+    assert not suspects.remove(make_request())
+    assert len(suspects) == 1
 
 
 def test_suspects_keep_their_own_deadlines_and_may_be_cancelled():
@@ -694,3 +703,23 @@ def test_a_fingerprint_is_the_same_for_equal_inputs_and_can_be_forgotten(quarant
     quarantine.discard(mark)
     assert not quarantine.holds(mark, 1.0)
     assert not quarantine
+
+
+# Requests whose deaths others look into
+
+
+@pytest.mark.parametrize("reason", [SEGV, Hang(1.0), KILL, Hang(1.0, suspended=True)])
+def test_what_others_look_into_is_lost_and_suspected_of_nothing(reason):
+    one, two, waiting = make_requests(3)
+    gone = make_request("gone")
+    gone.cancelled = True
+    aftermath = death(
+        reason, [one], [two, gone], waiting=[waiting], known={one: "a"}, culprit=0, suspects=False
+    )
+    assert [(request, type(error)) for request, error in aftermath.refuse] == [
+        (one, WorkerLost),
+        (two, WorkerLost),
+    ]
+    assert {error.blamed for _, error in aftermath.refuse} == {reason.blames_request}
+    assert (aftermath.requeue, aftermath.cancelled) == ((waiting,), (gone,))
+    assert (aftermath.suspects, aftermath.quarantine, aftermath.hung, aftermath.accused) == ((), (), (), ())

@@ -221,3 +221,13 @@ def test_a_lane_s_rate_is_of_the_time_that_it_executes(statistics):
     succeed(statistics)
     statistics.batch_executed(1, 0, 500_000_000, 0, 1)
     assert statistics.lane_rate == 2.0
+
+
+def test_a_version_shows_what_its_engine_has_counted_of_workers():
+    engine, version = ModelStatistics(), ModelStatistics()
+    engine.restarts = 1
+    engine.quarantined, engine.abandoned_threads = 3, 4
+    engine.recycled["memory"], engine.deaths["oom"] = 2, 5
+    version.take_over(engine)
+    assert (version.restarts, version.quarantined, version.abandoned_threads) == (1, 3, 4)
+    assert (version.recycled, version.deaths) == ({"memory": 2}, {"oom": 5})

@@ -85,6 +85,7 @@ def test_long_tensors_of_short_elements_are_walked_as_if_element_by_element(
     assert walk_at_once(data, most) == plainly(data, most)
 
 
+@pytest.mark.slow
 def test_a_million_short_strings_take_a_stop_for_each_32_kib():
     """Read one by one, they would take one for each 2,048 elements, of 0.2 ms."""
     elements = [b"%d" % (place * 7919 % 10 ** (1 + place % 7)) for place in range(1_000_000)]

@@ -83,6 +83,7 @@ class PlayedWorker:
         sock.setblocking(False)
         self.outstanding = {}
         self.open = {}
+        self.steps = 0
         self.condemned = []
 
     def stop_prefetching(self):

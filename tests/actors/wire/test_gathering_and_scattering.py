@@ -357,6 +357,33 @@ def test_a_part_without_outputs_has_no_tensors(answer):
     assert outputs_of(Part(1, 0, answer, b"", 0, final=True), request(spec), spec) == ([], None)
 
 
+@pytest.mark.parametrize("reshape", [None, (1, 2)])
+def test_a_part_s_only_output_views_its_data(reshape):
+    """Whether it is the plain case or not, the tensor is the same."""
+    spec = make_spec(
+        max_batch_size=0, outputs=(OutputSpec(name="O", datatype=DataType.INT32, dims=(2,), reshape=reshape),)
+    )
+    data = np.array([7, 8], np.int32).tobytes()
+    answer = Answer([Placed("O", DataType.INT32, reshape or (2,), 0, 8)])
+    tensors, checking = outputs_of(Part(1, 0, answer, data, 8, final=False), request(spec), spec)
+    assert [(tensor.shape, tensor.as_numpy().tolist()) for tensor in tensors] == [((2,), [7, 8])]
+    assert checking is None
+
+
+def test_a_part_may_have_several_outputs_and_texts():
+    outputs = [OutputSpec(name=name, datatype=DataType.INT32, dims=(1,)) for name in "AB"]
+    spec = make_spec(max_batch_size=0, outputs=outputs)
+    answer = Answer([Placed(name, DataType.INT32, (1,), 4 * at, 4) for at, name in enumerate("AB")])
+    data = np.array([1, 2], np.int32).tobytes()
+    tensors, _ = outputs_of(Part(1, 0, answer, data, 8, final=False), request(spec), spec)
+    assert [(tensor.name, tensor.as_numpy().tolist()) for tensor in tensors] == [("A", [1]), ("B", [2])]
+    spec = make_spec(max_batch_size=0, outputs=[OutputSpec(name="T", datatype=DataType.BYTES, dims=(1,))])
+    text = pack_bytes((b"text",))
+    answer = Answer([Placed("T", DataType.BYTES, (1,), 0, len(text))])
+    tensors, _ = outputs_of(Part(1, 0, answer, text, len(text), final=False), request(spec), spec)
+    assert tensors[0].as_numpy().tolist() == [b"text"]
+
+
 def test_padding_gets_nothing_and_the_rows_after_it_stay_in_their_places():
     spec = make_spec(outputs=(OutputSpec(name="O", datatype=DataType.FP32, dims=(1,)),))
     requests = [PaddingRow(spec), request(spec, rows=1), PaddingRow(spec), request(spec, rows=1)]

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from actors.values.tensors import element_count
-from actors.wire import frames
-from actors.wire.batch_frames import Answer, Part, Placed, Result
+from actors.wire import batch_frames, frames
+from actors.wire.batch_frames import (
+    LARGEST_TOGETHER,
+    MOST_TOGETHER,
+    Answer,
+    Part,
+    Placed,
+    Result,
+    join_parts,
+    split_parts,
+)
 from actors.wire.frames import MAX_FRAME, FrameError
 
 MUTATIONS = int(os.environ.get("TRITIUM_FRAME_MUTATIONS", "3000"))
@@ -163,3 +172,59 @@ def test_mutated_parts_are_parts_or_frame_errors(part, chance):
         assert all(
             o.offset + o.nbytes <= found.nbytes for o in (found.answer.outputs if found.answer else ())
         )
+
+
+def short_part(index, token=7):
+    answer = Answer([Placed("token_ids", DataType.INT32, (1,), 0, 4)])
+    return Part(3, index, answer, token.to_bytes(4, "little"), 4, final=False)
+
+
+def test_what_is_read_of_a_part_does_not_depend_on_the_parts_before():
+    same = Answer([Placed("token_ids", DataType.INT32, (1,), 0, 4)])
+    for index, token in ((0, 1), (1, 2), (0, 3)):
+        found = Part.decode(short_part(index, token).packet())
+        assert (found.batch_id, found.index, bytes(found.data)) == (3, index, bytes([token, 0, 0, 0]))
+        assert described(found.answer) == described(same)
+    with pytest.raises(FrameError, match="up to byte 4"):  # the same answer, and a byte too few
+        Part.decode(Part(3, 0, same, b"123", 3, final=False).packet() or b"")
+
+
+@given(st.lists(parts().map(lambda part: next(part.packets())), min_size=1, max_size=MOST_TOGETHER))
+def test_parts_that_travel_together_are_split_as_they_were_joined(packets):
+    short = [packet for packet in packets if len(packet) <= LARGEST_TOGETHER]
+    if short:
+        assert split_parts(join_parts(short)) == short
+
+
+def test_a_frame_of_parts_has_no_more_than_can_be_handled_at_once():
+    packet = short_part(0).packet()
+    assert len(split_parts(join_parts([packet] * MOST_TOGETHER))) == MOST_TOGETHER
+    with pytest.raises(FrameError, match="65 parts in one frame"):
+        split_parts(join_parts([packet] * (MOST_TOGETHER + 1)))
+    with pytest.raises(FrameError, match="0 parts in one frame"):
+        split_parts(join_parts([]))
+    with pytest.raises(FrameError, match="part 1 of several, of 513 bytes"):
+        split_parts(join_parts([packet, packet.ljust(LARGEST_TOGETHER + 1)]))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        join_parts([short_part(0).packet()])[:-1],
+        join_parts([short_part(0).packet()]) + b"\1",
+        join_parts([b""]),
+        join_parts([bytes((frames.STOP,))]),
+    ],
+    ids=["cut short", "a byte too many", "of nothing", "of another kind"],
+)
+def test_broken_frames_of_parts_are_rejected(broken):
+    with pytest.raises(FrameError, match="is none"):
+        split_parts(broken)
+
+
+def test_what_is_remembered_of_parts_is_bounded(monkeypatch):
+    monkeypatch.setattr(batch_frames, "_MOST_KNOWN", 2)
+    for name in "abcab":
+        answer = Answer([Placed(name, DataType.INT32, (1,), 0, 4)])
+        found = Part.decode(Part(3, 1, answer, b"1234", 4, final=False).packet() or b"")
+        assert described(found.answer) == described(answer)

@@ -103,7 +103,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
         (["--model-repository=x"], "tritium serve --model-repository=x"),
         (
             ["xyzzy"],
-            "commands are serve, run, sagemaker, check, sign, verify, key, auth, tree, traffic, events, ",
+            "commands are serve, run, sagemaker, init, check, convert, sign, verify, key, auth, tree, ",
         ),
         (["check", "/nowhere/models"], "not a directory"),
         (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
@@ -425,6 +425,15 @@ def test_what_a_terminal_might_obey_is_spelt_out():
 
 def test_columns_start_at_the_same_place():
     assert aligned([("a", "b"), ("long", "c")]) == "a     b\nlong  c\n"
+
+
+def test_check_knows_that_hangs_of_language_models_are_noticed_otherwise(repository, capsys):
+    language = 'backend: "transformers"\n'
+    never = 'parameters { key: "tritium.hang_within" value { string_value: "0" } }\n'
+    assert main(["check", repository(watched=language)]) == 0
+    assert "hang" not in capsys.readouterr().out.replace("unchanged", "")
+    assert main(["check", repository(never=language + never)]) == 0
+    assert "tritium.hang_within is 0: an engine that stands still is not noticed" in capsys.readouterr().out
 
 
 def test_check_tells_the_limit_that_all_models_would_have(repository, capsys):

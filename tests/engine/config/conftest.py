@@ -17,6 +17,7 @@ def backends() -> Mapping[str, BackendTraits]:
         BackendTraits(
             name="pytorch", default_artifact="model.pt", platforms=("pytorch_libtorch", "torch_aoti")
         ),
+        BackendTraits(name="openvino", default_artifact="model.xml"),
         BackendTraits(name="python", pure=False, concurrent=False, default_artifact="model.py"),
         BackendTraits(name="mine", default_artifact="model.mine", platforms=("my_platform",)),
         BackendTraits(name="broken", unavailable="ImportError: no libmagic"),

@@ -49,7 +49,7 @@ BROKEN = [
     ('an unknown backend', 'backend: "onnxrunntime"\n' + REST,
      [((1, 1), 'backend', "unable to find backend library for backend 'onnxrunntime', try specifying runtime on the model configuration.", "did you mean 'onnxruntime'?")]),
     ('a backend that is nothing like another', 'backend: "zzz"\n' + REST,
-     [((1, 1), 'backend', "unable to find backend library for backend 'zzz', try specifying runtime on the model configuration.", 'backends here: broken, mine, onnxruntime, python, pytorch')]),
+     [((1, 1), 'backend', "unable to find backend library for backend 'zzz', try specifying runtime on the model configuration.", 'backends here: broken, mine, onnxruntime, openvino, python, pytorch')]),
     ('a backend by its short name', 'backend: "onnx"\n' + REST,
      [((1, 1), 'backend', "unable to find backend library for backend 'onnx', try specifying runtime on the model configuration.", "did you mean 'onnxruntime'?")]),
     ("a platform in the backend's place", 'backend: "pytorch_libtorch"\n' + REST,
@@ -225,11 +225,12 @@ def test_a_mistake_is_told_with_its_place_its_text_and_a_suggestion(load, errors
 
 
 UNSUPPORTED = [
-    (plus('runtime: "libmine.so"'), "runtime", (6, 1)),
     (plus('model_operations { op_library_filename: "ops.so" }').replace("onnxruntime", "python"),
      "model_operations.op_library_filename", (6, 20)),
-    (plus('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'),
+    (plus('optimization { execution_accelerators { cpu_execution_accelerator { name: "xnnpack" } } }'),
      "optimization.execution_accelerators", (6, 41)),
+    (plus('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }')
+     .replace("onnxruntime", "python"), "optimization.execution_accelerators", (6, 41)),
     (plus('optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'),
      "optimization.execution_accelerators", (6, 41)),
     (plus("instance_group { secondary_devices { device_id: 1 } }"), "instance_group.secondary_devices", (6, 18)),

@@ -453,13 +453,45 @@ def test_a_third_party_may_have_nothing_to_add(mine):
     assert loaded.specs[0].inputs == ()
 
 
+def test_a_backend_with_nothing_to_add_to_a_complete_configuration_is_not_asked(write_model):
+    traits = BackendTraits(
+        name="mine", completes=True, completes_the_complete=False, target="no_such:Backend"
+    )
+    ports = "{ name: 'A' data_type: TYPE_FP32 dims: 1 }"
+    whole = f"backend: 'mine' input {ports} output {ports}"
+    loaded = load_model_config(write_model(config=whole), backends={"mine": traits})
+    assert loaded.ok, loaded.problems
+    part = write_model("part", f"backend: 'mine' input {ports}")
+    assert "no_such" in load_model_config(part, backends={"mine": traits}).reason
+
+
+@pytest.mark.slow
+def test_an_openvino_model_is_complete_without_any_configuration(write_model, backends):
+    openvino = pytest.importorskip("openvino")
+    ops = openvino.opset13
+    directory = write_model(files={"1/readme": b""})
+    x = ops.parameter(openvino.PartialShape([-1, 3, -1]), openvino.Type.f16)
+    y = ops.result(ops.relu(x))
+    for node, name in ((x, "X"), (y, "Y")):
+        node.output(0).get_tensor().set_names({name})
+        node.set_layout(openvino.Layout("NC..."))
+    openvino.save_model(openvino.Model([y], [x]), directory / "1/model.xml")
+    loaded = load_model_config(directory, backends=backends)
+    assert loaded.ok, loaded.problems
+    (spec,) = loaded.specs
+    assert (spec.backend, spec.max_batch_size, spec.inputs[0].dims) == ("openvino", 4, (3, -1))
+    assert list(loaded.configs[0].config.dynamic_batching.preferred_batch_size) == [4]
+    assert loaded.origins["input[0].name"] == "backend 'openvino'"
+
+
 def test_a_backend_completes_where_its_class_says_how():
     found = discover()
     assert {
         name: traits.completes
         for name, traits in found.items()
-        if name in ("python", "onnxruntime", "pytorch")
+        if name in ("python", "onnxruntime", "openvino", "pytorch")
     } == {
+        "openvino": True,
         "python": True,
         "onnxruntime": False,
         "pytorch": False,

@@ -153,6 +153,9 @@ GROUPS = [
     ("python", "", 0, [("m", "KIND_CPU", 1, [])]),
     ("python", "", 2, [("m", "KIND_CPU", 1, [])]),
     ("onnxruntime", "", 2, [("m", "KIND_GPU", 1, [0, 1])]),
+    ("openvino", "", 2, [("m", "KIND_CPU", 1, [])]),
+    ("openvino", "instance_group { count: 2 } instance_group { kind: KIND_GPU }", 2,
+     [("m_0", "KIND_CPU", 2, []), ("m_1", "KIND_GPU", 1, [0, 1])]),
     ("onnxruntime", "instance_group { count: 1 }", 0, [("m_0", "KIND_CPU", 1, [])]),
     ("onnxruntime", "instance_group { count: -3 }", 0, [("m_0", "KIND_CPU", 2, [])]),
     ("pytorch", "instance_group { name: 'a' } instance_group { count: 3 }", 0,
@@ -168,7 +171,7 @@ GROUPS = [
 @pytest.mark.parametrize(("backend", "text", "gpus", "expected"), GROUPS)
 def test_instance_groups_are_resolved(backend, text, gpus, expected):
     config = written(f'name: "m" backend: "{backend}" {text}')
-    normalise(config, gpus=gpus)
+    normalise(config, gpus=gpus, on_cpu=backend == "python")
     found = [
         (group.name, ModelInstanceGroup.Kind.Name(group.kind), group.count, list(group.gpus))
         for group in config.instance_group

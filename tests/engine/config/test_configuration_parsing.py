@@ -226,13 +226,57 @@ def test_what_can_be_read_beside_mistakes_is_kept():
     assert [len(line) for line in parsed.blanked.split("\n")] == [30, 33, 9, 0]
 
 
-def test_a_known_misspelling_of_a_backend_is_read_as_what_it_means_with_a_warning():
-    parsed = parse('backend: "tensorrtllm"', PATH)
+def test_a_place_of_a_template_that_is_in_quotes_means_not_set_with_a_warning():
+    named = ("a", "b", "c", "d", "e", "f")
+    places = "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "${{{name}}}" }} }}' for name in named
+    )
+    parsed = parse('name: "m" backend: "${triton_backend}"' + places, PATH)
     assert parsed.config is not None
-    assert parsed.config.backend == "tensorrt_llm"
-    (warning,) = parsed.problems
-    assert not warning.is_error
-    assert (warning.message, warning.key) == ("backend 'tensorrtllm' is read as 'tensorrt_llm'", "backend")
+    assert parsed.config.backend == ""
+    assert parsed.config.parameters["a"].string_value == "${a}"  # which its reader, the model, knows
+    assert [(problem.is_error, problem.message, problem.key) for problem in parsed.problems] == [
+        (False, "'backend' is ${triton_backend}, and counts as not set", "backend"),
+        (
+            False,
+            "parameters that a template left open count as not set: a, b, c, d, e and 1 more",
+            'parameters["a"]',
+        ),
+    ]
+
+
+UNQUOTED = [
+    ("max_batch_size: ${size}", (1, 17), "the value of 'max_batch_size' is ${size}"),
+    ("model_transaction_policy { decoupled: ${mode} }", (1, 39), "the value of 'decoupled' is ${mode}"),
+    (
+        "dynamic_batching { preferred_batch_size: [ ${p} ] }",
+        (1, 44),
+        "the value of 'preferred_batch_size' is ${p}",
+    ),
+    ("output [ { data_type: ${logits} } ]", (1, 23), "the value of 'data_type' is ${logits}"),
+    ("instance_group: ${groups}", (1, 17), "the value of 'instance_group' is ${groups}"),
+    ("${more}", (1, 1), "a field is ${more}"),
+    ("max_batch_size: ${}", (1, 17), "the value of 'max_batch_size' is ${}"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "said"), UNQUOTED)
+def test_a_place_of_a_template_without_quotes_is_one_mistake_with_words_of_its_own(text, place, said):
+    parsed = parse(text, PATH)
+    assert parsed.config is None
+    (problem,) = parsed.problems
+    assert (problem.line, problem.column) == place
+    assert problem.brief.endswith(f"{said}, a place of a template that was not filled in")
+    assert problem.hint == "fill the template in: write a value in its place, or leave the field out"
+
+
+def test_what_else_is_wrong_beside_places_of_a_template_is_told_as_well():
+    parsed = parse('max_batch_size: ${size}\nbackend: "${backend}"\nnam: "m"\n', PATH)
+    assert [(problem.line, problem.is_error) for problem in parsed.problems] == [
+        (1, True),
+        (3, True),
+        (0, False),
+    ]
 
 
 def test_a_map_key_that_comes_again_is_a_warning():

@@ -1,6 +1,7 @@
 """The `tritium.*` parameters of a model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support.model_doubles import make_spec
 PURE = BackendTraits(name="onnxruntime")
 PYTORCH = BackendTraits(name="pytorch")
 PYTHON = BackendTraits(name="python", pure=False, concurrent=False)
+LANGUAGE = BackendTraits(name="transformers", language=True, concurrent=False)
 
 
 def test_defaults_contain_and_never_time_out():
@@ -185,6 +187,24 @@ def test_a_value_that_makes_no_sense_is_refused(key, text, hint):
             id="memory of the server process can't be given back",
         ),
         pytest.param(
+            {"sleep": "1", "residency": "on_demand"},
+            PURE,
+            {},
+            "sleep",
+            "'tritium.sleep' is set for a model that generates no tokens",
+            "leave it out",
+            id="sleep of a model without an engine",
+        ),
+        pytest.param(
+            {"sleep": "2", "residency": "pinned"},
+            LANGUAGE,
+            {},
+            "sleep",
+            "'tritium.sleep' is set for a model whose memory is never wanted by others",
+            "set 'tritium.residency' to 'on_demand', or leave it out",
+            id="sleep of a model that stays",
+        ),
+        pytest.param(
             {"fairness": '{"tenant": "header"}'},
             PURE,
             {},
@@ -195,6 +215,15 @@ def test_a_value_that_makes_no_sense_is_refused(key, text, hint):
         ),
         pytest.param(
             {"slo": "{}"}, PURE, {}, "slo", "'tritium.slo': 'the value' asks for nothing", "", id="a promise"
+        ),
+        pytest.param(
+            {"slo": '{"ttft": 1}'},
+            PURE,
+            {},
+            "slo",
+            "'tritium.slo': 'ttft' and 'itl' are set for a model that generates no tokens",
+            "",
+            id="a promise of tokens",
         ),
         pytest.param(
             {"fairness": '{"age": 2}'},
@@ -494,8 +523,10 @@ def test_a_folder_with_a_model_file_is_a_backend(backend_directory):
     traits = found["mine_in_python"]
     assert traits.implementation == str(backend_directory / "mine_in_python" / "model.py")
     assert (traits.target, traits.runs_python, traits.completes) == (found["python"].target, True, True)
-    assert "compiled" not in found
-    assert found["onnxruntime"] == discover()["onnxruntime"]  # those that are installed go first
+    assert found["compiled"].library
+    # Those that are installed go first.
+    folder = str(backend_directory / "onnxruntime")
+    assert found["onnxruntime"] == replace(discover()["onnxruntime"], folder=folder)
 
 
 @pytest.mark.system

@@ -32,7 +32,7 @@ def model(tmp_path):
     """Write a model's files; return a reader of its configuration."""
     directory = tmp_path / "models" / "m"
 
-    def write(config="", files=None, *, backend="python", outcomes=None, **options):
+    def write(config="", files=None, *, backend="python", folder=None, outcomes=None, **options):
         for name, text in {"1/model.py": PLAIN, **(files or {})}.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def model(tmp_path):
         (directory / "config.pbtxt").write_text(f'backend: "{backend}"\n{config}')
         cache = EnvironmentCache(tmp_path / "cache", environ={"PATH": "/bin"})
         return load_model_config(
-            directory, backends=discover(), environments=Standing(cache, outcomes or {}), **options
+            directory, backends=discover(folder), environments=Standing(cache, outcomes or {}), **options
         )
 
     return write
@@ -99,6 +99,52 @@ def test_a_packed_environment_goes_before_requirements_with_a_warning(model, tmp
     assert [problem.message for problem in loaded.warnings] == [
         "'requirements.txt' has no effect: the model has an environment by 'EXECUTION_ENV_PATH'"
     ]
+
+
+@pytest.fixture
+def family(tmp_path):
+    """The folder of a backend that is written in Python, called `family`."""
+    folder = tmp_path / "backends" / "family"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(PLAIN)
+    return folder
+
+
+def test_a_backend_in_python_may_bring_the_environment_of_its_models(model, family, tmp_path):
+    archive = family / "pb_exec_env_model.py.tar.gz"
+    archive.write_bytes(b"packed")
+    (family / "requirements.txt").write_text("not-this\n")
+    of_backend = {"backend": "family", "folder": family.parent}
+    (environment,) = model(**of_backend).unbuilt
+    assert (environment.kind, environment.source) == (Kind.ARCHIVE, archive)
+    # A model that names its own has that.
+    own = make_environment(tmp_path / "env")
+    (environment,) = model(parameter("EXECUTION_ENV_PATH", own), **of_backend).unbuilt
+    assert (environment.kind, environment.source) == (Kind.DIRECTORY, own)
+    # It is what the backend was packed with, so that a file of the model's is information.
+    (environment,) = model(files={"requirements.txt": "tiny"}, **of_backend).unbuilt
+    assert environment.source == archive
+    loaded = model(outcomes={environment: Runtime(interpreter="/x")}, **of_backend)
+    assert [problem.message for problem in loaded.warnings] == [
+        f"'requirements.txt' has no effect: the model has the environment of its backend, '{archive}'"
+    ]
+
+
+def test_the_requirements_of_a_backend_are_installed_for_models_without_their_own(model, family):
+    (family / "requirements.txt").write_text("tiny\n")
+    of_backend = {"backend": "family", "folder": family.parent}
+    (environment,) = model(**of_backend).unbuilt
+    assert (environment.kind, environment.source) == (Kind.REQUIREMENTS, family / "requirements.txt")
+    assert model(parameter("tritium.requirements", "ignore"), **of_backend).unbuilt == ()
+    (environment,) = model(files={"requirements.txt": "tiny==2"}, **of_backend).unbuilt
+    assert environment.source.parent.name == "m"
+
+
+def test_what_lies_beside_an_installed_backend_is_no_environment_of_its_models(model, family):
+    folder = family.rename(family.parent / "python")
+    (folder / "pb_exec_env_model.py.tar.gz").write_bytes(b"packed")
+    (folder / "requirements.txt").write_text("tiny\n")
+    assert model(folder=folder.parent).unbuilt == ()
 
 
 def test_no_environment_is_found_for_a_model_on_a_thread_of_the_server(model):

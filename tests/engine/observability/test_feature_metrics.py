@@ -7,21 +7,36 @@ from actors.caching.cache import ResponseCache
 from actors.caching.families import cache_blocks
 from actors.caching.far_cache import FarCache
 from actors.caching.policy.cache import KeptAnswer, LruCache
+from actors.generation.families import (
+    AdapterUse,
+    CacheSize,
+    GenerationCounts,
+    GenerationSample,
+    RequestSizes,
+)
 from actors.health.families import readiness_blocks
 from actors.health.probes import ProbeCounts
 from actors.padding.policy import PaddingCounts
-from actors.residency.residents import ModelResidency, OnDemandCounts, ResidencySample, residency_blocks
+from actors.residency.residents import (
+    ModelResidency,
+    OnDemandCounts,
+    ResidencySample,
+    SleepCounts,
+    residency_blocks,
+)
 from actors.serving.families import load_blocks
 from actors.serving.routing.roster import LoadCounts
 from actors.traffic.families import traffic_blocks
 from actors.traffic.mirror import MirrorCounts
 from actors.traffic.traffic import TrafficSample
 from actors.values.specs import ModelKey
+from engine.observability.gateways import gateway_blocks
 from engine.observability.metrics import Exposition
 from engine.observability.models import ModelSample, model_blocks, new_statistics
 from engine.settings.reporting import MetricsSettings
 from tests.support.doubles import Double
 from tests.support.logged import Logged
+from tests.support.model_doubles import make_spec
 
 
 def series_of(blocks):
@@ -252,6 +267,18 @@ def test_memory_is_told_by_model_in_all_and_beside_the_budget():
     }
 
 
+def test_the_sleep_of_models_that_may_sleep_is_counted():
+    sleep = SleepCounts(asleep=True, sleeps=4, awakenings=3, awakening_seconds=1.5)
+    counters = OnDemandCounts(waiting=0, loads=1, evictions=0, wakes=1, wake_seconds=9.0, sleep=sleep)
+    found = scraped(ModelResidency(key=ModelKey("m", ""), resident=5, counters=counters))
+    assert {name[0]: value for name, value in found.items() if "sleep" in name[0]} == {
+        "tritium_model_asleep": 1,
+        "tritium_model_sleeps_total": 4,
+        "tritium_sleeper_wake_seconds_sum": 1.5,
+        "tritium_sleeper_wake_seconds_count": 3,
+    }
+
+
 def test_models_on_demand_are_counted_whether_or_not_they_are_loaded():
     counters = OnDemandCounts(waiting=3, loads=7, evictions=6, wakes=5, wake_seconds=2.5)
     found = scraped(ModelResidency(key=ModelKey("m", "/models"), resident=0, counters=counters))
@@ -264,3 +291,60 @@ def test_models_on_demand_are_counted_whether_or_not_they_are_loaded():
         ("tritium_wake_seconds_sum", "m", "/models"): 2.5,
         ("tritium_wake_seconds_count", "m", "/models"): 5,
     }
+
+
+def told_to_a_gateway(**options):
+    """Return the lines of a scrape for one language model."""
+    told = GenerationSample(counts=GenerationCounts(), running=2, waiting=1, texts_restored=0, **options)
+    spec = make_spec(name="llama")
+    return lines_of(gateway_blocks([(spec, told)], lambda key, version: 0.25, 12.5))
+
+
+def test_a_gateway_is_told_of_each_version_once():
+    labels = '{engine="1",model_name="llama"}'
+    lines = [line for line in told_to_a_gateway() if not line.startswith("#")]
+    assert lines == [
+        f"vllm:num_requests_running{labels} 2",
+        f"vllm:num_requests_waiting{labels} 1",
+        f"vllm:kv_cache_usage_perc{labels} 0.25",
+    ]
+
+
+def test_a_gateway_is_told_of_adapters_and_of_the_cache():
+    lines = told_to_a_gateway(adapters=AdapterUse(2, ["a", "b"], ["c"]), cache=CacheSize(16, 1000))
+    own = 'max_lora="2",model_name="llama",running_lora_adapters="a,b",waiting_lora_adapters="c"'
+    assert f'vllm:lora_requests_info{{engine="1",{own}}} 12.5' in lines
+    own = 'block_size="16",engine="1",model_name="llama",num_gpu_blocks="1000"'
+    assert f"vllm:cache_config_info{{{own}}} 1" in lines
+
+
+def test_vllms_names_are_told_where_that_is_asked_for():
+    counts = GenerationCounts(RequestSizes())
+    counts.prompt_tokens = 7
+    for vllm in (True, False):
+        told = GenerationSample(counts=counts, running=0, waiting=0, texts_restored=0, vllm=vllm)
+        model = ModelSample(
+            name="llama", version=1, statistics=new_statistics(MetricsSettings()), generation=told
+        )
+        lines = lines_of(model_blocks([model], MetricsSettings(), lambda: 0))
+        assert ('vllm:prompt_tokens_total{model="llama",version="1"} 7' in lines) == vllm
+        assert ('vllm:request_params_n_count{model="llama",version="1"} 0' in lines) == vllm
+
+
+def test_only_language_models_tell_of_tokens():
+    counts = GenerationCounts()
+    counts.prompt_tokens = 7
+    told = GenerationSample(counts=counts, running=2, waiting=1, texts_restored=0)
+    models = [
+        ModelSample(name=name, version=1, statistics=new_statistics(MetricsSettings()), generation=each)
+        for name, each in (("llama", told), ("plain", None))
+    ]
+    lines = [
+        line
+        for line in lines_of(model_blocks(models, MetricsSettings(), lambda: 0))
+        if line.startswith("tritium_llm_")
+    ]
+    labels = '{model="llama",version="1"}'
+    assert f"tritium_llm_requests_running{labels} 2" in lines
+    assert f"tritium_llm_prompt_tokens_total{labels} 7" in lines
+    assert not [line for line in lines if "plain" in line]

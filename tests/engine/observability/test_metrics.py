@@ -511,7 +511,8 @@ async def test_what_waits_for_an_ensemble_is_pending_with_its_models_only():
 
 
 def test_tenants_and_promises_have_series_where_a_model_has_them():
-    share = TenantShare(requests=3, rows=6, share=0.75, refused=1, queued=2)
+    tokens = {"prompt": 40, "generated": 2}
+    share = TenantShare(requests=3, rows=6, share=0.75, refused=1, queued=2, tokens=tokens)
     slo = SloSample(
         p99=0.05,
         measured=math.nan,
@@ -527,6 +528,7 @@ def test_tenants_and_promises_have_series_where_a_model_has_them():
     text = exposition(sample(tenants={'a "b"': share}, slo=slo)).text()
     assert set(text.splitlines()) >= {
         'tritium_tenant_rows_total{model="add",tenant="a \\"b\\"",version="2"} 6',
+        'tritium_tenant_tokens_total{kind="prompt",model="add",tenant="a \\"b\\"",version="2"} 40',
         'tritium_tenant_refused_total{model="add",tenant="a \\"b\\"",version="2"} 1',
         'tritium_tenant_queued{model="add",tenant="a \\"b\\"",version="2"} 2',
         'tritium_slo_limit_seconds{model="add",version="2"} 0.045',

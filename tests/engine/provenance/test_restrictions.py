@@ -24,6 +24,10 @@ class TritonPythonModel:
 """
 
 
+def library(path):
+    return f'parameters {{ key: "CPU_EXTENSION_PATH" value {{ string_value: "{path}" }} }}'
+
+
 def environment(path):
     return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
 
@@ -84,6 +88,10 @@ def test_an_ensemble_is_served(tmp_path):
             "'/opt/libplugin.so' is a native library",
         ),
         (
+            {**ONNX, "config.pbtxt": library("/opt/operators")},
+            "'/opt/operators' is a native library",
+        ),
+        (
             {**ONNX, "config.pbtxt": 'backend: "onnxruntime" default_model_filename: "model.pt"'},
             "'model.pt' is a TorchScript",
         ),
@@ -133,7 +141,19 @@ def test_a_backend_says_for_itself_that_it_runs_no_code():
     assert traits_of(Doubling, name="d").runs_model_code
     assert not traits_of(Codeless, name="d").runs_model_code
     assert BackendTraits(name="of a folder, or one that can't be imported").runs_model_code
-    assert [name for name, traits in BACKENDS.items() if not traits.runs_model_code] == ["onnxruntime"]
+    assert [name for name, traits in BACKENDS.items() if not traits.runs_model_code] == [
+        "fil",
+        "onnxruntime",
+        "openvino",
+        "transformers",
+    ]
+
+
+@pytest.mark.parametrize(("path", "forbidden"), [("/opt/libops.so", True), ("{model}/libops.so", False)])
+def test_a_library_outside_a_signed_folder_is_refused(tmp_path, path, forbidden):
+    named = path.format(model=tmp_path / "m")
+    said = errors(tmp_path, {**ONNX, "config.pbtxt": library(named)}, SIGNED)
+    assert any("'CPU_EXTENSION_PATH' is" in each for each in said) is forbidden
 
 
 def test_a_backend_written_in_python_may_run_code(tmp_path):

@@ -15,6 +15,7 @@ SIGNED_URI = f"as://account/container/models?sv=1&sig={SECRET}"
 WORDS = {
     "http-restricted-api": f"inference:x-key={SECRET}",
     "grpc-restricted-protocol": f"inference:x-key={SECRET}",
+    "openai-restricted-api": f"inference:x-key={SECRET}",
     "backend-config": f"python,service_token={SECRET}",
     "cache-config": f"redis,password={SECRET}",
     "model-repository": SIGNED_URI,
@@ -42,6 +43,7 @@ def value(settings, name):
     return {
         "http-restricted-api": settings.http_restricted_api,
         "grpc-restricted-protocol": settings.grpc.restricted_protocol,
+        "openai-restricted-api": settings.openai.restricted,
         "backend-config": settings.backend_settings,
         "cache-config": settings.cache,
         "model-repository": sorted(settings.model_repositories),

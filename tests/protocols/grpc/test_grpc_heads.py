@@ -340,7 +340,12 @@ def test_nothing_is_read_behind_a_head_that_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("field", "seconds"), [((b"grpc-timeout", b"5m"), 0.005), ((b"traceparent", b"00-1-2-01"), math.inf)]
+    ("field", "seconds"),
+    [
+        ((b"grpc-timeout", b"5m"), 0.005),
+        ((b"traceparent", b"00-1-2-01"), math.inf),
+        ((b"grpc-tags-bin", b"AA"), math.inf),
+    ],
 )
 def test_usual_fields_are_read_behind_a_head(field, seconds):
     read = read_more(head(), [field, (b"x-a", b"1")])

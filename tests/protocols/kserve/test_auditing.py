@@ -5,6 +5,8 @@ import pytest
 from actors.values.callers import Action, Peer
 from actors.values.errors import PermissionDenied, TooManyRequests, Unauthenticated
 from protocols.kserve.auditing import (
+    adapter_load_change,
+    adapter_unload_change,
     attempt,
     load_change,
     log_change,
@@ -24,6 +26,10 @@ def test_changes_have_what_was_asked_for():
     assert log_change({"log_info": False}).facts == {"settings": {"log_info": False}}
     traces = trace_change("m", {"trace_rate": "1"})
     assert (traces.model, traces.facts) == ("m", {"settings": {"trace_rate": "1"}})
+    adapter = {"adapter": "tone", "path": "/tone"}
+    assert adapter_load_change("m", "tone", "/tone", in_place=False).facts == adapter
+    assert adapter_load_change("m", "tone", "/tone", in_place=True).facts == {**adapter, "in_place": True}
+    assert adapter_unload_change("m", "tone").facts == {"adapter": "tone"}
 
 
 @pytest.mark.parametrize(

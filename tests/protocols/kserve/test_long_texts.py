@@ -174,11 +174,7 @@ def test_where_an_array_is_cut_makes_no_difference(item, pad):
     """The pad moves the cuts, made every 16 KiB, through each byte of an item."""
     text = ('{"data":[' + " " * pad + item * 6000 + "1]}").encode()
     expected = flat(parse(text)["data"])
-    assert (
-        read(text)["data"] == pytest.approx(expected, nan_ok=True)
-        if "NaN" in item
-        else read(text)["data"] == expected
-    )
+    assert repr(read(text)["data"]) == repr(expected)  # NaN equals nothing
 
 
 @given(st.binary(max_size=40) | st.text(alphabet='{}[]":,\\u0dDeE+-.tfnNI 19', max_size=40).map(str.encode))

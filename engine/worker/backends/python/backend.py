@@ -393,6 +393,12 @@ def _refuse_stub(model: ModelInfo) -> None:
 
 
 def _arguments(model: ModelInfo, directory: str) -> dict[str, str]:
+    """Return what `initialize` is given.
+
+    A backend's class, whose file lies elsewhere than the model's, is given the backend's settings as well, in
+    the form in which backends of the reference implementation get them.
+    """
+    settings = {"backend_config": json.dumps({"cmdline": dict(model.settings)})}
     return {
         "model_config": json.dumps(model.config),
         "model_instance_kind": model.kind,
@@ -401,4 +407,5 @@ def _arguments(model: ModelInfo, directory: str) -> dict[str, str]:
         "model_repository": directory,
         "model_version": str(model.version),
         "model_name": model.name,
+        **(settings if os.path.isabs(model.artifact) else {}),
     }

@@ -426,3 +426,34 @@ def test_a_library_without_operators_is_refused(operators, version_directory):
 )
 def test_errors_that_cost_the_process_its_device_are_told_from_others(text, lost):
     assert loses_device(text) is lost
+
+
+ACCELERATED = {
+    "optimization": {
+        "execution_accelerators": {
+            "cpu_execution_accelerator": [{"name": "openvino", "parameters": {"precision": "FP16"}}]
+        }
+    }
+}
+
+
+def test_an_accelerator_that_is_not_installed_is_refused_with_what_to_install(two_outputs):
+    if "OpenVINOExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("the installed onnxruntime has OpenVINO's provider")
+    with pytest.raises(LoadError, match=r"accelerator 'openvino' needs .* the package onnxruntime-openvino"):
+        two_outputs(max_batch_size=8, config=ACCELERATED)
+
+
+def test_an_accelerator_that_is_installed_goes_before_the_cpu(two_outputs, monkeypatch):
+    session, asked = onnxruntime.InferenceSession, []
+
+    def make(path, options, *, providers, enable_fallback):
+        asked.extend(providers)
+        return session(path, options, providers=["CPUExecutionProvider"], enable_fallback=enable_fallback)
+
+    there = ["OpenVINOExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", make)
+    two_outputs(max_batch_size=8, config=ACCELERATED, threads=3)
+    openvino = {"device_type": "CPU", "precision": "FP32", "num_of_threads": "3"}
+    assert asked == [("OpenVINOExecutionProvider", openvino), "CPUExecutionProvider"]

