@@ -1,5 +1,6 @@
 """Shared memory that its other user can neither shrink nor grow, and the page that says what is going on."""
 
+import ctypes
 import mmap
 import os
 import subprocess
@@ -227,3 +228,11 @@ def test_requests_beyond_the_page_run_to_their_end(control):
 def test_the_page_has_room_for_every_slot():
     assert ControlPage.size_for(1, 1) == 3 * PAGE
     assert ControlPage.size_for(8, 4096) >= MAX_LANES * 8 + 8 * 4096
+
+
+def test_a_library_reads_the_flags_of_a_slot_where_they_are_told_to_be(control):
+    control.cancel(1, 3)
+    address, count = control.flags(1)
+    assert bytes((ctypes.c_uint8 * count).from_address(address)) == bytes([0, 0, 0, 1, *[0] * 6])
+    assert control.flags(1) == (address, count)
+    assert control.flags(2) == (address + count, count)
