@@ -11,6 +11,8 @@ from engine.worker.native.backend import NativeBackend
 from engine.worker.native.library import SHIM
 from tests.support.native.compiling import library, shim
 
+pytestmark = pytest.mark.system  # the library is compiled at first use
+
 FP32, INT32, BYTES = DataType.FP32, DataType.INT32, DataType.BYTES
 IN = [TensorInfo("IN", FP32, [-1])]
 OUT = [TensorInfo("OUT", FP32, [-1])]
