@@ -171,6 +171,7 @@ def test_there_is_no_picture_without_another_engine():
         picture.drawn(found())
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_run_with_two_engines_that_are_killed(tmp_path):

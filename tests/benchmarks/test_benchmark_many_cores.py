@@ -195,8 +195,9 @@ def test_an_answer_through_a_ring_is_what_the_model_computes(owner, tmp_path, lo
 @pytest.mark.slow
 def test_the_end_of_a_protocol_process_costs_nothing_but_its_connections(owner, tmp_path):
     with arrangement.protocols(owner, 2, tmp_path) as (subject, pids):
+        family = list(processes.family(pids[0]))  # it is not to be found once the first has gone
         os.kill(pids[0], signal.SIGKILL)
-        processes.wait_gone([each for pid in pids[:1] for each in processes.family(pid)], 10)
+        processes.wait_gone(family, 10)
         arrangement.over_http(subject, 1)  # the other one serves the port
     arrangement.over_http(owner.subject, 1)
 

@@ -156,6 +156,7 @@ def test_a_core_is_kept_awake_by_a_process_that_every_other_displaces():
     assert spinners() == []
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_calls_to_a_real_server_are_counted(tmp_path):

@@ -10,6 +10,7 @@ from chaos.faults.certificates import FAULTS, LISTENER, served_files, turned_bac
 from tests.chaos.faults_bench import bare_stage, bench
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.system
 async def test_certificates_that_change_cost_no_client_an_answer(tmp_path):

@@ -9,6 +9,7 @@ from chaos.faults.collector import FAULTS, SPANS, reserved_port
 from tests.chaos.faults_bench import bare_stage, bench
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 async def test_a_collector_that_is_away_costs_spans_and_no_request(tmp_path):

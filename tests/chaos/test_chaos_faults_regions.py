@@ -12,6 +12,7 @@ from chaos.faults.regions.memory import FOLDER, PAGE, Memory, held_open
 from tests.chaos.faults_bench import bench
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.system
 async def test_what_clients_do_to_their_regions_harms_nobody_else(tmp_path):

@@ -9,6 +9,7 @@ from chaos.faults.trace_file import FAULTS, LOST, file_flags, trace_file
 from tests.chaos.faults_bench import bare_stage, bench
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 async def test_a_full_disk_costs_traces_and_no_request_each_time(tmp_path):

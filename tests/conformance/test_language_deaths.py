@@ -89,6 +89,7 @@ def test_no_character_is_lost_when_the_text_worker_dies(server, stream):
     assert told == [(text, "stop") for text in texts]
 
 
+@pytest.mark.long
 def test_a_text_worker_with_another_tokenizer_garbles_no_text(server, stream, folder):
     """The tokenizer's file has changed since the stream began: two letters have each other's ids."""
     path = folder / "models" / "respelt" / "1" / "tokenizer.json"
@@ -124,6 +125,7 @@ def test_every_text_goes_on_when_its_engine_dies(server, stream):
     assert trio.run(server.parts_of, "paced", "texts") == text_workers
 
 
+@pytest.mark.long
 def test_tokens_that_lay_in_the_socket_of_the_dead_count_as_generated(server, stream, folder):
     """The server stands still while the engine goes on, and then dies."""
     steps, seen = folder / "steps", []
@@ -251,6 +253,7 @@ def test_an_update_leaves_its_streams_to_the_version_that_has_them(server, strea
     assert answer.choices[0].text == "anew"
 
 
+@pytest.mark.long
 def test_an_engine_that_is_scaled_goes_on_with_its_streams(server, stream, configure):
     texts = [f"{number}: {TEXT}" for number in range(4)]
     scale = partial(configure, "paced", "[{ kind", "[{ count: 2 kind")

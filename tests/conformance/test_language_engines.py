@@ -482,6 +482,7 @@ def test_streams_outlive_their_engine(server):
     assert trio.run(server.parts_of, "tide", "engine") != [old]
 
 
+@pytest.mark.long
 def test_streams_move_between_instances_of_their_engine(server, engine):
     """Two instances become one while they generate. All texts are those that stay where they are."""
     if engine == "vllm":

@@ -76,7 +76,7 @@ def test_every_text_goes_on_when_its_engine_stands_still(server, stall):
     assert trio.run(counted) == len(hung)
 
 
-@pytest.mark.parametrize("part", ["texts", "engine"])
+@pytest.mark.parametrize("part", [pytest.param("texts", marks=pytest.mark.long), "engine"])
 def test_every_text_goes_on_when_a_process_is_stopped_from_outside(server, part):
     async def is_stopped():
         old = await server.parts_of("paced", part)
@@ -89,7 +89,7 @@ def test_every_text_goes_on_when_a_process_is_stopped_from_outside(server, part)
     assert texts_through(server, is_stopped, *asked) == [(text, "stop") for text in texts]
 
 
-@pytest.mark.parametrize("first", [POISON, SLEEPER])
+@pytest.mark.parametrize("first", [POISON, pytest.param(SLEEPER, marks=pytest.mark.long)])
 def test_what_kills_or_stops_two_engines_is_refused_from_then_on(server, client, first):
     asked = {"model": "paced", "prompt": [first, 70, 71], "max_tokens": 5}
 

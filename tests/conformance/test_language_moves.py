@@ -69,6 +69,7 @@ def test_streams_move_from_an_engine_that_is_recycled(server):
     assert getattr(answer.choices[0], "tritium", None) is None
 
 
+@pytest.mark.long
 def test_streams_move_from_an_engine_that_is_one_too_many(server, scale):
     trio.run(scale, 2)
     texts = [f"{number}: {TEXT}" for number in range(STREAMS)]
@@ -78,6 +79,7 @@ def test_streams_move_from_an_engine_that_is_one_too_many(server, scale):
     trio.run(moved)
 
 
+@pytest.mark.long
 def test_what_can_not_move_has_some_time_and_then_an_error(server, scale):
     """All streams have a seed, which this engine can't follow behind others' tokens."""
     trio.run(scale, 2)

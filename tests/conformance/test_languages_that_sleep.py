@@ -118,6 +118,7 @@ def test_models_that_take_turns_keep_their_processes(serve):
         assert server.logged("model_evicted") == []
 
 
+@pytest.mark.long
 def test_weights_that_stay_leave_less_room(serve):
     """At the first level the cache alone is given up; where that is not enough, the sleeper is evicted."""
     with serve(WEIGHTS + CACHE + 40, "one", "two", level=1) as server:
@@ -143,6 +144,7 @@ def test_an_engine_that_dies_asleep_is_put_to_sleep_again(serve):
         assert server.logged("model_evicted") == []
 
 
+@pytest.mark.long
 def test_what_waits_for_a_sleeper_is_answered_as_the_server_ends(serve):
     """There is no room while a stream is under way, and then the server drains."""
     with serve(200, "one", "two", ends=True, pace=0.01) as server:

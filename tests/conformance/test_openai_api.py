@@ -415,6 +415,7 @@ def test_a_template_that_loops_holds_nobody_up(server, client):
     assert client.completions.create(model="looping", prompt=saying("ok")).choices[0].text == "ok"
 
 
+@pytest.mark.long
 def test_long_lists_of_tokens_are_taken(client):
     biases = {str(number): 1 for number in range(4096)}
     answer = client.completions.create(model="echo", prompt=saying("ok"), logit_bias=biases)

@@ -40,6 +40,7 @@ def test_the_labels_that_the_board_uses_are_those_of_a_scrape(tmp_path):
     assert checked > 40
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.skipif(not is_installed(), reason="there is no prometheus here (Debian: prometheus)")

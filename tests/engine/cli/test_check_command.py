@@ -242,7 +242,7 @@ def test_no_framework_is_loaded(repository):
 
 
 def test_what_is_valid_and_not_served_is_told_apart(repository, checked):
-    unserved = CONFIG + 'runtime: "libmine.so"\n'
+    unserved = CONFIG + 'model_operations { op_library_filename: "libmine.so" }\n'
     both = unserved + 'parameters { key: "tritium.threads" value { string_value: "x" } }\n'
     root = repository(
         good=PYTHON, unserved={**PYTHON, "config.pbtxt": unserved}, wrong={**PYTHON, "config.pbtxt": both}

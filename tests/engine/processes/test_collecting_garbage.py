@@ -46,13 +46,13 @@ async def collecting(autojump_clock):
     assert gc.get_threshold() == before
 
 
-async def test_young_waste_is_gone_soon(collecting):
+async def test_young_waste_is_gone_soon(autojump_clock, collecting):
     waste = weakref.ref(Cycle())
     await trio.sleep(2 * PERIOD)
     assert waste() is None
 
 
-async def test_old_waste_is_gone_with_the_next_full_collection(collecting):
+async def test_old_waste_is_gone_with_the_next_full_collection(autojump_clock, collecting):
     old = Cycle()
     await trio.sleep(2 * PERIOD)
     waste = weakref.ref(old)
