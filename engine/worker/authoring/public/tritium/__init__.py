@@ -6,6 +6,12 @@ This is the one package whose names are imported from it and not from its module
 
 from __future__ import annotations
 
-from engine.worker.authoring.api import *  # noqa: F403  # what is public is listed there
-from engine.worker.authoring.api import __all__ as __all__
-from engine.worker.authoring.api import linked as linked
+try:
+    from engine.worker.authoring.api import *  # noqa: F403  # what is public is listed there
+    from engine.worker.authoring.api import __all__ as __all__
+    from engine.worker.authoring.api import linked as linked
+except ImportError as error:
+    from importlib import import_module
+
+    import_module("tritium.foreign").refuse(error)
+    raise
