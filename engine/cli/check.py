@@ -106,7 +106,7 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
 
     `devices` is where the kernel shows what GPUs there are.
     """
-    parser = _parser()
+    parser = check_parser()
     options = parser.parse_args(argv)
     if options.build_environments and options.no_model_code:
         parser.error("--build-environments runs code of models' packages, which --no-model-code forbids")
@@ -171,7 +171,8 @@ def _tell(report: Report | None, auth: AuthReport | None, options: argparse.Name
         sys.stdout.write(plain(styled))
 
 
-def _parser() -> argparse.ArgumentParser:
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium check",
         description=_DESCRIPTION,

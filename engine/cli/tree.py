@@ -48,7 +48,7 @@ Node = Mapping[str, Any]
 
 def tree(argv: Sequence[str]) -> int:
     """Fetch and show the tree; return the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = tree_parser().parse_args(argv)
     try:
         client = client_for(options, os.environ)
         if options.watch is not None:
@@ -61,7 +61,8 @@ def tree(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def tree_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium tree",
         description="Show the live supervision tree of a running server: who is up, since when, how often it was"

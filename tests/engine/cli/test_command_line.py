@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.values.interfaces import IndexEntry
-from engine.__main__ import main
+from engine.__main__ import main, usage
 from engine.cli.check import check
 from engine.cli.serve import help_text
 from engine.observability.announcing import startup_text
@@ -62,7 +62,7 @@ def test_the_command_imports_nothing_heavy():
 
 
 def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
-    text = help_text(80)
+    text = help_text(80, everything=True)
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith("      "))
     for flag in FLAGS:
         assert f"--{flag.name}" in text
@@ -70,9 +70,24 @@ def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
         assert f"{group.value}:\n" in text
 
 
+def test_the_help_of_serve_is_short_and_says_where_the_rest_is():
+    text, whole = help_text(80), help_text(80, everything=True)
+    assert len(text) < 0.7 * len(whole)
+    left_out = {flag.name for flag in FLAGS if f"  --{flag.name}" not in text}
+    assert {"http-thread-count", "grpc-keepalive-time", "trace-file", "backend-config-file"} <= left_out
+    assert not {"http-port", "model-repository-links", "log-file", "openai-port"} & left_out
+    assert f"has {len(left_out)} more flags" in text
+
+
+@pytest.mark.parametrize("width", [70, 100])
+def test_the_help_of_the_command_fits_the_terminal(width):
+    explained = usage(width).partition("\nexamples:")[0]
+    assert max(map(len, explained.splitlines())) <= width
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["serve", "--help"], r"\[default: 67108864\]"), (["--version"], r"\Atritium.*\n\Z")],
+    [(["serve", "--help=all"], r"\[default: 67108864\]"), (["--version"], r"\Atritium.*\n\Z")],
 )
 def test_defaults_stand_in_the_help_and_the_version_is_one_line(capsys, words, told):
     assert main(words) == 0
