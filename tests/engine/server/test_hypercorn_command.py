@@ -76,5 +76,21 @@ def test_another_package_named_engine_is_told_apart(foreign, words, status):
     assert ended.returncode == status
 
 
+def test_the_core_is_chosen_before_anything_that_it_chooses(tmp_path):
+    code = "import tritium, sys; names = [*sys.modules]; first = names.index; "
+    code += "print(first('engine.core.chosen') < min(first(name) for name in names if name[:7] == 'actors.'))"
+    path = f"{ROOT}:{ROOT / 'engine/worker/authoring/public'}"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=clean_environ() | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout == "True\n"
+
+
 def test_the_command_is_there_as_a_module(tmp_path):
     assert started(["tritium", "--version"], tmp_path).stdout.startswith("tritium")
