@@ -25,6 +25,7 @@ examples:
   tritium init ./exports --to ./models
   tritium check ./models
   tritium serve --model-repository=./models
+  tritium migrate -- tritonserver --model-repository=./models --http-thread-count=8
   tritium run my_model.py
   tritium sign --key release.key models/resnet
   tritium key new --auth-file auth.toml --name ci

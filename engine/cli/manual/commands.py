@@ -27,6 +27,10 @@ COMMANDS: Final = {
         "check",
         "validate models and auth files offline: what would load, who may do what, what is wrong where",
     ),
+    "migrate": Command(
+        "migrate.command",
+        "say what a server of Triton would be here: flags, manifests and models, with a verdict",
+    ),
     "convert": Command("convert", "make a checkpoint of a scikit-learn forest: servers load no pickles"),
     "sign": Command("signing", "sign models, for servers that load signed ones only"),
     "verify": Command(

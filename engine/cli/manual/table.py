@@ -21,7 +21,7 @@ _SERVING: Final = frozenset({"serve", "run", "sagemaker"})
 """Commands that take the flags of `tritium serve`."""
 
 _TAKING_PATHS: Final = frozenset(
-    {"serve", "run", "init", "check", "convert", "sign", "verify", "logs", "audit"}
+    {"serve", "run", "init", "check", "migrate", "convert", "sign", "verify", "logs", "audit"}
 )
 _PATH: Final = re.compile(r"\b(?:FILE|PATH|PATHS|FOLDER|TO)\b")
 _DIRECTORY: Final = re.compile(r"\bDIR\b")

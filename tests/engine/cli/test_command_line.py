@@ -118,7 +118,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
         (["--model-repository=x"], "tritium serve --model-repository=x"),
         (
             ["xyzzy"],
-            "commands are serve, run, sagemaker, init, check, convert, sign, verify, key, auth, tree, ",
+            "commands are serve, run, sagemaker, init, check, migrate, convert, sign, verify, key, auth, tree, ",
         ),
         (["check", "/nowhere/models"], "not a directory"),
         (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
