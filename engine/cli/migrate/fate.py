@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from engine.cli.migrate.scripts import Found
+from engine.processes.backends import BUILT_IN
 from engine.settings.extras import how_to_install
 from engine.settings.forms import SWITCH, SettingsError
 from engine.settings.option import Flag, Given
@@ -57,9 +58,6 @@ class Judged:
     flags: tuple[str, ...] = ()  # for `tritium serve`: without what has no effect or can't be taken
     repositories: tuple[str, ...] = ()
 
-
-SERVED: Final = frozenset({"onnxruntime", "openvino", "pytorch", "python", "fil", "transformers", "vllm"})
-"""Backends that come with Tritium."""
 
 _NOT_SERVED: Final = MappingProxyType(
     {
@@ -219,11 +217,11 @@ def _difference(flag: Flag, value: str) -> tuple[Fate, str] | None:
 
 
 def _of_backend(backend: str, setting: str) -> tuple[Fate, str] | None:
-    if backend in _NOT_SERVED:
+    if backend in _NOT_SERVED and backend not in BUILT_IN:
         return Fate.DIFFERS, f"it sets nothing here, since {_NOT_SERVED[backend]}"
     if backend == "python" and setting.startswith(("shm-", "stub-")):
         return Fate.NO_EFFECT, "workers share memory without names and sizes (docs/python_backend.md)"
-    if backend and backend not in SERVED and not is_open(backend):
+    if backend and backend not in BUILT_IN and not is_open(backend):
         return (
             Fate.DIFFERS,
             f"backend '{backend}' does not come with Tritium: its library goes to --backend-directory",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from os.path import isfile
 from pathlib import Path
 from typing import assert_never
 
@@ -55,13 +56,13 @@ def find_backend(
     # Of the versions the newest, as there is one backend for all.
     places = [*versions[-1:], model_directory, *([folder] if folder is not None else [])]
     library = library_of(name, runtime)
-    path = next((each / library for each in places if (each / library).is_file()), None) if library else None
+    path = next((each / library for each in places if isfile(each / library)), None) if library else None
     there = Candidates(
         installed=known is not None and not known.implementation,
         own_script=known is not None and (known.runs_python or SCRIPT in known.runtimes),
         python=name == PYTHON,
         library=path is not None,
-        script=folder is not None and (folder / SCRIPT).is_file(),
+        script=folder is not None and isfile(folder / SCRIPT),
     )
     runner = find(name, runtime, there)
     match runner:

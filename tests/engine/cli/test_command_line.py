@@ -234,7 +234,7 @@ THREADED = GOOD + 'parameters { key: "tritium.isolation" value { string_value: "
 def test_check_shows_what_would_be_served_and_points_at_mistakes(
     repository, capsys, models, status, words, end
 ):
-    assert main(["check", repository(**models)]) == status
+    assert main(["check", "--verbose", repository(**models)]) == status
     out = capsys.readouterr().out
     assert [each for each in words if each not in out] == []
     assert out.endswith(end)
@@ -457,7 +457,7 @@ def test_check_tells_the_limit_that_all_models_would_have(repository, capsys):
         + 'parameters { key: "tritium.execution_timeout" value { string_value: "7" } }'
     )
     path = repository(add=GOOD, own=own)
-    assert main(["check", "--default-execution-timeout=30", path]) == 0
+    assert main(["check", "--verbose", "--default-execution-timeout=30", path]) == 0
     out = capsys.readouterr().out
     assert re.search(r"execution timeout +30 s, by --default-execution-timeout\n", out)
     assert re.search(r"execution timeout +7 s\n", out)

@@ -116,12 +116,12 @@ def test_models_are_checked_where_they_can_be_reached(migrated, tmp_path):
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").write_text("class TritonPythonModel:\n    pass\n")
     (good / "config.pbtxt").write_text('backend: "python"\n')
-    (bad / "config.pbtxt").write_text('backend: "tensorrt"\n')
+    (bad / "config.pbtxt").write_text('backend: "tensorflow"\n')
     status, (report,) = migrated(seen.TRACES, "--repository", tmp_path / "models")
     models = {each["what"]: each for each in report["judgements"] if each["what"].startswith("model ")}
     assert models["model good"]["fate"] == "same"
     assert models["model bad"]["fate"] == "refused"
-    assert "tensorrt" in models["model bad"]["why"]
+    assert "tensorflow" in models["model bad"]["why"]
     assert status == 1
 
 
