@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.values.interfaces import IndexEntry
+from actors.values.specs import ModelKey
 from engine.__main__ import main, usage
 from engine.cli.check import check
 from engine.cli.serve import help_text
@@ -384,6 +385,15 @@ def test_tree_refuses_what_is_no_header(header, capsys):
     assert "expected 'NAME: VALUE'" in capsys.readouterr().err
 
 
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_terminal_without_our_marks_gets_plain_ones(repository):
+    done = run("check", repository(add=GOOD, broken=BAD), "--no-model-code", PYTHONIOENCODING="ascii")
+    assert done.stdout.startswith("+ add ")
+    assert "\nx broken" in done.stdout
+    assert "\\u" not in done.stdout
+
+
 # -- tables and words
 
 MODELS = [
@@ -417,6 +427,13 @@ MODELS = [
 def test_the_startup_table_is_plain_in_a_pipe(models, text):
     shown = startup_text(models, [("http", "0.0.0.0:8000")], terminal=False)
     assert shown == f"{text}Option  Value\nhttp    0.0.0.0:8000\n"
+
+
+def test_a_model_that_is_loaded_on_demand_is_not_told_as_a_failure():
+    models = [IndexEntry(name="lazy", version=1, state="UNAVAILABLE", reason="unloaded")]
+    text = startup_text(models, [], terminal=False, on_demand={ModelKey("lazy", "")})
+    assert "lazy   1        ON DEMAND: loaded by its first request\n" in text
+    assert "UNAVAILABLE: unloaded" in startup_text(models, [], terminal=False)
 
 
 def test_the_startup_table_is_drawn_on_a_terminal():
