@@ -16,8 +16,10 @@ from actors.values.specs import ModelKey
 from engine.__main__ import main, usage
 from engine.cli.check import check
 from engine.cli.serve import help_text
+from engine.cli.tree import plain
 from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
+from engine.settings.forms import size_text
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS
 from tests.support.answering import answering
@@ -395,6 +397,26 @@ def test_a_terminal_without_our_marks_gets_plain_ones(repository):
 
 
 # -- tables and words
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (1536 * 1024, "1.5 MiB"), (2**31, "2 GiB")],
+)
+def test_sizes_are_told_in_units_that_people_read(nbytes, words):
+    assert size_text(nbytes) == words
+
+
+def test_the_tree_tells_memory_in_such_units():
+    told = [{"name": "r", "bytes": 4096}]
+    document = {
+        "name": "residency",
+        "state": "running",
+        "info": {"budget": 2**31, "regions": told, "n": 2**31},
+    }
+    text = plain(document)
+    assert "budget=2 GiB, regions=[name r bytes 4 KiB], n=2147483648" in text
+
 
 MODELS = [
     IndexEntry(name="add", version=1, state="READY"),
