@@ -183,7 +183,7 @@ tritonserver --model-repository=/models --load-model=resnet
 
 TUNED: Final = """\
 /opt/tritonserver/bin/tritonserver --model-repository=/models --http-thread-count=16 \\
-  --grpc-infer-thread-count=8 --buffer-manager-thread-count=4 --model-load-gpu-limit 0:0.8 \\
+  --grpc-infer-thread-count=8 --buffer-manager-thread-count=4 \\
   --metrics-interval-ms=500
 """
 

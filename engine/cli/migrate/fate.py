@@ -75,9 +75,15 @@ DIFFERENCES: Final = MappingProxyType(
         "strict-readiness": "a load at run time does not make the server unready (docs/readiness.md)",
     }
 )
+_OF_IMAGES: Final = MappingProxyType({"trtllm": "tensorrtllm", "tf2": "tensorflow"})
+"""Parts of tags of Triton's images that have one backend alone, and that backend."""
+
 _IMAGES: Final = (
-    ("trtllm", Fate.REFUSED, _NOT_SERVED["tensorrtllm"]),
-    ("tf2", Fate.REFUSED, _NOT_SERVED["tensorflow"]),
+    *(
+        (part, Fate.REFUSED, _NOT_SERVED[backend])
+        for part, backend in _OF_IMAGES.items()
+        if backend not in BUILT_IN
+    ),
     (
         "vllm",
         Fate.DIFFERS,
