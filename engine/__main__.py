@@ -9,48 +9,30 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-_COMMANDS: Final = {
-    "serve": "serve",
-    "run": "run",
-    "sagemaker": "sagemaker",
-    "init": "init.command",
-    "check": "check",
-    "convert": "convert",
-    "sign": "signing",
-    "verify": "signing",
-    "key": "keys",
-    "auth": "auth",
-    "tree": "tree",
-    "traffic": "traffic",
-    "events": "events",
-    "logs": "logs",
-    "audit": "audit",
+from engine.cli.manual.commands import COMMANDS
+
+_ABOUT: Final = (
+    "Tritium serves the models of a Triton model repository over the KServe v2 protocol. Every model instance"
+    " runs in a worker process under a supervisor, so a crash, a hang or a poisonous request costs at most what"
+    " that instance was doing."
+)
+_PLAIN_MARKS: Final = {
+    "✓": "+",
+    "✗": "x",
+    "○": "o",
+    "●": "*",
+    "…": "...",
+    "·": ".",
+    "–": "-",
+    "—": "-",
+    "×": "x",
+    "│": "|",
+    "├": "|",
+    "─": "-",
+    "└": "`",
+    "→": "->",
 }
-"""Each command, and the module of `engine.cli` that has a function of its name."""
-
-USAGE = """\
-usage: tritium COMMAND [OPTIONS]
-
-Tritium serves the models of a Triton model repository over the KServe v2 protocol. Every model instance runs in a
-worker process under a supervisor, so a crash, a hang or a poisonous request costs at most what that instance was doing.
-
-commands:
-  serve      serve the models of one or more repositories
-  run        serve the model in one Python file, or a language model in a folder, without a repository
-  sagemaker  serve as Amazon SageMaker has its containers serve
-  init       make a model repository out of model files: ONNX, PyTorch, XGBoost and more
-  check      validate models and auth files offline: what would load, who may do what, what is wrong where
-  convert    make a checkpoint of a scikit-learn forest: servers load no pickles
-  sign       sign models, for servers that load signed ones only
-  verify     say which models of a repository are signed with a trusted key, and what keeps the others from it
-  key        make, list and revoke the API keys of an auth file
-  auth       explain which rule of an auth file lets a client do something, or keeps it from it
-  tree       show the live supervision tree of a running server
-  traffic    show or change how a model's requests are shared out over versions: canaries, mirrors, rollback
-  events     show what happens in a running server, as it happens: deaths, restarts, loads, rollbacks
-  logs       read a server's log: filter it, follow it, trace a request, see outages, rates and what was slow
-  audit      read a server's audit log: who changed what, who was denied what; and check that it is whole
-
+_MORE: Final = """\
 options:
   --help     show this, or with a command: its own help
   --version  show the version, and whether the core is compiled
@@ -59,6 +41,7 @@ examples:
   tritium init ./exports --to ./models
   tritium check ./models
   tritium serve --model-repository=./models
+  tritium migrate -- tritonserver --model-repository=./models --http-thread-count=8
   tritium run my_model.py
   tritium sign --key release.key models/resnet
   tritium key new --auth-file auth.toml --name ci
@@ -68,7 +51,7 @@ examples:
   tritium logs server.log --timeline --model resnet
   tritium audit audit.jsonl --since 1d --outcome denied
 
-`tritium COMMAND --help` tells more.
+`tritium COMMAND --help` tells more, and so does the manual page: tritium man | man -l -
 """
 
 
@@ -80,16 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         match command:
             case "--help" | "-h" | "help":
-                sys.stdout.write(USAGE)
+                sys.stdout.write(usage())
                 return 0
             case "--version" | "-V" | "version":
                 return _version()
-            case _ if command in _COMMANDS:
+            case _ if command in COMMANDS:
                 from importlib import import_module
 
                 import engine.core.chosen  # noqa: F401  # before anything that it chooses
 
-                module = import_module(f"engine.cli.{_COMMANDS[command]}")
+                module = import_module(f"engine.cli.{COMMANDS[command].module}")
                 status: int = getattr(module, command)(words[1:])
                 return status
             case _:
@@ -101,6 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def usage(width: int | None = None) -> str:
+    """Return the help of the command, as wide as the terminal."""
+    from engine.cli.manual.filling import columns, filled
+
+    wide = columns(width)
+    commands = (
+        filled(command.about, wide, "             ", f"  {name:<11}") for name, command in COMMANDS.items()
+    )
+    head = "usage: tritium COMMAND [OPTIONS]\n\n" + filled(_ABOUT, wide)
+    return f"{head}\ncommands:\n{''.join(commands)}\n{_MORE}"
 
 
 def _version() -> int:
@@ -122,11 +117,11 @@ def _unknown(command: str, words: Sequence[str]) -> int:
     if command.startswith("--"):
         hint = f"flags belong to a command: tritium serve {' '.join(words)}"
     else:
-        nearest = get_close_matches(command, _COMMANDS, n=1)
+        nearest = get_close_matches(command, COMMANDS, n=1)
         hint = (
             f"did you mean '{nearest[0]}'?"
             if nearest
-            else f"commands are {', '.join([*_COMMANDS][:-1])} and {[*_COMMANDS][-1]}"
+            else f"commands are {', '.join([*COMMANDS][:-1])} and {[*COMMANDS][-1]}"
         )
     sys.stderr.write(f"unknown command '{command}'\n{hint}\n")
     return 1
@@ -134,11 +129,24 @@ def _unknown(command: str, words: Sequence[str]) -> int:
 
 def _allow_any_text() -> None:
     """Names may come from any directory, and the terminal's encoding need not have our marks."""
+    import codecs
     import io
 
+    codecs.register_error("tritium", _plainer)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="tritium")
+
+
+def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return what stands for a character that an encoding lacks: for a mark of ours a plain one."""
+    import codecs
+
+    if isinstance(error, UnicodeEncodeError):
+        plain = _PLAIN_MARKS.get(error.object[error.start])
+        if plain is not None:
+            return plain, error.start + 1
+    return codecs.backslashreplace_errors(error)
 
 
 def _silence_stdout() -> None:

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import sniffio
 
 import engine.core.chosen  # noqa: F401  # before anything that it chooses
-from engine.server.hosting import HostedTree, Message, OwnLoop, SameLoop, StartupFailed
+from engine.core.ending import end, under_hypercorn
+from engine.server.hosting import ONE_PROCESS, HostedTree, Message, OwnLoop, SameLoop, StartupFailed
 from protocols.http.admission import (
     DISCARD_PAUSE,
     DISCARD_TIME,
@@ -56,6 +57,8 @@ class Application:
         try:
             await host.start()
         except StartupFailed as error:
+            if under_hypercorn():
+                end(str(error), alone=str(error) != ONE_PROCESS)
             sys.stderr.write(f"error: {error}\n")
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return

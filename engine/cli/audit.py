@@ -57,7 +57,7 @@ _LONGEST_CELL: Final = 160
 
 def audit(argv: Sequence[str]) -> int:
     """Read audit logs and show what was asked for; return the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = audit_parser().parse_args(argv)
     census = Census()
     files = [each for path in options.files for each in ([STDIN] if path == STDIN else with_older(path))]
     try:
@@ -76,7 +76,8 @@ def audit(argv: Sequence[str]) -> int:
     return 0 if _told_damage(census) and whole else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def audit_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium audit",
         description=_DESCRIPTION,

@@ -47,7 +47,7 @@ class _Refused(Exception):
 
 def auth(argv: Sequence[str]) -> int:
     """Explain a decision; return the process's exit status."""
-    parser = _parser()
+    parser = auth_parser()
     options = parser.parse_args(argv)
     words = list(options.words)
     key = ""
@@ -65,7 +65,8 @@ def auth(argv: Sequence[str]) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def auth_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="tritium auth",

@@ -25,7 +25,7 @@ from engine.cli.auth_check import (
     auth_in_a_line,
     inspect_auth_file,
 )
-from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, one_line_each, plain
+from engine.cli.findings import Finding, Report, as_json, as_lines, drawn, in_short, one_line_each, plain
 from engine.config.load import load_model_config
 from engine.config.loaded import LoadedConfig
 from engine.config.outline import outline
@@ -56,14 +56,15 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig
 
 _DESCRIPTION: Final = """\
 Read models as a server would, and say what would become of them: what is wrong, where it
-stands and what would have worked; else the configuration that the model would run with,
-everything filled in. Nothing is started, no port is opened and no framework is loaded, so
-that it works on a laptop and in CI. A PATH is a repository, or the directory of one model.
-With --auth-file, say what an auth file allows, and what in it looks like a mistake.
+stands and what would have worked. With --verbose, or of one model alone, also the
+configuration that a model would run with, everything filled in. Nothing is started, no port
+is opened and no framework is loaded, so that it works on a laptop and in CI. A PATH is a
+repository, or the directory of one model. With --auth-file, say what an auth file allows,
+and what in it looks like a mistake.
 """
 
 _EPILOG: Final = """\
-Beside each value of a configuration stands where it came from:
+Beside each value of a configuration stands where it came from (--verbose):
   config.pbtxt:3:5                  line and column of the file that was read
   directory name, file 1/model.onnx, follows from 'backend'
                                     what gave the name or the backend away
@@ -106,7 +107,7 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
 
     `devices` is where the kernel shows what GPUs there are.
     """
-    parser = _parser()
+    parser = check_parser()
     options = parser.parse_args(argv)
     if options.build_environments and options.no_model_code:
         parser.error("--build-environments runs code of models' packages, which --no-model-code forbids")
@@ -162,7 +163,8 @@ def _tell(report: Report | None, auth: AuthReport | None, options: argparse.Name
         lines += [] if auth is None else [auth_in_a_line(auth)]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return
-    styled = [] if report is None else list(as_lines(report))
+    whole = options.verbose or (report is not None and len(report.findings) == 1)
+    styled = [] if report is None else list(as_lines(report) if whole else in_short(report))
     if auth is not None:
         styled += [*([[]] if styled else []), *auth_as_lines(auth)]
     if sys.stdout.isatty():
@@ -171,7 +173,8 @@ def _tell(report: Report | None, auth: AuthReport | None, options: argparse.Name
         sys.stdout.write(plain(styled))
 
 
-def _parser() -> argparse.ArgumentParser:
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium check",
         description=_DESCRIPTION,
@@ -195,6 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON")
+    form.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print all that is known of each model, with its whole configuration, as of one model alone",
+    )
     form.add_argument(
         "--quiet", action="store_true", help="print one line for each model, and no configurations"
     )

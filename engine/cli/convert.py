@@ -41,8 +41,8 @@ class _Failed(Exception):
     """The command can't be carried out. The message is for its user."""
 
 
-def convert(argv: Sequence[str]) -> int:
-    """Convert one model; return the process's exit status."""
+def convert_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium convert",
         description=_DESCRIPTION,
@@ -53,7 +53,12 @@ def convert(argv: Sequence[str]) -> int:
     parser.add_argument("library", choices=["sklearn"], help="the library that wrote IN")
     parser.add_argument("source", metavar="IN", type=Path, help="a pickle of a trained forest")
     parser.add_argument("target", metavar="OUT", type=Path, help="the checkpoint to write")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def convert(argv: Sequence[str]) -> int:
+    """Convert one model; return the process's exit status."""
+    options = convert_parser().parse_args(argv)
     try:
         _convert(options.source, options.target)
     except _Failed as error:

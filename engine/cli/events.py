@@ -36,7 +36,7 @@ _BUSY: Final = 503
 
 def events(argv: Sequence[str]) -> int:
     """Show events; return the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = events_parser().parse_args(argv)
     try:
         since = -math.inf if options.since is None else moment(options.since, now=_now())
         following = Following(client_for(options, os.environ), _query(options), live=options.follow)
@@ -47,7 +47,8 @@ def events(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def events_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium events",
         description="""\

@@ -113,17 +113,79 @@ def as_lines(report: Report) -> Iterator[StyledLine]:
         if at or report.problems:
             yield []
         yield from _finding(finding)
+    if report.findings:
+        yield []
+    yield from _total(report)
+
+
+def _total(report: Report) -> Iterator[StyledLine]:
     total = len(report.findings)
     if not total:
         yield [("no models found", "")]
         return
     good = sum(finding.ok for finding in report.findings)
     unserved = sum(finding.only_unserved for finding in report.findings)
-    yield []
     said = f"{good} of {total} model{'s' if total != 1 else ''} would load"
     if unserved:
         said += f"; {unserved} {'are' if unserved != 1 else 'is'} {UNSERVED}"
     yield [(said, "bold")]
+
+
+def in_short(report: Report) -> Iterator[StyledLine]:
+    """Yield a line for each model, what is wrong with any, and once what holds for many."""
+    for problem in report.problems:
+        yield from _problem(problem, "")
+    width = max((len(printable(finding.name)) for finding in report.findings), default=0)
+    for finding in report.findings:
+        yield from _short_finding(finding, width)
+    yield from _total(report)
+    off = [finding.name for finding in report.findings if any(map(_of_hangs, _advice_on(finding)))]
+    if off:
+        many = f"{len(off)} models" if len(off) > 1 else f"model '{printable(off[0])}'"
+        yield [
+            ("note", "yellow"),
+            (
+                f": tritium.execution_timeout is off for {many}: hangs are not contained;"
+                " --default-execution-timeout sets it for all",
+                "",
+            ),
+        ]
+    if report.findings:
+        yield [("--verbose shows the configurations that the models would run with", "dim")]
+
+
+def _short_finding(finding: Finding, width: int) -> Iterator[StyledLine]:
+    name = f"{printable(finding.name):<{width}}"
+    config = finding.config
+    if config is None:
+        yield [_mark(finding), (name, "bold"), ("  ", ""), (f"error: {printable(finding.reason)}", "red")]
+        return
+    about = ""
+    if config.specs:
+        spec = config.specs[-1]
+        about = ", ".join(
+            filter(None, [spec.backend or spec.platform, f"batching: {_batching(spec)}", _counted(spec)])
+        )
+    yield [_mark(finding), (name, "bold"), (f"{_versions(config.versions)}  {printable(about)}", "")]
+    for problem in config.problems:
+        yield from _problem(problem, _INDENT)
+    for words in _advice_on(finding):
+        if not _of_hangs(words):
+            yield [(_INDENT, ""), ("warning", "yellow"), (f": {words}", "")]
+
+
+def _counted(spec: ModelSpec) -> str:
+    count = len(spec.instances)
+    return "" if isinstance(spec.scheduling, Ensemble) else f"{count} instance{'s' if count != 1 else ''}"
+
+
+def _advice_on(finding: Finding) -> Iterator[str]:
+    if finding.config is not None and finding.config.specs:
+        yield from advice(finding.config.specs[-1])
+
+
+def _of_hangs(words: str) -> bool:
+    return words.startswith("tritium.execution_timeout is off")
 
 
 def one_line_each(report: Report) -> Iterator[str]:
@@ -146,10 +208,14 @@ def _in_short(finding: Finding) -> str:
     return first if len(errors) == 1 else f"{first} (and {len(errors) - 1} more)"
 
 
-def _finding(finding: Finding) -> Iterator[StyledLine]:
-    mark = ("✓ ", "bold green") if finding.ok else ("✗ ", "bold red")
+def _mark(finding: Finding) -> Piece:
     if finding.only_unserved:
-        mark = ("○ ", "bold yellow")
+        return "○ ", "bold yellow"
+    return ("✓ ", "bold green") if finding.ok else ("✗ ", "bold red")
+
+
+def _finding(finding: Finding) -> Iterator[StyledLine]:
+    mark = _mark(finding)
     name = (printable(finding.name), "bold")
     config = finding.config
     if config is None:

@@ -34,7 +34,7 @@ A client sends the key as `Authorization: Bearer KEY`. docs/identity.md has the 
 
 def key(argv: Sequence[str]) -> int:
     """Run one of the commands about keys; return the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = key_parser().parse_args(argv)
     from engine.audit.commands import NotRecorded
     from engine.audit.file import AuditUnusable
     from engine.identity.document import AuthFileError
@@ -55,7 +55,8 @@ def key(argv: Sequence[str]) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def key_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="tritium key", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form, allow_abbrev=False

@@ -38,7 +38,7 @@ from engine.settings.re2 import compiled
 
 def logs(argv: Sequence[str]) -> int:
     """Read logs and show what was asked for; return the process's exit status."""
-    parser = _parser()
+    parser = logs_parser()
     options = parser.parse_args(argv)
     census = Census()
     try:
@@ -56,7 +56,8 @@ def logs(argv: Sequence[str]) -> int:
 # -- flags
 
 
-def _parser() -> argparse.ArgumentParser:
+def logs_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium logs",
         description="""\

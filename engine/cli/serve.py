@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+from engine.cli.manual.filling import columns, filled
 from engine.settings.option import Flag, Group
 from engine.settings.settings import FLAGS, Settings, SettingsError
 
@@ -29,17 +28,30 @@ examples:
   TRITIUM_MODEL_REPOSITORY=./models TRITIUM_HTTP_PORT=9000 tritium serve
 """
 
-_ENVIRONMENT: Final = """\
-Each flag can be set by an environment variable too: TRITIUM_ and its name in capitals, with _ for -. A flag on the command
-line wins. TRITIUM_MODEL_REPOSITORY takes several directories separated by ':', other repeatable ones separate by ';'.
-Bool values are true, on, 1 and false, off, 0.
-"""
+_ENVIRONMENT: Final = (
+    "Each flag can be set by an environment variable too: TRITIUM_ and its name in capitals, with _ for -. A"
+    " flag on the command line wins. TRITIUM_MODEL_REPOSITORY takes several directories separated by ':', other"
+    " repeatable ones separate by ';'. Bool values are true, on, 1 and false, off, 0."
+)
+
+ALL: Final = "--help=all"
+_FOLDED_GROUPS: Final = frozenset({Group.COMPATIBLE, Group.CLOUD})
+_FOLDED_NAMES: Final = (
+    "grpc-keepalive",
+    "grpc-http2",
+    "grpc-max-connection",
+    "trace-file",
+    "trace-level",
+    "trace-rate",
+    "trace-count",
+    "trace-log",
+)
 
 
 def serve(argv: Sequence[str]) -> int:
     """Serve until told to stop; return the process's exit status."""
-    if any(word in {"--help", "-h"} for word in argv):
-        sys.stdout.write(help_text())
+    if any(word in {"--help", "-h", ALL} for word in argv):
+        sys.stdout.write(help_text(everything=ALL in argv))
         return 0
     try:
         settings = Settings.from_argv(argv, os.environ)
@@ -92,31 +104,50 @@ def _as_json(error: SettingsError) -> str:
     return json.dumps(line | ({"hint": error.hint} if error.hint else {})) + "\n"
 
 
-def help_text(width: int | None = None) -> str:
-    """Return the help: every flag in its group, with its default."""
-    columns = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
+def help_text(width: int | None = None, *, everything: bool = False) -> str:
+    """Return the help: flags in their groups, with their defaults.
+
+    Explanations are whole, and flags that few need are there, only with `everything`.
+    """
+    wide = columns(width)
     parts = [_USAGE, "\nServe the models of the repositories, until SIGTERM or SIGINT.\n\n", _EXAMPLES]
+    shown = [flag for flag in FLAGS if everything or not _folded(flag)]
     for group in Group:
-        flags = [flag for flag in FLAGS if flag.group is group]
-        if not flags:
-            continue
-        parts.append(f"\n{group.value}:\n")
-        parts.extend(line for flag in flags for line in _described(flag, columns))
-    parts.append("\n" + _ENVIRONMENT)
+        described = [
+            line for flag in shown if flag.group is group for line in _described(flag, wide, everything)
+        ]
+        if described:
+            parts += [f"\n{group.value}:\n", *described]
+    parts += ["\n", filled(_ENVIRONMENT, wide)]
+    if not everything:
+        more = (
+            f"`tritium serve {ALL}` explains more, and has {len(FLAGS) - len(shown)} more flags: gRPC's"
+            " keepalive, SageMaker and Vertex AI, files of secrets, what is deprecated, and those of Triton's that"
+            " have no effect here."
+        )
+        parts += ["\n", filled(more, wide)]
     return "".join(parts)
 
 
-def _described(flag: Flag, columns: int) -> Iterator[str]:
+def _folded(flag: Flag) -> bool:
+    """Whether few need to know the flag."""
+    return (
+        flag.group in _FOLDED_GROUPS
+        or flag.name.startswith(_FOLDED_NAMES)
+        or flag.help.startswith("Deprecated")
+        or (
+            flag.name.removesuffix("-file") in {each.name for each in FLAGS if each.secret is not None}
+            and flag.name.endswith("-file")
+        )
+    )
+
+
+def _described(flag: Flag, wide: int, whole: bool) -> Iterator[str]:
     head = f"--{flag.name}={flag.form.metavar}" if flag.form.metavar else f"--{flag.name}"
     explanation = flag.help or f"No effect: {flag.no_effect}."
+    if not whole:
+        explanation = explanation.partition(". ")[0].removesuffix(".") + "."
     if flag.default:
         explanation += f" [default:\N{NO-BREAK SPACE}{flag.default}]"
     yield f"  {head}\n"
-    yield _wrapped(explanation, columns, "      ")
-
-
-def _wrapped(text: str, columns: int, indent: str) -> str:
-    filled = textwrap.fill(
-        text, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return filled.replace("\N{NO-BREAK SPACE}", " ") + "\n"
+    yield filled(explanation, wide, "      ")

@@ -69,8 +69,8 @@ class _Failed(Exception):
     """The command can't be carried out. The message is for its user."""
 
 
-def sign(argv: Sequence[str]) -> int:
-    """Make a key, or sign models; return the process's exit status."""
+def sign_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = _parser("sign", _SIGN, _SIGN_EPILOG)
     parser.add_argument("models", metavar="MODEL_DIR", nargs="*", type=Path, help="the folder of a model")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -82,6 +82,12 @@ def sign(argv: Sequence[str]) -> int:
         help="make a key: the secret one in FILE, which must not be there, the public one in FILE.pub",
     )
     what.add_argument("--manifest-only", action="store_true", help="write SHA256SUMS, and sign nothing")
+    return parser
+
+
+def sign(argv: Sequence[str]) -> int:
+    """Make a key, or sign models; return the process's exit status."""
+    parser = sign_parser()
     options = parser.parse_args(argv)
     if bool(options.new_key) == bool(options.models):
         parser.error(
@@ -102,8 +108,8 @@ def sign(argv: Sequence[str]) -> int:
     return 0
 
 
-def verify(argv: Sequence[str]) -> int:
-    """Check the signatures of models; return the process's exit status."""
+def verify_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = _parser("verify", _VERIFY, _VERIFY_EPILOG)
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a repository, or one model")
     parser.add_argument(
@@ -113,7 +119,12 @@ def verify(argv: Sequence[str]) -> int:
         required=True,
         help="public keys that count; repeatable",
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def verify(argv: Sequence[str]) -> int:
+    """Check the signatures of models; return the process's exit status."""
+    options = verify_parser().parse_args(argv)
     keys = TrustedFiles(options.trusted_keys)
     try:
         ed25519.require_library()

@@ -35,7 +35,7 @@ Document = Mapping[str, Any]
 
 def traffic(argv: Sequence[str]) -> int:
     """Change a model's traffic plan if the flags say so, and show it; return the process's exit status."""
-    parser = _parser()
+    parser = traffic_parser()
     options = parser.parse_args(argv)
     plan = _plan(parser, options)
     try:
@@ -61,7 +61,8 @@ def _ask(client: Client, model: str, plan: Document | None) -> Document:
 # -- flags
 
 
-def _parser() -> argparse.ArgumentParser:
+def traffic_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium traffic",
         description="""\

@@ -24,6 +24,7 @@ from engine.cli.client import (
 )
 from engine.cli.folding import FOLDED, SHORT, fold, folded_away, size
 from engine.observability.text import duration, printable
+from engine.settings.forms import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -42,13 +43,15 @@ _STYLES: Final = {
 }
 
 _LISTED: Final = 8
+_BYTES: Final = frozenset({"budget", "resident", "bytes"})
+"""What a node tells in bytes."""
 
 Node = Mapping[str, Any]
 
 
 def tree(argv: Sequence[str]) -> int:
     """Fetch and show the tree; return the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = tree_parser().parse_args(argv)
     try:
         client = client_for(options, os.environ)
         if options.watch is not None:
@@ -61,7 +64,8 @@ def tree(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def tree_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium tree",
         description="Show the live supervision tree of a running server: who is up, since when, how often it was"
@@ -93,7 +97,8 @@ def facts(node: Node, now: float | None) -> Iterator[tuple[str, str]]:
     if node.get("restarts"):
         yield "restarts", f"{node['restarts']} restart{'s' if node['restarts'] != 1 else ''}"
     for key, value in (node.get("info") or {}).items():
-        yield "info", f"{printable(str(key))}={printable(_words_of(value))}"
+        words = size_text(value) if key in _BYTES and isinstance(value, int) else _words_of(value)
+        yield "info", f"{printable(str(key))}={printable(words)}"
     if node.get(FOLDED):
         yield "folded", f"+{node[FOLDED]} running"
     if node.get("last_exit"):
@@ -104,7 +109,10 @@ def _words_of(value: object) -> str:
     """Return what a node tells of itself as words: of a list of things, such as regions, the first few."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return str(value)
-    shown = [" ".join(f"{key} {each}" for key, each in item.items()) for item in value[:_LISTED]]
+    shown = [
+        " ".join(f"{key} {size_text(each) if key in _BYTES else each}" for key, each in item.items())
+        for item in value[:_LISTED]
+    ]
     more = [f"{len(value) - _LISTED} more"] if len(value) > _LISTED else []
     return f"[{'; '.join(shown + more)}]"
 

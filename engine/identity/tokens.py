@@ -21,6 +21,7 @@ from actors.values.errors import Unauthenticated
 from engine.identity.document import AuthFileError, Issuer
 from engine.identity.keys import LONGEST_TOKEN
 from engine.identity.rules import Identity
+from engine.settings.extras import how_to_install
 
 LARGEST_JWKS: Final = 1024 * 1024
 
@@ -29,7 +30,7 @@ _CLAIM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/|+:=-]{0,127}")
 
 _LONGEST_SHOWN: Final = 120
 
-_MISSING: Final = "an auth file with [[issuer]] needs the package joserfc: pip install 'tritium[auth]'"
+_MISSING: Final = f"an auth file with [[issuer]] needs the package joserfc: {how_to_install('auth')}"
 
 
 @dataclass(frozen=True, slots=True)

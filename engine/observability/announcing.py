@@ -10,11 +10,12 @@ import io
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from actors.values.events import Event, Log
-from actors.values.interfaces import IndexEntry
+from actors.values.interfaces import UNLOADED, IndexEntry
+from actors.values.specs import ModelKey
 from engine.observability.logs import LogSink
 from engine.observability.running_logs import RunningLogs
 from engine.observability.text import aligned, printable
@@ -33,14 +34,19 @@ class Announcer:
     def _json(self) -> bool:
         return self._logs.settings.format == "json"
 
-    def tables(self, models: Sequence[IndexEntry], options: Sequence[tuple[str, str]]) -> None:
+    def tables(
+        self,
+        models: Sequence[IndexEntry],
+        options: Sequence[tuple[str, str]],
+        on_demand: Collection[ModelKey] = (),
+    ) -> None:
         """Show the models with their states, and the options.
 
-        Models that were never asked to load are only counted.
+        Models that were never asked to load are only counted. Those `on_demand` wait for their first request.
         """
         if not self._json:
             terminal = not self._file and sys.stdout.isatty()
-            text = startup_text(models, options, terminal=terminal)
+            text = startup_text(models, options, terminal=terminal, on_demand=on_demand)
             self._sink.write(text.removesuffix("\n"), severe=False)
             return
         attempted = [entry for entry in models if entry.state or entry.reason]
@@ -107,7 +113,13 @@ def hear_python(log: Log) -> None:
 # -- the tables a server prints when its models have been loaded (contract, repository.md section 12)
 
 
-def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]], *, terminal: bool) -> str:
+def startup_text(
+    models: Sequence[IndexEntry],
+    options: Sequence[tuple[str, str]],
+    *,
+    terminal: bool,
+    on_demand: Collection[ModelKey] = (),
+) -> str:
     """Return the models with their states, and the options.
 
     They are drawn for a terminal, plain and aligned otherwise.
@@ -115,7 +127,7 @@ def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]
     Models that were never asked to load are counted, not listed: there may be thousands.
     """
     attempted = [entry for entry in models if entry.state or entry.reason]
-    rows = [(entry.name, str(entry.version or "-"), _status(entry)) for entry in attempted]
+    rows = [(entry.name, str(entry.version or "-"), _status(entry, on_demand)) for entry in attempted]
     rest = _not_loaded(len(models) - len(attempted))
     out = io.StringIO()
     if terminal:
@@ -125,7 +137,9 @@ def startup_text(models: Sequence[IndexEntry], options: Sequence[tuple[str, str]
     return out.getvalue()
 
 
-def _status(entry: IndexEntry) -> str:
+def _status(entry: IndexEntry, on_demand: Collection[ModelKey]) -> str:
+    if entry.reason == UNLOADED and ModelKey(entry.name, entry.namespace) in on_demand:
+        return "ON DEMAND: loaded by its first request"
     state = entry.state or "UNAVAILABLE"
     if not entry.reason or state == "READY":
         return state

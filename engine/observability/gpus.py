@@ -23,6 +23,7 @@ from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.events import Event, Log
 from actors.values.families import Block, Families, Family, Labels, blocks
 from engine.processes.placement import gpu_count
+from engine.settings.extras import how_to_install
 from engine.settings.reporting import MetricsSettings
 
 
@@ -73,7 +74,7 @@ def open_nvml(environ: Mapping[str, str], load: Callable[[str], Any] = importlib
         library = load("pynvml")
     except ImportError:
         raise NoGpus(
-            "nvidia-ml-py is not installed: pip install 'tritium[gpu]'" if gpu_count({}) else _NONE_HERE
+            f"nvidia-ml-py is not installed: {how_to_install('gpu')}" if gpu_count({}) else _NONE_HERE
         ) from None
     try:
         library.nvmlInit()

@@ -23,6 +23,7 @@ import outcome
 import trio
 
 from actors.values.events import Event
+from engine.core.ending import end
 from engine.observability.announcing import hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
@@ -52,6 +53,11 @@ NOT_OUR_TLS = (
     "--http-use-ssl and --http-use-ssl-mutual are for `tritium serve`. Here another server accepts HTTP's"
     " connections, and its TLS is its own: give hypercorn --certfile and --keyfile, and --ca-certs with"
     " --verify-mode for clients' certificates"
+)
+
+
+_BY_VARIABLES = (
+    "under another server, each flag is an environment variable, such as TRITIUM_MODEL_REPOSITORY=DIR"
 )
 
 
@@ -85,7 +91,8 @@ class HostedTree:
             settings = Settings.from_environ(self._environ)
             self._sink = open_sink(settings.log)
         except SettingsError as error:
-            raise StartupFailed(f"{error.message} {error.hint}".strip()) from error
+            hint = f" ({error.hint})" if error.hint else ""
+            raise StartupFailed(f"{error.message}{hint}; {_BY_VARIABLES}") from error
         if settings.http_tls is not None:  # serving without it would deceive
             raise StartupFailed(NOT_OUR_TLS)
         self._lock = _only_process()
@@ -189,8 +196,7 @@ class HostedTree:
     def end_process(self) -> None:
         """At the end of the lifespan, make a failure the exit status; the foreign server can't do that."""
         if self.failure:
-            sys.stderr.flush()
-            os._exit(1)
+            end()
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:

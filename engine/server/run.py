@@ -142,7 +142,9 @@ async def _report_start(
     with trio.move_on_after(_GPUS_WITHIN):
         await running.gpus.known.wait()
     options = [("core", str(CORE)), *running.settings.options(), ("gpu_metrics", running.gpus.standing)]
-    await in_thread(announcer.tables, models, options)
+    residents = running.residents.samples().models
+    on_demand = frozenset(each.key for each in residents if each.counters is not None)
+    await in_thread(announcer.tables, models, options, on_demand)
     settle_garbage_collection()
     life.start_soon(collect_garbage)
     failure = await running.start_failure()

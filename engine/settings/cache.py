@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from engine.settings.forms import Form, SettingsError, integer, misshapen, to_size, truth
+from engine.settings.forms import Form, SettingsError, integer, misshapen, size_text, to_size, truth
 from engine.settings.option import Given
 from engine.settings.secrets import concealed, read_secret
 from engine.settings.sheet import declared, entries_of, read_sheet
@@ -123,7 +123,7 @@ class LocalCache:
 
     def options(self) -> list[tuple[str, str]]:
         """Return what an operator wants to see at start-up."""
-        return [("response_cache", f"local, {self.size} bytes")]
+        return [("response_cache", f"local, {size_text(self.size)}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

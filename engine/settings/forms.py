@@ -195,6 +195,16 @@ def to_size(word: str, name: str, *, or_such_as: str = "") -> int:
     return count
 
 
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes for people: `1.5 GiB`, `64 MiB`, `100 bytes`. One of `to_size` comes close."""
+    size, unit = float(nbytes), "bytes"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, bigger
+    return f"{size:.4g} {unit}"
+
+
 def memory_share(word: str, name: str) -> str:
     """Check it now; what a share comes to is known where the memory is."""
     to_memory(word, 1024**4, name)

@@ -239,13 +239,13 @@ class Settings:
     worker_environment: WorkerEnvironment = Group.INSTANCES.option(
         "--worker-environment=inherit", _ENVIRONMENTS
     ).means(
-        "inherit: workers have the server's environment variables, but for its own settings (TRITIUM_*) and"
+        "Tritium's own. inherit: workers have the server's environment variables, but for its own settings (TRITIUM_*) and"
         " the credentials of its repositories and cache. minimal: only what programs and frameworks need,"
         " such as PATH and CUDA_*; so it is in a strict sandbox in any case."
     )
     sandbox: SandboxSettings = section(SandboxSettings)
     spare_workers: int = Group.INSTANCES.option("--spare-workers=4", integer("N", most=1024)).means(
-        "Keep a worker process ready for each environment in use (backend, interpreter, variables, cores),"
+        "Tritium's own: keep a worker process ready for each environment in use (backend, interpreter, variables, cores),"
         " N at most, which has imported its backend's framework and waits for a model, so that an instance"
         " that died is back after the time its model takes to load. 0: none."
     )

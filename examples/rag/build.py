@@ -78,7 +78,10 @@ def embed(texts, tokenizer, session):
     tokenizer.enable_padding()
     vectors = np.empty((len(texts), 384), np.float32)
     order = np.argsort([len(text) for text in texts])  # texts of like length together need little padding
-    for rows in np.array_split(order, -(-len(texts) // ROWS)):
+    parts = np.array_split(order, -(-len(texts) // ROWS))
+    for at, rows in enumerate(parts):
+        if at % 8 == 0:
+            print(f"embedding passages: {at * ROWS} of {len(texts)}", file=sys.stderr, flush=True)
         encoded = tokenizer.encode_batch([texts[row] for row in rows])
         inputs = {
             "INPUT_IDS": np.array([each.ids for each in encoded], np.int64),
@@ -93,6 +96,7 @@ def build(repository, weights, corpus):
     vocabulary = repository / "tokenizer" / "1" / "tokenizer.json"
     shutil.copyfile(weights / "tokenizer.json", vocabulary)
     model = repository / "embedding" / "1" / "model.onnx"
+    print(f"writing {model}", file=sys.stderr, flush=True)
     onnx.save(minilm.onnx_model(minilm.read_safetensors(weights / "model.safetensors")), model)
     print(f"{model}: {model.stat().st_size / 1e6:.0f} MB")
 

@@ -1,7 +1,8 @@
 """Write what the tables of settings say into the pages: `python -m tests.house.reference`.
 
 That is docs/options.md, docs/metrics.md, docs/openai_fields.md, the table of `tritium.*` parameters in
-docs/model_configuration.md, and the C functions in docs/backends/c_libraries.md. A test compares them.
+docs/model_configuration.md, the C functions in docs/backends/c_libraries.md, and the flags by fate in
+docs/coming_from_triton.md. A test compares them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from engine.settings.option import Flag, Group
 from engine.settings.parameters import PARAMETERS
 from engine.settings.settings import FLAGS
-from tests.house import c_functions, metrics, openai_fields
+from tests.house import c_functions, metrics, migration, openai_fields
 from tests.house.graph import ROOT
 
 OPTIONS: Final = ROOT / "docs" / "options.md"
@@ -73,6 +74,7 @@ def main() -> None:
     METRICS_PAGE.write_text(metrics.page(), encoding="utf-8")
     openai_fields.PAGE.write_text(openai_fields.page(), encoding="utf-8")
     c_functions.PAGE.write_text(c_functions.page(), encoding="utf-8")
+    migration.PAGE.write_text(migration.page(), encoding="utf-8")
     OPTIONS.write_text(options(), encoding="utf-8")
     PARAMETERS_PAGE.write_text(parameters(), encoding="utf-8")
 

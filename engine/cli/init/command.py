@@ -71,7 +71,7 @@ class _Task:
 
 def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
     """Make the repository; return the process's exit status. `devices` is where the kernel shows its GPUs."""
-    parser = _parser()
+    parser = init_parser()
     options = parser.parse_args(argv)
     source, repository = Path(options.path), Path(options.to)
     if not source.exists():
@@ -107,7 +107,8 @@ def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
     return 0 if served or (outcomes and all(outcome.ok for outcome in outcomes)) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def init_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
     parser = argparse.ArgumentParser(
         prog="tritium init",
         description=_DESCRIPTION,

@@ -78,7 +78,7 @@ def run_llm(argv: Sequence[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     try:
-        options, flags = _parser().parse_known_args(argv)
+        options, flags = run_parser().parse_known_args(argv)
         folder = check_servable(Path(options.llm), options.backend, options.environment)
         name = _name(options.name, folder)
         with tempfile.TemporaryDirectory(prefix="tritium-run-") as temporary:
@@ -101,7 +101,8 @@ def run_llm(argv: Sequence[str]) -> int:
         return _complain(error.message, error.hint)
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_parser() -> argparse.ArgumentParser:
+    """Return the parser of what stands beside the flags of `tritium serve`."""
     parser = _Parser(prog="tritium run", add_help=False, allow_abbrev=False)
     parser.add_argument(FLAG, required=True)
     parser.add_argument("--backend", default=BACKENDS[0])

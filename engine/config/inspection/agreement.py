@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from actors.values.datatypes import BY_NUMBER
 from actors.values.errors import ErrorCode
+from engine.config.inspection.onnx_file import ZIPMAP
 from engine.config.inspection.wire import Port, Ports
 from engine.models.problems import Problem, Severity, did_you_mean
 from engine.settings.parameters import read_parameters, settings_of
@@ -115,7 +116,9 @@ def _tensor(
         return
     if port.spelling in _CONTAINERS:
         said = f"{side} '{name}' is of type {port.spelling} and not a tensor"
-        yield _refused(config, said, key=f"{side}[{at}].name")
+        yield _refused(
+            config, said, key=f"{side}[{at}].name", hint=ZIPMAP if port.spelling == "sequence" else ""
+        )
         return
     wanted = BY_NUMBER.get(tensor.data_type)
     untyped = port.datatype is None and port.spelling.startswith("element type")

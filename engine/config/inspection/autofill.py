@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from google.protobuf import json_format
 
+from engine.config.inspection.onnx_file import ZIPMAP
 from engine.config.inspection.wire import Port, Ports
 from engine.config.provenance import DEFAULT, Provenance
 from engine.models.problems import Problem
@@ -133,7 +134,8 @@ def _fill_one(config: ModelConfig, side: str, port: Port, add: Any) -> list[Prob
         return [
             Problem(
                 message=f"unsupported datatype TYPE_INVALID for {side} '{port.name}' for model '{config.name}'",
-                hint=f"it is of type {port.spelling} in the model file, which requests can't carry",
+                hint=f"it is of type {port.spelling} in the model file, which requests can't carry"
+                + (f": {ZIPMAP}" if port.spelling == "sequence" else ""),
             )
         ]
     if port.shape is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,7 @@ def unserved(
                 code=ErrorCode.UNSUPPORTED,
             )
     named = STRATEGY in written.parameters
-    if named or any((each / STRATEGY_FILE).is_file() for each in places):
+    if named or any(isfile(each / STRATEGY_FILE) for each in places):
         yield Problem(
             message=(
                 f"model '{config.name}' has a batching library"

@@ -26,6 +26,9 @@ _TENSOR_NAME: Final = 8
 _SPARSE_VALUES: Final = 1
 # TypeProto and its Tensor, TensorShapeProto and its Dimension
 _TENSOR_TYPE: Final = 1
+ZIPMAP: Final = "convert a classifier of scikit-learn by to_onnx(…, options={'zipmap': False})"
+"""The cure where an output is a sequence, which such a classifier's probabilities are by default."""
+
 _OTHER_TYPES: Final = {4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
 _ELEMENT_TYPE, _SHAPE = 1, 2
 _DIMENSION: Final = 1

@@ -105,7 +105,9 @@ def load(folder: str) -> Loaded:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise LoadFailed(f"tokenizers can't be imported ({error}): pip install 'tritium[llm]'") from error
+        raise LoadFailed(
+            f"tokenizers can't be imported ({error}): it comes with Tritium's extra 'llm'"
+        ) from error
     text = _tokenizer_json(folder)
     try:
         tokenizer = Tokenizer.from_str(text)

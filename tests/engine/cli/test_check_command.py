@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
+from onnx import TensorProto, helper
 
 from engine.__main__ import main
 from engine.repository.advice import is_model
@@ -51,7 +52,8 @@ def checked(capsys):
     """Run the command; returns (status, standard output)."""
 
     def run(*words):
-        return main(["check", *words]), capsys.readouterr().out
+        form = () if {"--json", "--quiet"} & {*words} else ("--verbose",)
+        return main(["check", *form, *words]), capsys.readouterr().out
 
     return run
 
@@ -238,11 +240,60 @@ def test_no_framework_is_loaded(repository):
     assert done.stderr == "[]\n"
 
 
+# -- in short
+
+
+def test_several_models_get_a_line_each_and_what_holds_for_many_is_told_once(repository, capsys):
+    root = repository(**{f"model_{at}": PYTHON for at in range(40)})
+    assert main(["check", root, "--no-model-code"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 43
+    assert lines[0].startswith("✓ model_0   version 1  python, batching: ")
+    assert lines[40] == "40 of 40 models would load"
+    assert "tritium.execution_timeout is off for 40 models" in lines[41]
+    assert lines[42].startswith("--verbose shows the configurations")
+
+
+def test_what_is_wrong_is_told_in_full_in_the_short_form_too(repository, capsys):
+    wrong = CONFIG + 'parameters { key: "tritium.threads" value { string_value: "x" } }\n'
+    alone = CONFIG + 'parameters { key: "tritium.isolation" value { string_value: "thread" } }\n'
+    root = repository(
+        good=PYTHON, wrong={**PYTHON, "config.pbtxt": wrong}, alone={**PYTHON, "config.pbtxt": alone}
+    )
+    assert main(["check", root]) == 1
+    out = capsys.readouterr().out
+    assert "error: 'tritium.threads' is 'x'" in out
+    assert 'warning: tritium.isolation is "thread"' in out
+    assert "name:" not in out
+
+
+def test_one_model_alone_is_shown_with_its_configuration(repository, capsys):
+    assert main(["check", repository(good=PYTHON)]) == 0
+    assert "name:" in capsys.readouterr().out
+
+
 # -- what is wrong
 
 
+def test_a_classifier_with_a_zipmap_is_told_the_cure(repository, checked):
+    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    graph = helper.make_graph(
+        [helper.make_node("ZipMap", ["X"], ["P"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])],
+        "graph",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 2])],
+        [helper.make_value_info("P", helper.make_sequence_type_proto(maps))],
+    )
+    model = helper.make_model(graph).SerializeToString()
+    tensor = '{ name: "%s" data_type: TYPE_FP32 dims: [ 2 ] }'
+    config = f'backend: "onnxruntime"\nmax_batch_size: 8\ninput {tensor % "X"}\noutput {tensor % "P"}\n'
+    root = repository(bare={"1/model.onnx": model}, written={"1/model.onnx": model, "config.pbtxt": config})
+    status, out = checked(root)
+    assert status == 1
+    assert out.count("options={'zipmap': False}") == 2
+
+
 def test_what_is_valid_and_not_served_is_told_apart(repository, checked):
-    unserved = CONFIG + 'model_operations { op_library_filename: "libmine.so" }\n'
+    unserved = CONFIG + 'model_operations { op_library_filename: "ops.so" }\n'
     both = unserved + 'parameters { key: "tritium.threads" value { string_value: "x" } }\n'
     root = repository(
         good=PYTHON, unserved={**PYTHON, "config.pbtxt": unserved}, wrong={**PYTHON, "config.pbtxt": both}

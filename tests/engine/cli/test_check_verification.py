@@ -352,7 +352,7 @@ def test_what_may_not_be_read_is_told_beside_the_other_models(repository, capsys
     capsys.readouterr()
     (repository / "closed" / closed).chmod(mode)
     with nobody():
-        status = main(["check", str(repository)])
+        status = main(["check", "--verbose", str(repository)])
         assert main(["check", str(repository / "closed")]) == 1
     out = capsys.readouterr().out
     assert status == 1

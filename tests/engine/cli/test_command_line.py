@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from actors.values.interfaces import IndexEntry
-from engine.__main__ import main
+from actors.values.specs import ModelKey
+from engine.__main__ import main, usage
 from engine.cli.check import check
 from engine.cli.serve import help_text
+from engine.cli.tree import plain
 from engine.observability.announcing import startup_text
 from engine.observability.text import aligned, duration, printable
+from engine.settings.forms import size_text
 from engine.settings.option import Group
 from engine.settings.settings import FLAGS
 from tests.support.answering import answering
@@ -62,7 +65,7 @@ def test_the_command_imports_nothing_heavy():
 
 
 def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
-    text = help_text(80)
+    text = help_text(80, everything=True)
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith("      "))
     for flag in FLAGS:
         assert f"--{flag.name}" in text
@@ -70,9 +73,24 @@ def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
         assert f"{group.value}:\n" in text
 
 
+def test_the_help_of_serve_is_short_and_says_where_the_rest_is():
+    text, whole = help_text(80), help_text(80, everything=True)
+    assert len(text) < 0.7 * len(whole)
+    left_out = {flag.name for flag in FLAGS if f"  --{flag.name}" not in text}
+    assert {"http-thread-count", "grpc-keepalive-time", "trace-file", "backend-config-file"} <= left_out
+    assert not {"http-port", "model-repository-links", "log-file", "openai-port"} & left_out
+    assert f"has {len(left_out)} more flags" in text
+
+
+@pytest.mark.parametrize("width", [70, 100])
+def test_the_help_of_the_command_fits_the_terminal(width):
+    explained = usage(width).partition("\nexamples:")[0]
+    assert max(map(len, explained.splitlines())) <= width
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["serve", "--help"], r"\[default: 67108864\]"), (["--version"], r"\Atritium.*\n\Z")],
+    [(["serve", "--help=all"], r"\[default: 67108864\]"), (["--version"], r"\Atritium.*\n\Z")],
 )
 def test_defaults_stand_in_the_help_and_the_version_is_one_line(capsys, words, told):
     assert main(words) == 0
@@ -103,7 +121,7 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
         (["--model-repository=x"], "tritium serve --model-repository=x"),
         (
             ["xyzzy"],
-            "commands are serve, run, sagemaker, init, check, convert, sign, verify, key, auth, tree, ",
+            "commands are serve, run, sagemaker, init, check, migrate, convert, sign, verify, key, auth, tree, ",
         ),
         (["check", "/nowhere/models"], "not a directory"),
         (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
@@ -219,7 +237,7 @@ THREADED = GOOD + 'parameters { key: "tritium.isolation" value { string_value: "
 def test_check_shows_what_would_be_served_and_points_at_mistakes(
     repository, capsys, models, status, words, end
 ):
-    assert main(["check", repository(**models)]) == status
+    assert main(["check", "--verbose", repository(**models)]) == status
     out = capsys.readouterr().out
     assert [each for each in words if each not in out] == []
     assert out.endswith(end)
@@ -369,7 +387,36 @@ def test_tree_refuses_what_is_no_header(header, capsys):
     assert "expected 'NAME: VALUE'" in capsys.readouterr().err
 
 
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_terminal_without_our_marks_gets_plain_ones(repository):
+    done = run("check", repository(add=GOOD, broken=BAD), "--no-model-code", PYTHONIOENCODING="ascii")
+    assert done.stdout.startswith("+ add ")
+    assert "\nx broken" in done.stdout
+    assert "\\u" not in done.stdout
+
+
 # -- tables and words
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (1536 * 1024, "1.5 MiB"), (2**31, "2 GiB")],
+)
+def test_sizes_are_told_in_units_that_people_read(nbytes, words):
+    assert size_text(nbytes) == words
+
+
+def test_the_tree_tells_memory_in_such_units():
+    told = [{"name": "r", "bytes": 4096}]
+    document = {
+        "name": "residency",
+        "state": "running",
+        "info": {"budget": 2**31, "regions": told, "n": 2**31},
+    }
+    text = plain(document)
+    assert "budget=2 GiB, regions=[name r bytes 4 KiB], n=2147483648" in text
+
 
 MODELS = [
     IndexEntry(name="add", version=1, state="READY"),
@@ -402,6 +449,13 @@ MODELS = [
 def test_the_startup_table_is_plain_in_a_pipe(models, text):
     shown = startup_text(models, [("http", "0.0.0.0:8000")], terminal=False)
     assert shown == f"{text}Option  Value\nhttp    0.0.0.0:8000\n"
+
+
+def test_a_model_that_is_loaded_on_demand_is_not_told_as_a_failure():
+    models = [IndexEntry(name="lazy", version=1, state="UNAVAILABLE", reason="unloaded")]
+    text = startup_text(models, [], terminal=False, on_demand={ModelKey("lazy", "")})
+    assert "lazy   1        ON DEMAND: loaded by its first request\n" in text
+    assert "UNAVAILABLE: unloaded" in startup_text(models, [], terminal=False)
 
 
 def test_the_startup_table_is_drawn_on_a_terminal():
@@ -442,7 +496,7 @@ def test_check_tells_the_limit_that_all_models_would_have(repository, capsys):
         + 'parameters { key: "tritium.execution_timeout" value { string_value: "7" } }'
     )
     path = repository(add=GOOD, own=own)
-    assert main(["check", "--default-execution-timeout=30", path]) == 0
+    assert main(["check", "--verbose", "--default-execution-timeout=30", path]) == 0
     out = capsys.readouterr().out
     assert re.search(r"execution timeout +30 s, by --default-execution-timeout\n", out)
     assert re.search(r"execution timeout +7 s\n", out)

@@ -1,0 +1,64 @@
+"""The end of a process in which the tree failed, under a server that does not pass that on.
+
+hypercorn 0.18 ends with status 0 where its worker process failed, so that systemd and containers see
+success. Its worker, which knows better, ends it by a signal that hypercorn leaves alone.
+
+`tritium` loads this file where the name `engine` is another package's. It imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing import parent_process
+from multiprocessing.synchronize import SemLock
+from pathlib import PurePath
+from typing import Final, NoReturn
+
+_COMMAND: Final = "hypercorn"
+# It makes status 138 for a shell, and `status=10/USR1` for systemd.
+_SIGNAL: Final = signal.SIGUSR1
+
+
+def under_hypercorn() -> bool:
+    """Whether the command `hypercorn` is this process, or started it."""
+    with suppress(OSError):
+        with open(f"/proc/{_master()}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        # `hypercorn`, `python …/bin/hypercorn`, or `python -m hypercorn`
+        return any(PurePath(os.fsdecode(word)).name == _COMMAND for word in words[:3])
+    return False
+
+
+def end(message: str = "", *, alone: bool = True) -> NoReturn:
+    """Say in a line why nothing is served, and end this process with status 1, and hypercorn with it.
+
+    Where this worker process is not `alone`, hypercorn ends the others itself, and may end with status 0. As
+    process 1 of a container it ends with 0, too: the kernel keeps signals from it.
+    """
+    sys.stdout.flush()
+    if message:
+        sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    if alone and _master() != os.getpid() and under_hypercorn():
+        _remove_semaphores()
+        with suppress(OSError):
+            os.kill(_master(), _SIGNAL)
+    os._exit(1)
+
+
+def _master() -> int:
+    master = parent_process()
+    return os.getpid() if master is None or master.pid is None else master.pid
+
+
+def _remove_semaphores() -> None:
+    """Remove what hypercorn shares with this process, about which Python would write warnings at its end."""
+    gc.unfreeze()  # the collector does not list what is frozen
+    for each in gc.get_objects():
+        if isinstance(each, SemLock):
+            with suppress(AttributeError, OSError):
+                SemLock._cleanup(each._semlock.name)  # type: ignore[attr-defined]  # noqa: SLF001
