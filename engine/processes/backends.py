@@ -26,6 +26,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
+    "tensorrt": "engine.worker.backends.tensorrt.backend:TensorRtBackend",
     "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
     "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
 }
