@@ -22,6 +22,7 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 Keys = Callable[[ModelConfig], Iterator[str]]
 
 _TENSORRT: Final = "tensorrt"
+_ACCELERATED: Final = frozenset(("onnxruntime",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,16 @@ def _on_cpu_by_others(config: ModelConfig) -> Iterator[str]:
             yield f"{field}[{at}]"
 
 
+def _on_gpu_by_others(config: ModelConfig) -> Iterator[str]:
+    """Yield each accelerator of GPUs whose backend knows none.
+
+    A backend that knows some judges names and parameters by itself.
+    """
+    field = "optimization.execution_accelerators.gpu_execution_accelerator"
+    if config.backend not in _ACCELERATED:
+        yield from (f"{field}[{at}]" for at, _ in enumerate(attrgetter(field)(config)))
+
+
 def _other_than_tensorrt(keys: Keys) -> Keys:
     """Yield the same keys, but for models whose backend is TensorRT's own, which honours them."""
 
@@ -139,8 +150,8 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "optimization.execution_accelerators",
-        _not_empty("optimization.execution_accelerators.gpu_execution_accelerator"),
-        "instances of KIND_GPU use CUDA without it, and its options are parameters of the model",
+        _on_gpu_by_others,
+        "those that there are for GPUs are 'cuda' and 'tensorrt', for ONNX models",
     ),
     _Refusal(
         "optimization.execution_accelerators",

@@ -26,6 +26,7 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
+from engine.worker.backends import onnx_providers
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.joining import Joining, made_tensors
 
@@ -65,9 +66,6 @@ _LOST = re.compile(
     r"|ContextIsDestroyed|Assert|HardwareStackError|IllegalInstruction|MisalignedAddress|InvalidAddressSpace|InvalidPc"
     r"|LaunchFailure)\b"
 )
-_CUDA = "CUDAExecutionProvider"
-_OPENVINO = "OpenVINOExecutionProvider"
-_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 
 
 class _Port:
@@ -107,24 +105,18 @@ class OnnxRuntimeBackend(Backend):
 
         path = _artifact(model)
         options = _session_options(onnxruntime, model)
-        providers = _providers(onnxruntime, model)
+        threads = _integer(model, "intra_op_thread_count") or model.threads
+        asked = onnx_providers.providers(onnxruntime, model, threads)
         try:
             for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
                 options.register_custom_ops_library(_inside(model, library))
             # It must not fall back to providers that were not asked for.
-            self._session = onnxruntime.InferenceSession(
-                path, options, providers=providers, enable_fallback=0
-            )
+            self._session = onnxruntime.InferenceSession(path, options, providers=asked, enable_fallback=0)
         except LoadError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise LoadError(f"unable to load model '{model.name}', {_describe(error)}") from error
-        if model.kind == "GPU" and _CUDA not in self._session.get_providers():
-            # It leaves a provider out whose libraries can't be loaded, and says so in its log only.
-            raise LoadError(
-                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but ONNX Runtime"
-                " could not start its CUDA provider; are CUDA and cuDNN installed, in the versions it was built for?"
-            )
+        onnx_providers.check_started(self._session, model, asked)
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
         self._log = model.log
@@ -376,45 +368,6 @@ def _inside(model: ModelInfo, filename: str) -> str:
     if not path.startswith(root + os.sep) or not os.path.isfile(path):
         raise LoadError(f"model '{model.name}': no operator library '{filename}' in the model directory")
     return path
-
-
-def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
-    providers = [*_of_accelerators(onnxruntime, model), "CPUExecutionProvider"]
-    if model.kind != "GPU":
-        return providers
-    onnxruntime.preload_dlls()  # CUDA and cuDNN may be pip packages, where the loader does not look
-    available = onnxruntime.get_available_providers()
-    if _CUDA not in available:
-        raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
-            f" installed onnxruntime has no CUDA provider (it has {', '.join(available)});"
-            " install onnxruntime-gpu or use KIND_CPU"
-        )
-    cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
-    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), *providers]
-
-
-def _of_accelerators(onnxruntime: Any, model: ModelInfo) -> list[Any]:
-    """Return the provider of `cpu_execution_accelerator`, whose one name is `openvino`.
-
-    As in Triton, its parameters mean nothing. It computes in FP32, on the threads that a session has.
-    """
-    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
-    asked = accelerators.get("cpu_execution_accelerator", ())
-    if not asked:
-        return []
-    available = onnxruntime.get_available_providers()
-    if _OPENVINO not in available:
-        raise LoadError(
-            f"unable to load model '{model.name}', execution accelerator 'openvino' needs ONNX Runtime's"
-            f" provider for OpenVINO, and the installed one has {', '.join(available)}; give the server an"
-            " environment with the package onnxruntime-openvino in place of onnxruntime, or choose backend"
-            " 'openvino', which reads ONNX files as well"
-        )
-    if any(each.get("parameters") for each in asked):
-        model.log("warning", f"model '{model.name}': parameters of accelerator 'openvino' have no effect")
-    threads = _integer(model, "intra_op_thread_count") or model.threads
-    return [(_OPENVINO, {"device_type": "CPU", "precision": "FP32", "num_of_threads": str(threads)})]
 
 
 def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:
