@@ -28,6 +28,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends import onnx_providers
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ def _check(
             raise LoadError(
                 f"unable to load model '{model.name}', configuration expects model provides input with"
                 " shape [-1]  for ragged"
-                f" input '{tensor.name}', model provides {_spell(shape)}"
+                f" input '{tensor.name}', model provides {spelt(shape)}"
             )
         return _Port(tensor, joined=True)
     batches = bool(model.max_batch_size) and not made
@@ -451,12 +452,9 @@ def _check(
             for axis, (theirs, ours) in enumerate(zip(shape, configured))
         )
     ):
-        batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
-        raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}': the model has shape"
-            f" {_spell(shape)}"
-            f" but the configuration makes {_spell(configured)}{batch}"
-        )
+        if batches and shape[0] != -1:
+            raise LoadError(unbatchable(model.name, tensor.name, shape))
+        raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))
     return _Port(tensor, scalar=scalar)
 
 
@@ -491,7 +489,3 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
             f" for {side} '{tensor.name}', model provides {spelt}"
         )
     return node
-
-
-def _spell(shape: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"

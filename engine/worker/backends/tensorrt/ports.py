@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -202,13 +203,7 @@ def _fit(
     if not port.shape and configured == [1]:
         return Fit(port, tensor.datatype, scalar=True)
     if batches and not port.batches:
-        raise LoadError(
-            f"model '{model.name}', tensor '{tensor.name}': for the model to support batching the shape"
-            " should"
-            " have at least 1 dimension and the first dimension must be -1; but shape expected by the"
-            " model is"
-            f" {_spell(port.shape)}"
-        )
+        raise LoadError(unbatchable(model.name, tensor.name, port.shape))
     _compare(model, tensor, port.shape, configured, batches=batches)
     return Fit(port, tensor.datatype)
 
@@ -259,7 +254,7 @@ def _check_joined(model: ModelInfo, tensor: TensorInfo, port: Port, side: str) -
     if port.is_input and port.shape != [-1]:
         raise LoadError(
             f"unable to load model '{model.name}', configuration expects model provides input with shape [-1]"
-            f"  for ragged input '{tensor.name}', model provides {_spell(port.shape)}"
+            f"  for ragged input '{tensor.name}', model provides {spelt(port.shape)}"
         )
 
 
@@ -275,18 +270,4 @@ def _compare(
     )
     if fits:
         return
-    whole = (
-        " (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
-        " making"
-        f" complete shape {_spell(configured)})"
-        if batches
-        else f" (shape {_spell(configured)})"
-    )
-    raise LoadError(
-        f"model '{model.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
-        f" {_spell(shape)}) but the model configuration specifies {len(configured)} dimensions{whole}"
-    )
-
-
-def _spell(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
+    raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))

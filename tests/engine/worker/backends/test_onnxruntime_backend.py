@@ -142,6 +142,12 @@ def test_text_goes_through_as_utf8(onnx_model):
     assert second.outputs["Y"].tolist() == [b""]
 
 
+def test_a_nul_in_a_text_is_kept(onnx_model):
+    backend, model = text_model(onnx_model)
+    [answer] = run(backend, model, [LocalRequest({"X": np.array([b"a\0b\0"], object)})])
+    assert answer.outputs["Y"].tolist() == [b"a\0b\0a\0b\0"]
+
+
 def test_bytes_that_are_not_utf8_fail_their_own_request(onnx_model):
     backend, model = text_model(onnx_model)
     bad, good = run(
@@ -274,13 +280,15 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [("X", FP32, [5])],
             {},
-            "unable to load model 'model', input 'X': the model has shape [-1,4] but the configuration makes [-1,5]"
-            " (the first is the batch dimension, since max_batch_size > 0)",
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model configuration"
+            " specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
+            " explicit tensor shape, making complete shape [-1,5])",
         ),
         (
             [X],
             {"max_batch_size": 0},
-            "unable to load model 'model', input 'X': the model has shape [-1,4] but the configuration makes [4]",
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model configuration"
+            " specifies 1 dimensions (shape [4])",
         ),
         (
             [X],
