@@ -141,8 +141,8 @@ def check_started(onnxruntime_session: Any, model: ModelInfo, asked: Sequence[An
             what, needs = ("CUDA", "CUDA and cuDNN") if name == _CUDA else ("TensorRT", "CUDA and TensorRT")
             raise LoadError(
                 f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but"
-                f" ONNX Runtime could not start its {what} provider; are {needs} installed, in the versions it"
-                " was built for?"
+                f" ONNX Runtime could not start its {what} provider; are {needs} installed, in the versions"
+                " it was built for?"
             )
 
 

@@ -18,8 +18,8 @@ def spelt(shape: Shape) -> str:
 def unbatchable(model: str, tensor: str, shape: Shape) -> str:
     """Return why a model that has such a shape can't batch."""
     return (
-        f"model '{model}', tensor '{tensor}': for the model to support batching the shape should have at least"
-        " 1 dimension and the first dimension must be -1; but shape expected by the model is"
+        f"model '{model}', tensor '{tensor}': for the model to support batching the shape should have at"
+        " least 1 dimension and the first dimension must be -1; but shape expected by the model is"
         f" {spelt(shape)}"
     )
 
@@ -30,12 +30,12 @@ def misfit(model: str, tensor: str, shape: Shape, configured: Shape, *, batches:
     If the model batches, both have the batch dimension.
     """
     said = (
-        f"model '{model}', tensor '{tensor}': the model expects {len(shape)} dimensions (shape {spelt(shape)})"
-        f" but the model configuration specifies {len(configured)} dimensions"
+        f"model '{model}', tensor '{tensor}': the model expects {len(shape)} dimensions (shape"
+        f" {spelt(shape)}) but the model configuration specifies {len(configured)} dimensions"
     )
     if not batches:
         return f"{said} (shape {spelt(configured)})"
     return (
-        f"{said} (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
-        f" making complete shape {spelt(configured)})"
+        f"{said} (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor"
+        f" shape, making complete shape {spelt(configured)})"
     )

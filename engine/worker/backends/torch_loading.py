@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
-from engine.worker.backends.torch_names import output_paths, package_inputs, script_inputs
+from engine.worker.backends.torch_names import argument_paths, output_paths, package_inputs, script_inputs
 from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _load_export(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
 
         program = move_to_device_pass(program, str(device))
     spec = torch.utils._pytree.treespec_dumps(program.call_spec.in_spec)  # noqa: SLF001  # no public name
-    return _package_program(program.module(), spec, model)
+    return _package_program(torch, program.module(), spec, model)
 
 
 def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInfo) -> Program:
@@ -274,7 +274,7 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
     index = model.device_id if model.kind == "GPU" else -1
     # It is documented under this name.
     package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001
-    return _package_program(package, package.loader.get_call_spec()[0], model)
+    return _package_program(torch, package, package.loader.get_call_spec()[0], model)
 
 
 def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
@@ -307,26 +307,20 @@ def _cpu_flags() -> set[str]:
     return {"", *_CPU_FLAGS.values()}
 
 
-def _package_program(call: Callable[..., Any], spec: str, model: ModelInfo) -> Program:
+def _package_program(torch: Any, call: Callable[..., Any], spec: str, model: ModelInfo) -> Program:
     """Return the program of a callable whose arguments are described by a serialised tree.
 
     The tree is that of `treespec_dumps`.
     """
-    positional, keyword = json.loads(spec)[1]["children_spec"]
-    for child in [*positional["children_spec"], *keyword["children_spec"]]:
-        if child["children_spec"]:
-            raise LoadError(
-                f"unable to load model '{model.name}', its arguments are nested; only tensors are supported"
-            )
-    keywords = json.loads(keyword["context"])
+    pytree = torch.utils._pytree  # noqa: SLF001  # no public name
+    tree = pytree.treespec_loads(spec)
     inputs = [*model.inputs, *made_tensors(model)]
-    names = [tensor.name for tensor in inputs]
-    places = package_inputs(names, len(positional["children_spec"]), keywords, model.name)
+    places = package_inputs([tensor.name for tensor in inputs], argument_paths(spec), model.name)
     paths = output_paths([tensor.name for tensor in model.outputs])
-    order = [places.index(position) for position in range(len(positional["children_spec"]))]
-    named = [(key, places.index(key)) for key in keywords]
+    order = [places.index(leaf) for leaf in range(len(places))]
 
     def run(tensors: Sequence[Any]) -> Any:
-        return call(*[tensors[i] for i in order], **{key: tensors[i] for key, i in named})
+        arguments, keywords = pytree.tree_unflatten([tensors[at] for at in order], tree)
+        return call(*arguments, **keywords)
 
     return Program(run, paths)
