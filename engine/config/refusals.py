@@ -22,7 +22,7 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 Keys = Callable[[ModelConfig], Iterator[str]]
 
 _TENSORRT: Final = "tensorrt"
-_ACCELERATED: Final = frozenset(("onnxruntime",))
+_ACCELERATED: Final = frozenset(("onnxruntime", "pytorch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _on_gpu_by_others(config: ModelConfig) -> Iterator[str]:
     A backend that knows some judges names and parameters by itself.
     """
     field = "optimization.execution_accelerators.gpu_execution_accelerator"
-    if config.backend not in _ACCELERATED:
+    if config.backend not in _ACCELERATED or config.runtime == SCRIPT:
         yield from (f"{field}[{at}]" for at, _ in enumerate(attrgetter(field)(config)))
 
 
@@ -151,7 +151,7 @@ _REFUSALS: Final = (
     _Refusal(
         "optimization.execution_accelerators",
         _on_gpu_by_others,
-        "those that there are for GPUs are 'cuda' and 'tensorrt', for ONNX models",
+        "for GPUs there are 'cuda' and 'tensorrt' for ONNX models, and 'tensorrt' for PyTorch",
     ),
     _Refusal(
         "optimization.execution_accelerators",

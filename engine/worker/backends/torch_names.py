@@ -45,8 +45,8 @@ def script_inputs(names: Sequence[str], arguments: Sequence[str], model: str) ->
 def package_inputs(names: Sequence[str], leaves: Sequence[Path], model: str) -> list[int]:
     """Return which argument each input of a torch.export program or an AOTInductor package is.
 
-    `leaves` are the paths of its tensors from `ARGS` and `KWARGS` on, as `argument_paths` gives them. Inputs go
-    by `ARGS[i]` and `KWARGS[name]`, with more keys behind them where arguments are nested, else by
+    `leaves` are the paths of its tensors from `ARGS` and `KWARGS` on, as `argument_paths` gives them. Inputs
+    go by `ARGS[i]` and `KWARGS[name]`, with more keys behind them where arguments are nested, else by
     `<name>__<index>` over the leaves, else in their order. Raises LoadError if not exactly these are given.
     """
     if len(names) != len(leaves):

@@ -280,15 +280,15 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [("X", FP32, [5])],
             {},
-            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model configuration"
-            " specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model"
+            " configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
             " explicit tensor shape, making complete shape [-1,5])",
         ),
         (
             [X],
             {"max_batch_size": 0},
-            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model configuration"
-            " specifies 1 dimensions (shape [4])",
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model"
+            " configuration specifies 1 dimensions (shape [4])",
         ),
         (
             [X],
