@@ -7,6 +7,7 @@ runtime ends the process in place of raising an error.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -75,14 +76,14 @@ def open_engine(model: ModelInfo, driver: Driver, options: Options) -> Opened:
     Raises LoadError.
     """
     path = plan_of(model, driver)
-    with open(path, "rb") as file:
-        plan = file.read()
     who = f"unable to load model '{model.name}'"
-    if plan.startswith(OLD_MAGIC):
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    if header.startswith(OLD_MAGIC):
         raise LoadError(
             f"{who}, '{path}' is a plan of a TensorRT before 8.6: build it again with a current one"
         )
-    family = family_of(plan)
+    family = family_of(header)
     if family is None:
         raise LoadError(
             f"{who}, '{path}' is no TensorRT plan: it is damaged, cut short, or another kind of file;"
@@ -107,9 +108,10 @@ def open_engine(model: ModelInfo, driver: Driver, options: Options) -> Opened:
                 f" {runtime.num_DLA_cores}"
             )
         runtime.DLA_core = options.dla_core
-    engine = runtime.deserialize_cuda_engine(plan)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        hint = _hint(model, driver, family, module, plan[:HEADER_BYTES], options)
+        hint = _hint(model, driver, family, module, header, options)
         raise LoadError(f"{who}, unable to create TensorRT engine: {said()}{hint}")
     return Opened(module, runtime, engine, driver, said)
 
@@ -162,7 +164,7 @@ def _logger(module: Any, model: ModelInfo, errors: threading.local) -> Any:
                     texts.append(message)
             elif level == "WARNING":
                 model.log("warning", f"TensorRT: {message}")
-            else:
+            elif level == "INFO":  # what is below it are thousands of lines
                 model.log("verbose", f"TensorRT: {message}")
 
     return Logger()
