@@ -89,15 +89,18 @@ def _misfit(
         shape = port.shape or ()
         given = [1] * (config.max_batch_size > 0) + list(source.dims)
     if source.data_type in BY_NUMBER and typed in BY_NUMBER and typed != source.data_type:
-        spelt, wanted = BY_NUMBER[source.data_type].config_name, BY_NUMBER[typed].config_name
+        typed_as, wanted = BY_NUMBER[source.data_type].config_name, BY_NUMBER[typed].config_name
         yield Problem(
-            message=f"{what} gives input '{tensor.name}' as {spelt}, and the model takes {wanted}",
+            message=f"{what} gives input '{tensor.name}' as {typed_as}, and the model takes {wanted}",
             severity=severity,
             key=f"{key}.data_type",
         )
     if not _fits(shape, given) and min(given, default=0) >= 0:
         yield Problem(
-            message=f"{what} gives input '{tensor.name}' the shape {spelt(given)}, and the model takes {spelt(shape)}",
+            message=(
+                f"{what} gives input '{tensor.name}' the shape {spelt(given)}, and the model takes"
+                f" {spelt(shape)}"
+            ),
             severity=severity,
             key=f"{key}.dims",
         )

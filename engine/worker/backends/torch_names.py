@@ -58,7 +58,7 @@ def package_inputs(names: Sequence[str], leaves: Sequence[Path], model: str) -> 
     known = [tuple(map(str, leaf)) for leaf in leaves]
     asked = [(match[1], *map(str, _keys(match[2]))) for match in matches if match]
     if set(asked) != set(known):
-        spelt = ", ".join(leaf[0] + "".join(f"[{key}]" for key in leaf[1:]) for leaf in leaves)
+        spelt = ", ".join(str(leaf[0]) + "".join(f"[{key}]" for key in leaf[1:]) for leaf in leaves)
         raise LoadError(
             f"unable to load model '{model}', inputs {', '.join(names)} do not name its arguments: {spelt}"
         )
