@@ -6,17 +6,16 @@ outside of the active profile, missing addresses and addresses that are not on t
 False and a logged error. A plan of another version is None. The calls were compared with the bindings of
 TensorRT-RTX 1.7 and of the lean runtime 11.4.
 
-It is loaded as a module of that name from this folder, in workers too.
+It is loaded as a module of that name from this folder, in workers too: so it imports nothing of ours.
 """
 
 import ctypes
 import enum
 import json
 import math
+import os
 
 import numpy as np
-
-from engine.worker.devices import cuda
 
 __version__ = "10.13.0.35"
 
@@ -273,24 +272,24 @@ class IExecutionContext:
                     _view(addresses[name], kind, outputs[name])[...] = value
 
         if self.allocators:  # then it waits for the elements that decide
-            cuda.driver().call("cuStreamSynchronize", ctypes.c_void_p(stream))
+            assert _driver().cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
             work(None)
             return True
         called = _HostFunc(work)
         self.enqueued.append(called)
-        cuda.driver().call("cuLaunchHostFunc", ctypes.c_void_p(stream), called, None)
-        return True
+        status = _driver().cuLaunchHostFunc(ctypes.c_void_p(stream), called, None)
+        return status == 0 or self._refuse(f"Cuda Runtime (error {status})")
+
+
+def _driver():
+    """Return the stand-in for the driver that this process has loaded already."""
+    return ctypes.CDLL(os.path.join(os.environ["LD_LIBRARY_PATH"].split(":")[0], "libcuda.so.1"))
 
 
 def _is_on_device(address):
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    try:
-        cuda.driver().call(
-            "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
-        )
-    except cuda.CudaError:
-        return False
-    return address % 256 == 0
+    found = ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
+    return _driver().cuMemGetAddressRange_v2(*found) == 0 and address % 256 == 0
 
 
 def _view(address, kind, shape):
