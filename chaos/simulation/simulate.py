@@ -20,6 +20,7 @@ from actors.seams.faults import Points
 from actors.seams.given import Seams
 from actors.serving.model import ModelState
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
 from chaos.languages.page import Asked
 from chaos.languages.telling import TellingBackend
@@ -133,16 +134,16 @@ class SimulatedMachine:
         """See `Machine`."""
         return [self.disk]
 
-    def gpu_count(self, environ: Mapping[str, str]) -> int:
+    def gpu_table(self, environ: Mapping[str, str]) -> Sequence[Gpu]:
         """See `Machine`. There are none."""
         del environ
-        return 0
+        return ()
 
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """See `Machine`."""
         return self.texts.of
 
-    def devices(self, environ: Mapping[str, str]) -> None:
+    def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
         """See `Machine`: there is no GPU."""
 
     def memory(self) -> Memory:

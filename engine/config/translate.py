@@ -128,6 +128,8 @@ def translate(
         slo=tritium.slo,
         recycle=tritium.recycle,
         confinement=tritium.confinement,
+        gpu_memory=tritium.gpu_memory,
+        gpu_compute=tritium.gpu_compute,
         device_tensors=traits.device_tensors,
         gpu_tensors=tritium.gpu_tensors,
     )
@@ -180,6 +182,7 @@ def instances(
                         rate_limit=_rate_limit(group.rate_limiter),
                         host_policy=group.host_policy,
                         cores=tritium.cores[len(specs) % len(tritium.cores)] if tritium.cores else (),
+                        own_gpu=tritium.gpus_seen == "own",
                         secondary_devices=tuple(
                             (type(each).SecondaryDeviceKind.Name(each.kind), each.device_id)
                             for each in group.secondary_devices

@@ -19,6 +19,7 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.errors import TritiumError
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
@@ -70,10 +71,14 @@ def compose_deploying(
     log: Log,
     models: ModelParts,
     *,
+    gpus: Sequence[Gpu],
     permit: Permit | None = None,
     auditor: Auditor | None = None,
 ) -> DeployingParts:
-    """Connect what decides. `permit` says what models may ask for, and `auditor` is told of it.
+    """Connect what decides.
+
+    `gpus` are those that instances may be placed on. `permit` says what models may ask for, and `auditor` is
+    told of it.
 
     Raises ServerFailed for a repository or a host policy that is not there.
     """
@@ -82,7 +87,7 @@ def compose_deploying(
     sources = _open_sources(machine, settings, environ, digests)
     reader = RepositoryReader(
         sources,
-        _read_options(settings, environ, models, gpus=machine.gpu_count(environ)),
+        _read_options(settings, environ, models, gpus=gpus),
         janitor,
         digests,
         EnvironmentBuilder(
@@ -180,7 +185,7 @@ def _surroundings(settings: Settings, models: ModelParts, retirements: Superviso
 
 
 def _read_options(
-    settings: Settings, environ: Mapping[str, str], models: ModelParts, *, gpus: int
+    settings: Settings, environ: Mapping[str, str], models: ModelParts, *, gpus: Sequence[Gpu]
 ) -> ReadOptions:
     try:
         policies = resolve_policies(settings.host_policies, os.sched_getaffinity(0))

@@ -112,7 +112,11 @@ class LiveWorker:
         # The instance may outlive others of the version that are elsewhere.
         gpu = instance.device_id if instance.kind == "GPU" and spec.shares_gpu_memory else -1
         # What it leaves on its GPU, if it can do so.
-        self.buffers = None if gpu < 0 else DeviceBuffers(pipe, gpu, statistics or ModelStatistics())
+        self.buffers = (
+            None
+            if gpu < 0
+            else DeviceBuffers(pipe, gpu, statistics or ModelStatistics(), ordinal=instance.ordinal)
+        )
         self.sender = BatchSender(
             pipe,
             spec,
@@ -120,6 +124,7 @@ class LiveWorker:
             self.held,
             self._streams,
             gpu=gpu,
+            ordinal=instance.ordinal,
             prefetch=prefetch,
             on_room=events.slot_freed,
             on_unsent=events.unsent,

@@ -27,6 +27,8 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.devices.cuda import CudaError, driver
+from engine.worker.devices.limits import is_limited, limit_in_bytes, refuse_beside
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ _LOST = re.compile(
 )
 _CUDA = "CUDAExecutionProvider"
 _OPENVINO = "OpenVINOExecutionProvider"
-_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+_CUDA_LIMIT = "gpu_mem_limit"
+_CUDA_KEYS = ("cudnn_conv_algo_search", _CUDA_LIMIT, "arena_extend_strategy", "do_copy_in_default_stream")
 
 
 class _Port:
@@ -91,6 +94,7 @@ class OnnxRuntimeBackend(Backend):
     name = "onnxruntime"
     default_artifact = "model.onnx"
     platforms: Sequence[str] = ("onnxruntime_onnx",)
+    limits_gpu_memory = True
     runs_model_code = False  # but for custom operators, which are refused by themselves
 
     _session: Any
@@ -122,8 +126,9 @@ class OnnxRuntimeBackend(Backend):
         if model.kind == "GPU" and _CUDA not in self._session.get_providers():
             # It leaves a provider out whose libraries can't be loaded, and says so in its log only.
             raise LoadError(
-                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but ONNX Runtime"
-                " could not start its CUDA provider; are CUDA and cuDNN installed, in the versions it was built for?"
+                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but"
+                " ONNX Runtime could not start its CUDA provider; are CUDA and cuDNN installed, in the"
+                " versions it was built for?"
             )
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
@@ -266,7 +271,8 @@ def _decoded(name: str, array: Array) -> Array:
         texts[:] = [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{name}' holds an element that is not UTF-8, which ONNX string tensors can't carry: {error}"
+            f"input '{name}' holds an element that is not UTF-8, which ONNX string tensors can't carry:"
+            f" {error}"
         ) from error
     return texts.reshape(array.shape)
 
@@ -283,8 +289,8 @@ def _describe(error: Exception) -> str:
     if not any(each in text for each in _DAMAGED):
         return text
     return (
-        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare its checksum with the"
-        " original's)"
+        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare"
+        " its checksum with the original's)"
     )
 
 
@@ -391,7 +397,19 @@ def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
             " install onnxruntime-gpu or use KIND_CPU"
         )
     cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
+    if is_limited(model):
+        if _CUDA_LIMIT in cuda:
+            refuse_beside(model, _CUDA_LIMIT, "a parameter of the model")
+        cuda[_CUDA_LIMIT] = str(_limit(model))
     return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), *providers]
+
+
+def _limit(model: ModelInfo) -> int:
+    """Return the bytes that the provider's arena may take. Raises LoadError."""
+    try:
+        return limit_in_bytes(model, driver().total_memory(model.device_id))
+    except CudaError as error:
+        raise LoadError(f"unable to load model '{model.name}', {error}") from error
 
 
 def _of_accelerators(onnxruntime: Any, model: ModelInfo) -> list[Any]:
@@ -528,14 +546,15 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
         )
     if not node.type.startswith("tensor("):
         raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a tensor"
+            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a"
+            " tensor"
         )
     provided = _DATATYPES.get(node.type)
     if provided is not tensor.datatype:
         spelt = "TYPE_INVALID" if provided is None else provided.config_name
         raise LoadError(
-            f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name}"
-            f" for {side} '{tensor.name}', model provides {spelt}"
+            f"unable to load model '{model.name}', configuration expects datatype"
+            f" {tensor.datatype.config_name} for {side} '{tensor.name}', model provides {spelt}"
         )
     return node
 

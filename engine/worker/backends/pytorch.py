@@ -83,6 +83,7 @@ class PyTorchBackend(Backend):
 
     name = "pytorch"
     device_tensors = True
+    limits_gpu_memory = True
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
     runtimes: Sequence[str] = (RUNTIME,)
@@ -343,7 +344,8 @@ def _texts(name: str, array: Array) -> list[str]:
         return [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry: {error}"
+            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry:"
+            f" {error}"
         ) from error
 
 

@@ -98,6 +98,13 @@ class Driver:
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
+    def total_memory(self, device: int) -> int:
+        """Return the bytes of a device's memory. It makes no context there."""
+        handle, total = ctypes.c_int(), ctypes.c_size_t()
+        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(total), handle)
+        return total.value
+
     def uuid(self, device: int) -> str:
         """Return a device's UUID as `nvidia-smi` writes it, `GPU-…`: it is the same in every process."""
         handle, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()

@@ -1,0 +1,124 @@
+"""Whole servers that share GPUs between models: parts of GPUs, and MPS. The driver is played."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from tests.conformance.test_tensors_on_gpus import KERNELS, MAKER, MAKING, READER, READING, ensemble, model
+from tests.support.fake_gpu import built, copies
+from tests.support.gpu_server import serving
+
+pytestmark = pytest.mark.slow
+
+PARTS = [{"uuid": f"MIG-aaaa-000{number}", "total": 2**30} for number in range(2)]
+
+TELLER = """
+import json, os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        told = {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}
+        self.told = json.dumps({**told, "device": args["model_instance_device_id"]})
+
+    def execute(self, requests):
+        told = pb_utils.Tensor("TOLD", np.array([self.told], object))
+        return [pb_utils.InferenceResponse([told]) for _ in requests]
+"""
+
+
+def teller(group, **parameters):
+    told = "".join(
+        f' parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items()
+    )
+    return (
+        'backend: "python" input { name: "X" data_type: TYPE_FP32 dims: 4 }'
+        f' output {{ name: "TOLD" data_type: TYPE_STRING dims: 1 }} instance_group {{ {group} }}{told}'
+    )
+
+
+def lay(repository, name, config, code=None):
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    if code is not None:
+        (version / "model.py").write_text(code)
+        shutil.copy(KERNELS, version)
+
+
+def ask(server, name, x=None):
+    x = np.ones((1, 4) if name == "whole" else 4, np.float32) if x is None else x
+    with tritonclient.http.InferenceServerClient(server.url) as triton:
+        given = tritonclient.http.InferInput("X", x.shape, "FP32")
+        given.set_data_from_numpy(x)
+        return triton.infer(name, [given])
+
+
+def told(server, name):
+    return json.loads(ask(server, name).as_numpy("TOLD")[0])
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory):
+    """A server on a GPU that is divided into two parts, and models on the second."""
+    folder = tmp_path_factory.mktemp("divided")
+    facts = folder / "nvml.json"
+    facts.write_text(json.dumps([{"uuid": "GPU-aaaa", "parts": PARTS}]))
+    environ = {**built(folder), "FAKE_NVML": str(facts)}
+    repository = folder / "models"
+    lay(repository, "teller", teller("kind: KIND_GPU gpus: 1"), TELLER)
+    lay(repository, "everywhere", teller("kind: KIND_GPU"), TELLER)
+    for name, ports, code in (("maker", MAKING, MAKER), ("reader", READING, READER)):
+        lay(repository, name, model(*ports).replace("gpus: 0", "gpus: 1"), code)
+    lay(repository, "whole", ensemble("maker", "reader", gpu_tensors=True))
+    with serving(repository, folder / "server", environ=environ) as server:
+        server.environ = environ
+        yield server
+
+
+def test_each_worker_sees_the_part_that_is_its_own(divided):
+    assert told(divided, "teller") == {"CUDA_VISIBLE_DEVICES": "MIG-aaaa-0001", "device": "0"}
+    seen = {told(divided, "everywhere")["CUDA_VISIBLE_DEVICES"] for _ in range(4)}
+    assert seen == {each["uuid"] for each in PARTS}
+
+
+def test_tensors_between_steps_stay_on_a_part(divided):
+    before = len(copies(divided.environ))
+    answer = ask(divided, "whole")
+    assert answer.as_numpy("WHERE").tolist() == [[1]]
+    np.testing.assert_array_equal(answer.as_numpy("Y"), [[4, 4, 4, 4]])
+    between = [each.kind for each in copies(divided.environ)[before:] if each.nbytes == 4 * 1024]
+    assert between == ["DtoD"]
+
+
+def test_limits_under_mps_and_a_view_of_one_gpu(tmp_path):
+    pipes = tmp_path / "mps"
+    pipes.mkdir()
+    (pipes / "control").touch()
+    facts = tmp_path / "nvml.json"
+    facts.write_text(json.dumps([{"uuid": f"GPU-aaaa-000{number}", "total": 2**33} for number in range(2)]))
+    environ = {**built(tmp_path), "FAKE_NVML": str(facts), "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    limits = {"tritium.gpu_memory": "25%", "tritium.gpu_compute": "40"}
+    repository = tmp_path / "models"
+    lay(repository, "limited", teller("kind: KIND_GPU gpus: 1", **limits), TELLER)
+    own = {"tritium.gpus_seen": "own", **limits}
+    lay(repository, "apart", teller("kind: KIND_GPU gpus: 1", **own), TELLER)
+    with serving(repository, tmp_path / "server", environ=environ) as server:
+        mps = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
+        assert told(server, "limited") == {
+            **mps,
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=2048M",
+            "device": "1",
+        }
+        assert told(server, "apart") == {
+            **mps,
+            "CUDA_VISIBLE_DEVICES": "GPU-aaaa-0001",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",
+            "device": "0",
+        }
+    assert sorted(os.listdir(pipes)) == ["control"]
