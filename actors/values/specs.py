@@ -6,7 +6,7 @@ Times are seconds. Nothing here is protobuf, and nothing here is ever edited.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -258,10 +258,17 @@ class InstanceSpec:
     secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
     # The cores its worker runs on, by its host policy; empty: any.
     cores: tuple[int, ...] = ()
+    # GPUs of which its load takes the one with most free memory; empty: it has one.
+    candidates: tuple[int, ...] = ()
     own_gpu: bool = False  # its worker is to see its GPU only
     gpu: Gpu | None = None  # that GPU, where it is known
     # What its worker finds in CUDA_VISIBLE_DEVICES; empty: what the server does.
     visible: str = ""
+
+    @property
+    def unplaced(self) -> InstanceSpec:
+        """As the configuration has it: wherever a load has put it."""
+        return replace(self, device_id=self.candidates[0], gpu=None, visible="") if self.candidates else self
 
     @property
     def ordinal(self) -> int:

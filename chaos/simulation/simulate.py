@@ -19,6 +19,7 @@ from actors.residency.residency import Memory
 from actors.seams.faults import Points
 from actors.seams.given import Seams
 from actors.serving.model import ModelState
+from actors.serving.policy.gpus.placing import Room
 from actors.values.events import Log
 from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
@@ -142,6 +143,10 @@ class SimulatedMachine:
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """See `Machine`."""
         return self.texts.of
+
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
+        """See `Machine`. There are no GPUs."""
+        raise NoGpus("a simulated machine has none")
 
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
         """See `Machine`: there is no GPU."""

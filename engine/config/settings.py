@@ -36,7 +36,7 @@ _OF_LANGUAGES: Final = (
     "tritium.sleep",
 )
 
-_OF_GPUS: Final = ("tritium.gpus_seen", "tritium.gpu_memory", "tritium.gpu_compute")
+_OF_GPUS: Final = ("tritium.gpu_placement", "tritium.gpus_seen", "tritium.gpu_memory", "tritium.gpu_compute")
 
 CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
 """What limits a model's code, wherever it runs."""

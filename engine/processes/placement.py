@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from actors.serving.policy.gpus.placing import seat as seated
 from actors.serving.policy.gpus.visible import needs_names
 from actors.values.hardware.gpus import Gpu
 from actors.values.specs import InstanceSpec, ModelSpec
@@ -76,21 +77,8 @@ def place(spec: ModelSpec, policies: Mapping[str, tuple[int, ...]]) -> ModelSpec
 
 
 def seat(spec: ModelSpec, gpus: Sequence[Gpu]) -> ModelSpec:
-    """Return the specification with the instances on GPUs told what their workers see of `gpus`.
-
-    A worker sees what the server does, unless its model wants its own GPU only (`tritium.gpus_seen`), or some
-    device is a part of a GPU (MIG).
-    """
-    alone = needs_names(gpus)
-    instances = tuple(
-        replace(
-            each, visible=gpus[each.device_id].name if each.own_gpu or alone else "", gpu=gpus[each.device_id]
-        )
-        if each.kind == "GPU" and each.device_id < len(gpus)
-        else each
-        for each in spec.instances
-    )
-    return replace(spec, instances=instances)
+    """Return the specification with the instances on their GPUs, of those that the server has."""
+    return replace(spec, instances=seated(spec.instances, gpus, alone=needs_names(gpus)))
 
 
 def undefined_policies(specs: Sequence[ModelSpec], policies: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from actors.calls.admission import Permit
 from actors.catalog.catalog import Catalog, ControlMode
-from actors.catalog.loading import Surroundings
+from actors.catalog.loading import AsGiven, Placing, Surroundings
 from actors.catalog.watcher import Watcher
 from actors.health.readiness import Readiness
 from actors.supervision.spec import ChildSpec
@@ -23,6 +24,7 @@ from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
+from engine.processes.gpus.placing import GpuPlacing
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import resolve as resolve_policies
 from engine.provenance.restrictions import Restrictions
@@ -103,7 +105,7 @@ def compose_deploying(
             watcher.look_again(key, changed=changed)
 
     catalog = Catalog(
-        _surroundings(settings, models, retirements, log),
+        _surroundings(settings, models, retirements, log, _placing(settings, machine, environ, gpus)),
         reader,
         lanes,
         mode=mode,
@@ -165,7 +167,22 @@ def compose_deploying(
     )
 
 
-def _surroundings(settings: Settings, models: ModelParts, retirements: Supervisor, log: Log) -> Surroundings:
+def _placing(
+    settings: Settings, machine: Machine, environ: Mapping[str, str], gpus: Sequence[Gpu]
+) -> Placing:
+    if not gpus:
+        return AsGiven()
+    return GpuPlacing(
+        gpus,
+        read=partial(machine.gpu_room, environ),
+        bytes_of_files=machine.memory().of_files,
+        limits=settings.model_load_gpu_limits,
+    )
+
+
+def _surroundings(
+    settings: Settings, models: ModelParts, retirements: Supervisor, log: Log, placing: Placing
+) -> Surroundings:
     def swapped(key: ModelKey, specs: Sequence[ModelSpec]) -> None:
         if specs:
             models.traffic.adopt(key, specs[-1].traffic)
@@ -180,6 +197,7 @@ def _surroundings(settings: Settings, models: ModelParts, retirements: Superviso
         loads=trio.CapacityLimiter(settings.load_thread_count),
         extra_attempts=settings.load_retry_count,
         log=log,
+        placing=placing,
         compose=Composer(models.router),
     )
 

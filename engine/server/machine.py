@@ -20,13 +20,14 @@ from actors.regions.devices import Devices
 from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.launching import Launcher
+from actors.serving.policy.gpus.placing import Room
 from actors.values.events import Log
 from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelSpec
 from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.devices.memory import GpuDevices
-from engine.processes.gpus.nvml import find_gpus
+from engine.processes.gpus.nvml import find_gpus, read_room
 from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
 from engine.processes.text.launching import VersionTexts
@@ -70,6 +71,9 @@ class Machine(Protocol):
 
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """Return what launches the text workers of language models. `environ` is that of workers."""
+
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
+        """Return the memory of the GPUs by their UUIDs. Blocks. Raises NoGpus."""
 
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Devices | None:
         """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
@@ -125,6 +129,10 @@ class ThisMachine:
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """See `Machine`."""
         return partial(VersionTexts, environ=environ, log=log)
+
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
+        """See `Machine`."""
+        return read_room(environ)
 
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Devices | None:
         """See `Machine`."""

@@ -291,6 +291,13 @@ class TritiumSettings:
         "GPU memory that a worker of this model may take for tensors which stay on the GPU, beside what the"
         " model itself takes; without room for one, it goes by host memory",
     )
+    gpu_placement: Literal["all", "free_memory"] = parameter(
+        "tritium.gpu_placement",
+        choice("all", "free_memory"),
+        "all",
+        "where the instances of a group with `KIND_GPU` are: its `count` on each of its GPUs, or its `count`"
+        " in all, each on the GPU with most free memory when it is loaded ([gpu.md](gpu.md#placement))",
+    )
     gpus_seen: Literal["all", "own"] = parameter(
         "tritium.gpus_seen",
         choice("all", "own"),

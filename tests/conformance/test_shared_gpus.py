@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from tests.conformance.test_tensors_on_gpus import KERNELS, MAKER, MAKING, READER, READING, ensemble, model
 from tests.support.fake_gpu import built, copies
@@ -122,3 +123,34 @@ def test_limits_under_mps_and_a_view_of_one_gpu(tmp_path):
             "device": "0",
         }
     assert sorted(os.listdir(pipes)) == ["control"]
+
+
+def test_models_go_where_memory_is_free_and_none_where_the_limit_is_reached(tmp_path):
+    facts = tmp_path / "nvml.json"
+
+    def use(*used):
+        told = [{"uuid": f"GPU-aaaa-000{at}", "total": 2**33, "used": each} for at, each in enumerate(used)]
+        facts.write_text(json.dumps(told))
+
+    use(2**30, 2**32)
+    environ = {**built(tmp_path), "FAKE_NVML": str(facts)}
+    repository = tmp_path / "models"
+    free = {"tritium.gpu_placement": "free_memory", "tritium.gpu_memory": "1GiB", "tritium.gpus_seen": "own"}
+    mps = tmp_path / "mps"
+    mps.mkdir()
+    (mps / "control").touch()
+    environ["CUDA_MPS_PIPE_DIRECTORY"] = str(mps)
+    for name in ("first", "second"):
+        lay(repository, name, teller("kind: KIND_GPU", **free), TELLER)
+    flags = "--model-control-mode=explicit", "--load-model=first", "--model-load-gpu-limit=0:0.9"
+    with serving(repository, tmp_path / "server", *flags, environ=environ) as server:
+        assert told(server, "first")["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-0000"
+        with tritonclient.http.InferenceServerClient(server.url) as triton:
+            use(2**32, 2**30)
+            triton.load_model("second")
+            assert told(server, "second")["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-0001"
+            triton.unload_model("second")
+            use(2**33 - 2**28, 2**33)
+            with pytest.raises(InferenceServerException, match="memory limit set for GPU 0 has exceeded"):
+                triton.load_model("second")
+        assert told(server, "first")["device"] == "0"

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
 from engine.observability.gpus import open_nvml
-from engine.processes.gpus.nvml import find_gpus
+from engine.processes.gpus.nvml import find_gpus, read_room
 from engine.server.machine import ThisMachine
 from engine.server.run import run
 from engine.settings.settings import Settings
@@ -22,6 +22,9 @@ class MachineWithGpus(ThisMachine):
             for number in range(int(environ["FAKE_CUDA_DEVICES"])):
                 (Path(nodes) / f"nvidia{number}").touch()
             return find_gpus(environ, Path(nodes), load=loaded_from(environ))
+
+    def gpu_room(self, environ):
+        return read_room(environ, loaded_from(environ))
 
     def gpus(self, environ):
         return open_nvml(environ, loaded_from(environ))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from actors.serving.policy.gpus.placing import Room
 from actors.serving.policy.gpus.visible import FoundGpu, FoundPart, unnamed, visible
 from actors.values.hardware.gpus import Gpu
 from engine.processes.placement import DEVICES, gpu_nodes
@@ -121,6 +122,21 @@ def _total(library: Any, handle: Any) -> int:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # bytes in older versions
+
+
+def read_room(environ: Mapping[str, str], load: Load = importlib.import_module) -> dict[str, Room]:
+    """Return the memory of this server's devices now, by their UUIDs. Blocks. Raises NoGpus.
+
+    A device that can't be read is left out.
+    """
+    opened = open_library(environ, load)
+    found: dict[str, Room] = {}
+    for uuid, handle in opened.handles.items():
+        with suppress(opened.library.NVMLError):
+            memory = opened.library.nvmlDeviceGetMemoryInfo(handle)
+            found[uuid] = Room(int(memory.total), int(memory.free))
+    opened.close()
+    return found
 
 
 def find_gpus(
