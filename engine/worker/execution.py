@@ -197,6 +197,7 @@ class WorkerBatch(Batch):
         self._in_segment = self._regions is None and self.on_device is None  # all inputs and outputs
         self._requests: list[WorkerRequest] | None = None
         self._finished = False
+        self.short = False  # it found too little memory on its GPU, as far as the backend has said
         self.rows = sum(job.rows)
         slot.used = 0
         self._open_requests = open_requests
@@ -467,7 +468,8 @@ class WorkerBatch(Batch):
         shape = array.shape
         if self._model.max_batch_size and (not shape or shape[0] != self.rows):
             raise ValueError(
-                f"output '{name}' has shape {list(shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                f"output '{name}' has shape {list(shape)}; a batch of {self.rows} rows needs [{self.rows},"
+                " ...]"
             )
 
     def _packed_sizes(self, array: Array) -> list[int]:
@@ -477,6 +479,10 @@ class WorkerBatch(Batch):
             sizes.append(len(pack_bytes(array[start : start + rows].ravel().tolist())))
             start += rows
         return sizes
+
+    def note_shortage(self) -> None:
+        """See `Batch.note_shortage`."""
+        self.short = True
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""

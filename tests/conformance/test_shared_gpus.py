@@ -6,12 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
+import trio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance.test_tensors_on_gpus import KERNELS, MAKER, MAKING, READER, READING, ensemble, model
 from tests.support.fake_gpu import built, copies
 from tests.support.gpu_server import serving
+from tests.survival.server import until
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +156,91 @@ def test_models_go_where_memory_is_free_and_none_where_the_limit_is_reached(tmp_
             with pytest.raises(InferenceServerException, match="memory limit set for GPU 0 has exceeded"):
                 triton.load_model("second")
         assert told(server, "first")["device"] == "0"
+
+
+BREAKING = """
+import ctypes, os
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from kernels import DRIVER, context, sent
+
+LOST = Path(os.environ["FAKE_CUDA"], "lost.0")
+
+class TritonPythonModel:
+    def initialize(self, args):
+        LOST.unlink(missing_ok=True)  # a fresh context knows nothing of the last one
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(each, "X").as_numpy()) for each in requests]
+
+    def answer(self, x):
+        sent(0, x)
+        if x.flat[0] == 13:
+            LOST.touch()
+            raise RuntimeError("an illegal memory access was encountered")
+        if x.flat[0] == 14:
+            raise RuntimeError("an illegal memory access was encountered, says a model")
+        if len(x) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        told = f"{os.getpid()}".encode()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([[told]] * len(x), object))])
+"""
+
+
+@pytest.fixture(scope="module")
+def breaking(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("breaking")
+    repository = folder / "models"
+    for name, told in (
+        ("breaking", ""),
+        ("retried", 'parameters { key: "tritium.retry" value { string_value: "always" } }'),
+    ):
+        config = teller("kind: KIND_GPU count: 1 gpus: 0").replace(
+            "backend", "max_batch_size: 8 dynamic_batching { } backend"
+        )
+        lay(repository, name, config + told, BREAKING)
+    with serving(repository, folder / "server", environ=built(folder)) as server:
+        yield server
+
+
+def rows(first, count=1):
+    return np.full((count, 4), first, np.float32)
+
+
+def test_a_worker_that_has_lost_its_gpu_ends_and_another_serves(breaking):
+    before = ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0]
+    with pytest.raises(InferenceServerException) as failed:
+        ask(breaking, "breaking", rows(13))
+    assert "died" in str(failed.value)
+    after = ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0]
+    assert after != before
+    lines = "GPU 0 is lost to this process: the CUDA driver answers CUDA_ERROR_ILLEGAL_ADDRESS"
+    trio.run(until, lambda: any(lines in str(each) for each in breaking.logged("worker_output")))
+
+
+def test_a_request_that_costs_a_gpu_twice_is_refused(breaking):
+    with pytest.raises(InferenceServerException) as failed:
+        ask(breaking, "retried", rows(13))
+    assert failed.value.status() == "422"
+    ask(breaking, "retried", rows(1))
+
+
+def test_an_error_that_only_sounds_like_it_costs_no_worker(breaking):
+    before = ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0]
+    with pytest.raises(InferenceServerException, match="says a model"):
+        ask(breaking, "breaking", rows(14))
+    assert ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0] == before
+
+
+def test_memory_that_is_short_fails_requests_and_makes_batches_smaller(breaking):
+    before = ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0]
+    with pytest.raises(InferenceServerException, match="CUDA out of memory"):
+        ask(breaking, "breaking", rows(1, 4))
+    assert ask(breaking, "breaking", rows(1)).as_numpy("TOLD")[0, 0] == before
+    trio.run(until, lambda: breaking.logged("batches_eased"))
+    (eased,) = breaking.logged("batches_eased")
+    assert (eased["rows"], eased["at_most"]) == (4, 2)
+    with tritonclient.http.InferenceServerClient(breaking.url) as triton:
+        (found,) = triton.get_inference_statistics("breaking")["model_stats"]
+    assert found["tritium"]["gpu_shortages"] == {"count": 1, "most_rows": 2}

@@ -29,6 +29,7 @@ from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.devices.cuda import CudaError, driver
 from engine.worker.devices.limits import is_limited, limit_in_bytes, refuse_beside
+from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class OnnxRuntimeBackend(Backend):
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
         self._log = model.log
+        self._on_gpu = model.kind == "GPU"
         self._batches = model.max_batch_size > 0
         self._inputs = {port.name: port for port in _check_inputs(self._session, model)}
         self._outputs = _check_outputs(self._session, model)
@@ -149,6 +151,8 @@ class OnnxRuntimeBackend(Backend):
         try:
             results = self._compute(batch.feeds(), outputs, batch.rows, batch.allocate)
         except TritiumError as error:
+            if self._on_gpu and is_short(error.message):
+                batch.note_shortage()
             if len(batch.requests) == 1:
                 batch.fail(error.code, error.message)
             else:

@@ -42,6 +42,7 @@ from engine.worker.backends.torch_loading import (
 from engine.worker.backends.torch_modules import RUNTIME, is_module, load_module
 from engine.worker.devices import dlpack
 from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -146,6 +147,9 @@ class PyTorchBackend(Backend):
             arguments = self._arguments_there(batch) if there else self._arguments(batch.feeds())
             results = self._compute(arguments, wanted, batch.device_outputs if there else _NOTHING)
         except TritiumError as error:
+            if self._device.type == "cuda" and is_short(error.message):
+                batch.note_shortage()
+                self._torch.cuda.empty_cache()  # what is left in pieces may do for one request
             # A program that wrote into its inputs (`_version` counts that) can't be given them again.
             if len(batch.requests) == 1 or any(getattr(argument, "_version", 0) for argument in arguments):
                 batch.fail(error.code, error.message)

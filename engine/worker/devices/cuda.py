@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LIBRARY = "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
+"""The driver, by the name under which the loader knows it."""
+
 _ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 HANDLE_BYTES = 64
@@ -35,7 +37,7 @@ class Driver:
 
     def __init__(self) -> None:
         try:
-            self._library: Any = ctypes.CDLL(_LIBRARY)
+            self._library: Any = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise CudaError(f"GPU memory can't be reached: {error}") from error
         self._call("cuInit", ctypes.c_uint(0))
@@ -104,6 +106,13 @@ class Driver:
         self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
         self._call("cuDeviceTotalMem_v2", ctypes.byref(total), handle)
         return total.value
+
+    def in_use(self, device: int) -> bool:
+        """Whether this process has a device's primary context, which frameworks use."""
+        handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._call("cuDevicePrimaryCtxGetState", handle, ctypes.byref(flags), ctypes.byref(active))
+        return bool(active.value)
 
     def uuid(self, device: int) -> str:
         """Return a device's UUID as `nvidia-smi` writes it, `GPU-…`: it is the same in every process."""

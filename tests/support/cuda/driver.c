@@ -20,7 +20,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, N
 enum { MOST = 4096 };
 
 static struct { uintptr_t at; size_t size; char name[40]; int opened; int device; } known[MOST];
-static int contexts[64], ready;
+static int contexts[64], retained[64], ready;
 static _Thread_local int stack[64], depth;
 static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
 
@@ -98,7 +98,13 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     return SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) { contexts[device] = device; *context = &contexts[device]; return SUCCESS; }
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    contexts[device] = device; retained[device] = 1;
+    *context = &contexts[device];
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = retained[device]; return SUCCESS; }
 
 int cuCtxPushCurrent_v2(void *context) {
     if (depth == 64) return INVALID_VALUE;
