@@ -52,7 +52,7 @@ class ModelTree(Protocol):
 
 
 class Placing(Protocol):
-    """Chooses the devices of a version's instances; `engine.processes.gpus.placing` knows what is free there."""
+    """Chooses the devices of a version's instances; `engine.processes.gpus.placing` knows what is free."""
 
     async def place(self, spec: ModelSpec, before: Sequence[InstanceSpec] = ()) -> ModelSpec:
         """Return the version with all of its instances on devices.

@@ -197,7 +197,6 @@ class WorkerBatch(Batch):
         self._in_segment = self._regions is None and self.on_device is None  # all inputs and outputs
         self._requests: list[WorkerRequest] | None = None
         self._finished = False
-        self.short = False  # it found too little memory on its GPU, as far as the backend has said
         self.rows = sum(job.rows)
         slot.used = 0
         self._open_requests = open_requests
@@ -479,10 +478,6 @@ class WorkerBatch(Batch):
             sizes.append(len(pack_bytes(array[start : start + rows].ravel().tolist())))
             start += rows
         return sizes
-
-    def note_shortage(self) -> None:
-        """See `Batch.note_shortage`."""
-        self.short = True
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""

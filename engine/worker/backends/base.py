@@ -406,12 +406,15 @@ class Batch(ABC):
         be cut.
         """
 
-    def note_shortage(self) -> None:  # noqa: B027  # nothing to do outside of a worker
+    short = False  # whether the backend has said that it found too little memory
+
+    def note_shortage(self) -> None:
         """Tell the server that this batch found too little memory on its GPU.
 
         Batches are smaller for a while then (docs/gpu.md). Of requests that are failed for that, it is told
         anyway; so this is for a backend that runs a batch once more in parts.
         """
+        self.short = True
 
     @abstractmethod
     def fail(self, code: ErrorCode, message: str) -> None:

@@ -1,9 +1,9 @@
-"""What goes wrong on a GPU beside a model's own mistakes: no memory is left, or the process's context is lost.
+"""What goes wrong on a GPU beside a model's own mistakes: no memory is left, or the context is lost.
 
-A kernel that fails (an illegal access, an assertion) takes the process's CUDA context with it. From then on every
-call fails, in whichever framework made the first: nothing would ever succeed there again. Each framework words that
-in its own way, and a model may pass on only half of it. So the driver is asked, which every framework uses: it
-answers every call with such an error.
+A kernel that fails (an illegal access, an assertion) takes the process's CUDA context with it. From then on
+every call fails, in whichever framework made the first: nothing would ever succeed there again. Each framework
+words that in its own way, and a model may pass on only half of it. So the driver is asked, which every
+framework uses: it answers every call with such an error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _SHORT = re.compile(
 )
 # Errors of the driver after which a context can't be used (CUDA driver API, CUresult), and MPS's of a client.
 _LOST = re.compile(
-    r"CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED|ILLEGAL_ADDRESS|LAUNCH_TIMEOUT"
-    r"|ASSERT|HARDWARE_STACK_ERROR|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
-    r"|LAUNCH_FAILED|CONTAINED|EXTERNAL_DEVICE|TENSOR_MEMORY_LEAK|MPS_CLIENT_TERMINATED|MPS_RPC_FAILURE|UNKNOWN)\b"
+    r"CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED|ILLEGAL_ADDRESS"
+    r"|LAUNCH_TIMEOUT|ASSERT|HARDWARE_STACK_ERROR|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
+    r"|LAUNCH_FAILED|CONTAINED|EXTERNAL_DEVICE|TENSOR_MEMORY_LEAK|MPS_CLIENT_TERMINATED|MPS_RPC_FAILURE"
+    r"|UNKNOWN)\b"
 )
 
 

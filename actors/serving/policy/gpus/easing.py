@@ -1,9 +1,10 @@
 """Smaller batches for a while, after a batch found too little memory on its GPU.
 
-A batch that was too large is not the last of its size: the next would fail as well, or be run again request by
-request. So batches have at most half of its rows for `FIRST` seconds. Then they may have twice as many, and so
-on, until they are as large as configured. If memory is short again meanwhile, the next time is twice as long.
-Memory that others took for a moment is so found again, and what is never there costs an error now and then.
+A batch that was too large is not the last of its size: the next would fail as well, or be run again request
+by request. So batches have at most half of its rows for `FIRST` seconds. Then they may have twice as many,
+and so on, until they are as large as configured. If memory is short again meanwhile, the next time is twice as
+long. Memory that others took for a moment is so found again, and what is never there costs an error now and
+then.
 
 A request with more rows than that goes alone. Times are seconds on the caller's clock. Pure: `now` is told.
 """

@@ -71,7 +71,7 @@ def why_full(
 ) -> str:
     """Return why the operator's limits keep the instances from being loaded; empty if they don't.
 
-    A limit is a share of a device's memory. As in Triton, a model is refused if more is in use before its load.
+    A limit is a share of a device's memory. As in Triton, what is in use before the load counts.
     """
     for number in sorted(devices_of(instances)):
         room, limit = rooms.get(number), limits.get(number)
