@@ -53,6 +53,7 @@ class BackendTraits:
     default_artifact: str = ""
     platforms: tuple[str, ...] = ()
     device_tensors: bool = False
+    limits_gpu_memory: bool = False  # whether it keeps `tritium.gpu_memory` by its framework's means
     runs_model_code: bool = True  # whether a model may bring code; what is not known to run none may
     language: bool = False  # whether it is an engine of language models
     adapters: bool = False  # whether such an engine can serve LoRA adapters
@@ -87,6 +88,7 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         concurrent=bool(backend.concurrent),
         default_artifact=str(backend.default_artifact),
         device_tensors=bool(getattr(backend, "device_tensors", False)),
+        limits_gpu_memory=bool(getattr(backend, "limits_gpu_memory", False)),
         platforms=tuple(backend.platforms),
         runtimes=tuple(getattr(backend, "runtimes", ())),
         runs_model_code=bool(getattr(backend, "runs_model_code", True)),

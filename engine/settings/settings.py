@@ -35,7 +35,7 @@ from engine.settings.forms import (
     to_int,
 )
 from engine.settings.forms import SettingsError as SettingsError
-from engine.settings.instances import HostPolicy, read_host_policies, read_resources
+from engine.settings.instances import HostPolicy, read_gpu_limits, read_host_policies, read_resources
 from engine.settings.listening import (
     PATTERN,
     ConnectionSettings,
@@ -224,6 +224,13 @@ class Settings:
         " numa-node=0. An instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind."
         " Repeatable."
     )
+    model_load_gpu_limits: Mapping[int, float] = Group.INSTANCES.collected(
+        "--model-load-gpu-limit", "GPU:FRACTION", read_gpu_limits
+    ).means(
+        "Load no model with an instance on GPU while more than this share of the GPU's memory is in use. It"
+        " is read by nvidia-ml-py; where it can't be read, models with instances there don't load."
+        " Repeatable."
+    )
     default_execution_timeout: float = Group.INSTANCES.option(
         "--default-execution-timeout=0", number()
     ).means(
@@ -256,8 +263,8 @@ class Settings:
             "--cache-config",
             CACHE_CONFIG,
             "Keep answers of models with response_cache.enable: local,size=BYTES in the server's memory, or"
-            " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its settings"
-            " only.",
+            " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its"
+            " settings only.",
             repeatable=True,
             secret=cache_secret,
         ),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.base import LoadError
+from engine.worker.devices.cuda import CudaError, driver
+from engine.worker.devices.limits import is_limited, limit_in_bytes, refuse_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +30,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
     "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
 }
-_CUDA_KEYS = (*_NAMES, "gpu_mem_limit", "do_copy_in_default_stream")
+_LIMIT = "gpu_mem_limit"
+_CUDA_KEYS = (*_NAMES, _LIMIT, "do_copy_in_default_stream")
 _CUDA_SWITCHES = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
 _DEVICE = "device_id"
 
@@ -166,7 +169,20 @@ def _on_gpu(model: ModelInfo) -> list[Provider]:
             raise LoadError(f"unknown Execution Accelerator '{name}' is requested")
     # As in Triton, the model's own parameters win.
     cuda.update(_cuda_options(model, {k: model.parameters[k] for k in _CUDA_KEYS if k in model.parameters}))
+    if is_limited(model):
+        if _LIMIT in cuda:
+            where = "a parameter of the model" if _LIMIT in model.parameters else "of accelerator 'cuda'"
+            refuse_beside(model, _LIMIT, where)
+        cuda[_LIMIT] = str(_limit(model))
     return [*found, (_CUDA, {**cuda, _DEVICE: str(model.device_id)})]
+
+
+def _limit(model: ModelInfo) -> int:
+    """Return the bytes that the provider's arena may take. Raises LoadError."""
+    try:
+        return limit_in_bytes(model, driver().total_memory(model.device_id))
+    except CudaError as error:
+        raise LoadError(f"unable to load model '{model.name}', {error}") from error
 
 
 def _cuda_options(model: ModelInfo, parameters: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends import onnx_providers
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
+from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class OnnxRuntimeBackend(Backend):
     name = "onnxruntime"
     default_artifact = "model.onnx"
     platforms: Sequence[str] = ("onnxruntime_onnx",)
+    limits_gpu_memory = True
     runs_model_code = False  # but for custom operators, which are refused by themselves
 
     _session: Any
@@ -121,6 +123,7 @@ class OnnxRuntimeBackend(Backend):
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
         self._log = model.log
+        self._on_gpu = model.kind == "GPU"
         self._batches = model.max_batch_size > 0
         self._inputs = {port.name: port for port in _check_inputs(self._session, model)}
         self._outputs = _check_outputs(self._session, model)
@@ -137,6 +140,8 @@ class OnnxRuntimeBackend(Backend):
         try:
             results = self._compute(batch.feeds(), outputs, batch.rows, batch.allocate)
         except TritiumError as error:
+            if self._on_gpu and is_short(error.message):
+                batch.note_shortage()
             if len(batch.requests) == 1:
                 batch.fail(error.code, error.message)
             else:
@@ -259,7 +264,8 @@ def _decoded(name: str, array: Array) -> Array:
         texts[:] = [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{name}' holds an element that is not UTF-8, which ONNX string tensors can't carry: {error}"
+            f"input '{name}' holds an element that is not UTF-8, which ONNX string tensors can't carry:"
+            f" {error}"
         ) from error
     return texts.reshape(array.shape)
 
@@ -276,8 +282,8 @@ def _describe(error: Exception) -> str:
     if not any(each in text for each in _DAMAGED):
         return text
     return (
-        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare its checksum with the"
-        " original's)"
+        f"{text} (it is damaged, cut short, or no ONNX model: export it again, or copy it again and compare"
+        " its checksum with the original's)"
     )
 
 
@@ -479,13 +485,14 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
         )
     if not node.type.startswith("tensor("):
         raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a tensor"
+            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a"
+            " tensor"
         )
     provided = _DATATYPES.get(node.type)
     if provided is not tensor.datatype:
         spelt = "TYPE_INVALID" if provided is None else provided.config_name
         raise LoadError(
-            f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name}"
-            f" for {side} '{tensor.name}', model provides {spelt}"
+            f"unable to load model '{model.name}', configuration expects datatype"
+            f" {tensor.datatype.config_name} for {side} '{tensor.name}', model provides {spelt}"
         )
     return node

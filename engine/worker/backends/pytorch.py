@@ -43,6 +43,7 @@ from engine.worker.backends.torch_loading import (
 from engine.worker.backends.torch_modules import RUNTIME, is_module, load_module
 from engine.worker.devices import dlpack
 from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class PyTorchBackend(Backend):
 
     name = "pytorch"
     device_tensors = True
+    limits_gpu_memory = True
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
     runtimes: Sequence[str] = (RUNTIME,)
@@ -131,6 +133,9 @@ class PyTorchBackend(Backend):
             arguments = self._arguments_there(batch) if there else self._arguments(batch.feeds())
             results = self._compute(arguments, wanted, batch.device_outputs if there else _NOTHING)
         except TritiumError as error:
+            if self._device.type == "cuda" and is_short(error.message):
+                batch.note_shortage()
+                self._torch.cuda.empty_cache()  # what is left in pieces may do for one request
             # A program that wrote into its inputs (`_version` counts that) can't be given them again.
             if len(batch.requests) == 1 or any(getattr(argument, "_version", 0) for argument in arguments):
                 batch.fail(error.code, error.message)
@@ -329,7 +334,8 @@ def _texts(name: str, array: Array) -> list[str]:
         return [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry: {error}"
+            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry:"
+            f" {error}"
         ) from error
 
 

@@ -12,6 +12,7 @@ from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.torch_accelerating import accelerator_of, runtime, was_compiled
 from engine.worker.backends.torch_names import argument_paths, output_paths, package_inputs, script_inputs
+from engine.worker.devices.limits import is_limited, limit_as_share
 from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def amp_dtype(torch: Any, model: ModelInfo) -> Any:
 
 
 def device_of(torch: Any, model: ModelInfo) -> Any:
-    """Return the device that inputs go to.
+    """Return the device that inputs go to, and have torch keep to the limit of its memory, if there is one.
 
     Raises LoadError if the instance wants a GPU and torch has none.
     """
@@ -89,16 +90,20 @@ def device_of(torch: Any, model: ModelInfo) -> Any:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the installed"
-            " torch finds no CUDA device; use KIND_CPU"
+            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
+            " installed torch finds no CUDA device; use KIND_CPU"
         )
     count = torch.cuda.device_count()
     if model.device_id >= count:
         raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' is for GPU {model.device_id} but the"
-            f" installed torch sees {count}"
+            f"unable to load model '{model.name}', instance '{model.instance_name}' is for GPU"
+            f" {model.device_id} but the installed torch sees {count}"
         )
-    return torch.device("cuda", model.device_id)
+    device = torch.device("cuda", model.device_id)
+    if is_limited(model):
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit_as_share(model, total), device)
+    return device
 
 
 def check_device(torch: Any, device: Any, failure: Exception, log: Callable[[str, str], None]) -> None:
@@ -161,8 +166,8 @@ def load_program(torch: Any, model: ModelInfo, device: Any) -> Program:
     for tensor in [*model.inputs, *model.outputs]:
         if tensor.datatype is DataType.BYTES:
             raise LoadError(
-                f"unable to load model '{model.name}', tensor '{tensor.name}' is TYPE_STRING, which only TorchScript"
-                " models can take and give"
+                f"unable to load model '{model.name}', tensor '{tensor.name}' is TYPE_STRING, which only"
+                " TorchScript models can take and give"
             )
     if any("/data/aotinductor/" in member for member in members):
         return _load_package(torch, path, members, model)
@@ -235,13 +240,13 @@ def _check_script_type(model: ModelInfo, side: str, tensor: TensorInfo, found: s
         expected = "List[str]"
     else:
         raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' must be 1-dimensional, batch dimension included:"
-            " TorchScript has lists of str and no tensors of them"
+            f"unable to load model '{model.name}', {side} '{tensor.name}' must be 1-dimensional, batch"
+            " dimension included: TorchScript has lists of str and no tensors of them"
         )
     if plain != expected:
         raise LoadError(
-            f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name} for"
-            f" {side} '{tensor.name}', model provides {found}"
+            f"unable to load model '{model.name}', configuration expects datatype"
+            f" {tensor.datatype.config_name} for {side} '{tensor.name}', model provides {found}"
         )
 
 
@@ -260,8 +265,8 @@ def _check_script_returns(model: ModelInfo, returned: Any, paths: Sequence[int |
     for tensor, path in zip(model.outputs, paths):
         if isinstance(path, int) and path >= len(types):
             raise LoadError(
-                f"unable to load model '{model.name}', output '{tensor.name}' stands for result {path}, model provides"
-                f" {len(types)}"
+                f"unable to load model '{model.name}', output '{tensor.name}' stands for result {path}, model"
+                f" provides {len(types)}"
             )
         if isinstance(path, int) and types[path] in ("Tensor", "List[str]"):
             _check_script_type(model, "output", tensor, types[path])
@@ -292,7 +297,8 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
         )
     if "tritium.amp" in model.parameters:
         raise LoadError(
-            f"model '{model.name}': 'tritium.amp' can't change an AOTInductor package, whose precision is compiled in"
+            f"model '{model.name}': 'tritium.amp' can't change an AOTInductor package, whose precision is"
+            " compiled in"
         )
     with zipfile.ZipFile(path) as archive:
         for member in members:
@@ -313,7 +319,8 @@ def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
     compiled_for = metadata.get("AOTI_DEVICE_KEY", device)
     if compiled_for != device:
         raise LoadError(
-            f"unable to load model '{model.name}', the package is compiled for {compiled_for}, the instance runs on {device}"
+            f"unable to load model '{model.name}', the package is compiled for {compiled_for}, the instance"
+            f" runs on {device}"
         )
     machine = metadata.get("AOTI_MACHINE", os.uname().machine)
     missing = [] if machine == os.uname().machine else [machine]
@@ -322,8 +329,8 @@ def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
     missing += [name for name in features if _CPU_FLAGS.get(name, "") not in flags]
     if missing:
         raise LoadError(
-            f"unable to load model '{model.name}', the package is compiled for a CPU with {' '.join(missing)}, which this"
-            " machine does not have"
+            f"unable to load model '{model.name}', the package is compiled for a CPU with"
+            f" {' '.join(missing)}, which this machine does not have"
         )
 
 

@@ -11,24 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LIBRARY = "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
+"""The driver, by the name under which the loader knows it."""
+
 _ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and …_MINOR
 _COMPUTE_CAPABILITY = (75, 76)
-# Errors after which a process can use its device no more, whatever it does.
-_LOST = (
-    "ASSERT",
-    "CONTEXT_IS_DESTROYED",
-    "ECC_UNCORRECTABLE",
-    "HARDWARE_STACK_ERROR",
-    "ILLEGAL_ADDRESS",
-    "ILLEGAL_INSTRUCTION",
-    "INVALID_ADDRESS_SPACE",
-    "INVALID_PC",
-    "LAUNCH_FAILED",
-    "LAUNCH_TIMEOUT",
-    "MISALIGNED_ADDRESS",
-)
 
 HANDLE_BYTES = 64
 """Length of the handle by which processes share device memory, `cudaIpcMemHandle_t`."""
@@ -45,18 +33,13 @@ class _IpcHandle(ctypes.Structure):
 class CudaError(RuntimeError):
     """There is no driver, or it refuses what it is asked for."""
 
-    @property
-    def loses_device(self) -> bool:
-        """Whether this process can't use the device any more."""
-        return any(f"CUDA_ERROR_{name} " in str(self) for name in _LOST)
-
 
 class Driver:
     """The CUDA driver of this process. Every method raises CudaError if the driver says no."""
 
     def __init__(self) -> None:
         try:
-            self._library: Any = ctypes.CDLL(_LIBRARY)
+            self._library: Any = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise CudaError(f"GPU memory can't be reached: {error}") from error
         self.call("cuInit", ctypes.c_uint(0))
@@ -118,6 +101,20 @@ class Driver:
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
+
+    def total_memory(self, device: int) -> int:
+        """Return the bytes of a device's memory. It makes no context there."""
+        handle, total = ctypes.c_int(), ctypes.c_size_t()
+        self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(total), handle)
+        return total.value
+
+    def in_use(self, device: int) -> bool:
+        """Whether this process has a device's primary context, which frameworks use."""
+        handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self.call("cuDevicePrimaryCtxGetState", handle, ctypes.byref(flags), ctypes.byref(active))
+        return bool(active.value)
 
     def uuid(self, device: int) -> str:
         """Return a device's UUID as `nvidia-smi` writes it, `GPU-…`: it is the same in every process."""

@@ -32,6 +32,7 @@ from engine.worker.backends.tensorrt.lanes import Lane
 from engine.worker.backends.tensorrt.parameters import Options
 from engine.worker.backends.tensorrt.ports import fit
 from engine.worker.backends.tensorrt.reading import DEFAULT_ARTIFACT, driver_of, open_engine, plan_of
+from engine.worker.devices import losing
 from engine.worker.devices.arrays import DeviceArray
 from engine.worker.devices.cuda import CudaError
 
@@ -130,6 +131,8 @@ class TensorRtBackend(Backend):
                         lane, self._sources(batch), batch.wanted_outputs, kept, batch.allocate
                     )
                 except TritiumError as error:
+                    if losing.is_short(error.message):
+                        batch.note_shortage()
                     if len(batch.requests) == 1:
                         batch.fail(error.code, error.message)
                     else:
@@ -199,8 +202,9 @@ class TensorRtBackend(Backend):
             ]
             lane.wait()
         except CudaError as error:
-            if error.loses_device:
-                self._log("error", f"the CUDA device is lost to this process: {error}")
+            why = losing.why_lost(self._device)
+            if why:
+                self._log("error", f"GPU {self._device} is lost to this process: {why}")
                 raise SystemExit(1) from error
             raise Internal(f"TensorRT: {error}") from error
         return [(name, datatype, _flat(array)) for name, datatype, array in results]

@@ -416,7 +416,7 @@ def test_a_gpu_that_is_not_there_is_named(load):
 def test_no_package_is_touched_without_a_driver(load, monkeypatch):
     """The real one ends the process."""
     monkeypatch.setattr(cuda, "_made", [])
-    monkeypatch.setattr(cuda, "_LIBRARY", "libnothing.so.1")
+    monkeypatch.setattr(cuda, "LIBRARY", "libnothing.so.1")
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     assert "TensorRT needs a GPU: GPU memory can't be reached" in refused(load)
 
@@ -603,7 +603,7 @@ def test_completion_refuses_what_contradicts_the_engine(environ, version_directo
 
 def test_without_a_driver_only_a_complete_configuration_is_believed(environ, version_directory, monkeypatch):
     monkeypatch.setattr(cuda, "_made", [])
-    monkeypatch.setattr(cuda, "_LIBRARY", "libnothing.so.1")
+    monkeypatch.setattr(cuda, "LIBRARY", "libnothing.so.1")
     written = plan("double", *DOUBLE)
     assert completed(version_directory, written, {"input": [{}], "output": [{}]}) is None
     with pytest.raises(
