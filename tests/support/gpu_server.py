@@ -31,9 +31,9 @@ class ServerWithGpus(ServerProcess):
 
 
 @contextmanager
-def serving(repository, folder, *flags, environ):
+def serving(repository, folder, *flags, environ, of=ServerWithGpus):
     """Serve a repository; at the end, see that the server stops well, and that no process of it is left."""
-    server = ServerWithGpus.start(repository, folder, *flags, environ=environ)
+    server = of.start(repository, folder, *flags, environ=environ)
     try:
         trio.run(server.wait_ready)
         yield server
@@ -42,3 +42,8 @@ def serving(repository, folder, *flags, environ):
         trio.run(until, lambda: not any(each.is_running() for each in started))
     finally:
         server.kill_all()
+
+
+def serving_as_it_is(repository, folder, *flags, environ):
+    """Serve a repository on the GPUs that this machine has."""
+    return serving(repository, folder, *flags, environ=environ, of=ServerProcess)
