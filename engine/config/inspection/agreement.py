@@ -15,6 +15,7 @@ from actors.values.errors import ErrorCode
 from engine.config.inspection.wire import Port, Ports
 from engine.models.problems import Problem, Severity, did_you_mean
 from engine.settings.parameters import read_parameters, settings_of
+from engine.worker.backends.onnx_texts import unsupported
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from protocols.kserve.proto.model_config_pb2 import BatchInput, ModelConfig, ModelInput, ModelWarmup
 
@@ -118,8 +119,7 @@ def _tensor(
         yield _refused(config, said, key=f"{side}[{at}].name", hint=did_you_mean(name, ports))
         return
     if port.spelling in _CONTAINERS:
-        said = f"{side} '{name}' is of type {port.spelling} and not a tensor"
-        yield _refused(config, said, key=f"{side}[{at}].name")
+        yield _told(unsupported(name, port.spelling), key=f"{side}[{at}].name")
         return
     wanted = BY_NUMBER.get(tensor.data_type)
     untyped = port.datatype is None and port.spelling.startswith("element type")
@@ -201,7 +201,7 @@ def _refused(config: ModelConfig, message: str, *, key: str, hint: str = "") -> 
     return _told(f"unable to load model '{config.name}', {message}", key=key, hint=hint)
 
 
-def _told(message: str, *, key: str, hint: str) -> Problem:
+def _told(message: str, *, key: str, hint: str = "") -> Problem:
     return Problem(message=message, key=key, hint=hint, code=ErrorCode.INTERNAL)
 
 

@@ -28,6 +28,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends import onnx_providers
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.onnx_texts import control_dims, no_such_control, unsupported
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
@@ -312,10 +313,25 @@ def _integer(model: ModelInfo, key: str) -> int | None:
 
 
 def _switch(model: ModelInfo, key: str) -> bool | None:
-    value = _integer(model, key)
-    if value not in (None, 0, 1):
-        raise LoadError(f"model '{model.name}': parameter '{key}' must be 0 or 1, got '{value}'")
-    return None if value is None else bool(value)
+    text = model.parameters.get(key, model.settings.get(key))
+    if text is None:
+        return None
+    if text.lower() in ("true", "on", "1"):
+        return True
+    if text.lower() in ("false", "off", "0"):
+        return False
+    raise LoadError(f"model '{model.name}': parameter '{key}': failed to convert '{text}' to boolean")
+
+
+def _is_parallel(model: ModelInfo) -> bool:
+    text = model.parameters.get("execution_mode", "0")
+    if text not in ("0", "1"):
+        # The blanks are Triton's.
+        raise LoadError(
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got"
+            f" {text} ."
+        )
+    return text == "1"
 
 
 def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
@@ -332,7 +348,7 @@ def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
     inter = _integer(model, "inter_op_thread_count")
     if inter is not None:
         options.inter_op_num_threads = inter
-    if _switch(model, "execution_mode"):
+    if _is_parallel(model):
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     arena = _switch(model, "enable_mem_arena")
     if arena is not None:
@@ -403,6 +419,7 @@ def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
                 f" ragged input '{tensor.name}', which is not supported for optional input"
             )
     made = made_tensors(model)
+    _check_controls(model, required)
     expected = sum(tensor.name not in defaulted for tensor in model.inputs) + len(made)
     if expected != len(required):
         raise LoadError(
@@ -413,6 +430,19 @@ def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
     return [_check(tensor, nodes, model, "input") for tensor in model.inputs] + [
         _check(tensor, nodes, model, "input", made=True) for tensor in made
     ]
+
+
+def _check_controls(model: ModelInfo, nodes: Mapping[str, Any]) -> None:
+    """Compare what a scheduler sends with each request. Raises LoadError."""
+    sequences = model.config.get("sequence_batching") or {}
+    for control in sequences.get("control_input", ()):
+        name = control.get("name", "")
+        node = nodes.get(name)
+        if node is None:
+            raise LoadError(no_such_control(name))
+        dims = [dim if isinstance(dim, int) else -1 for dim in node.shape][model.max_batch_size > 0 :]
+        if dims and dims not in ([1], [-1]):
+            raise LoadError(control_dims(model.name, name, dims))
 
 
 def _check_outputs(session: Any, model: ModelInfo) -> list[_Port]:
@@ -484,10 +514,7 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
             f" allowed {side}s are: {', '.join(sorted(nodes))}"
         )
     if not node.type.startswith("tensor("):
-        raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a"
-            " tensor"
-        )
+        raise LoadError(unsupported(tensor.name, node.type))
     provided = _DATATYPES.get(node.type)
     if provided is not tensor.datatype:
         spelt = "TYPE_INVALID" if provided is None else provided.config_name

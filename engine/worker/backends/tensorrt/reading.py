@@ -87,8 +87,7 @@ def open_engine(model: ModelInfo, driver: Driver, options: Options) -> Opened:
     if family is None:
         raise LoadError(
             f"{who}, '{path}' is no TensorRT plan: it is damaged, cut short, or another kind of file;"
-            " build it"
-            " again, or copy it again and compare its checksum with the original's"
+            " build it again, or copy it again and compare its checksum with the original's"
         )
     module = runtime_for(family, who)
     errors = threading.local()
@@ -110,9 +109,10 @@ def open_engine(model: ModelInfo, driver: Driver, options: Options) -> Opened:
         runtime.DLA_core = options.dla_core
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         engine = runtime.deserialize_cuda_engine(plan)
+        found = _diagnosed(module, runtime, plan) if engine is None else ""
     if engine is None:
         hint = _hint(model, driver, family, module, header, options)
-        raise LoadError(f"{who}, unable to create TensorRT engine: {said()}{hint}")
+        raise LoadError(f"{who}, unable to create TensorRT engine: {said()}{found}{hint}")
     return Opened(module, runtime, engine, driver, said)
 
 
@@ -124,6 +124,17 @@ def plan_of(model: ModelInfo, driver: Driver) -> str:
     if not inside or not os.path.isfile(path):
         raise LoadError(f"unable to find '{path}' for model instance '{model.instance_name}'")
     return path
+
+
+def _diagnosed(module: Any, runtime: Any, plan: Any) -> str:
+    """Return what TensorRT-RTX finds wrong with a plan, by name; the other runtime has no such call."""
+    look = getattr(runtime, "get_engine_validity", None)
+    if look is None:
+        return ""
+    _, bits = look(plan)
+    known = module.EngineInvalidityDiagnostics.__members__
+    names = [name for name, bit in known.items() if int(bits) & int(bit)]
+    return f"; it diagnoses {', '.join(names)}" if names else ""
 
 
 def _hint(

@@ -1,5 +1,7 @@
 """What ONNX Runtime is asked to compute a model with; what starts on a GPU is for `pytest -m gpu`."""
 
+from typing import Any
+
 import pytest
 
 from actors.values.datatypes import DataType
@@ -167,7 +169,7 @@ def test_a_provider_that_is_not_installed_is_named():
 )
 def test_a_provider_that_does_not_start_keeps_the_model_from_loading(running, told):
     model = model_info(inputs=X, outputs=X, kind="GPU")
-    asked = [(TENSORRT, {}), (CUDA, {}), CPU]
+    asked: list[Any] = [(TENSORRT, {}), (CUDA, {}), CPU]
     if told:
         with pytest.raises(LoadError, match=f"could not start its {told} provider"):
             check_started(Installed(*running), model, asked)

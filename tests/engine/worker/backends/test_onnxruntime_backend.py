@@ -298,7 +298,22 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [X],
             {"parameters": {"enable_mem_arena": "2"}},
-            "model 'model': parameter 'enable_mem_arena' must be 0 or 1, got '2'",
+            "model 'model': parameter 'enable_mem_arena': failed to convert '2' to boolean",
+        ),
+        (
+            [X],
+            {"parameters": {"execution_mode": "2"}},
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 .",
+        ),
+        (
+            [X],
+            {"config": {"sequence_batching": {"control_input": [{"name": "START"}]}}},
+            "configuration specified sequence control 'START', but model does not provide that input",
+        ),
+        (
+            [X],
+            {"config": {"sequence_batching": {"control_input": [{"name": "X"}]}}},
+            "unable to load model 'model', sequence control 'X' in model has dims [4] but dims [1] is expected",
         ),
         (
             [X],
@@ -378,7 +393,7 @@ def test_a_non_tensor_output_is_refused_only_if_it_is_configured(onnx_model):
     model.graph.output.append(helper.make_value_info("S", helper.make_sequence_type_proto(element)))
     onnx.save(model, path)
     load(directory, [X], [Y], max_batch_size=4)
-    with pytest.raises(LoadError, match=r"output 'S' is of type seq\(tensor\(float\)\) and not a tensor"):
+    with pytest.raises(LoadError, match="Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'S', expected"):
         load(directory, [X], [Y, ("S", FP32, [4])], max_batch_size=4)
 
 

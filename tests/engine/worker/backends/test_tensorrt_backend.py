@@ -4,7 +4,9 @@ What is proved is the code around TensorRT: what is copied where, waited for, re
 nothing of TensorRT or of a GPU.
 """
 
+import enum
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def package(monkeypatch):
 
 class Loaded:
     def __init__(self, info):
-        self.logged = []
+        self.logged: list[tuple[str, str]] = []
         info.log = lambda level, message: self.logged.append((level, message))
         self.info, self.backend = info, TensorRtBackend()
         self.backend.load(info)
@@ -391,6 +393,28 @@ def test_a_plan_of_tensorrt_rtx_names_its_package(load, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     assert "its plan is for TensorRT-RTX, and no package here reads it (tensorrt_rtx)" in refused(
         load, b"vtrt" + bytes(99)
+    )
+
+
+class RtxRuntime(tensorrt.Runtime):
+    def deserialize_cuda_engine(self, plan):
+        self.logger.log(tensorrt.ILogger.Severity.ERROR, "Engine deserialization failed")
+
+    def get_engine_validity(self, plan):
+        return "INVALID", 2
+
+
+class Diagnostics(enum.IntEnum):
+    VERSION_MISMATCH, UNSUPPORTED_CC = 1, 2
+
+
+def test_tensorrt_rtx_says_by_name_what_is_wrong_with_a_plan(load, monkeypatch):
+    rtx = types.ModuleType("tensorrt_rtx")
+    vars(rtx).update(vars(tensorrt), Runtime=RtxRuntime, EngineInvalidityDiagnostics=Diagnostics)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", rtx)
+    assert (
+        "Engine deserialization failed; it diagnoses UNSUPPORTED_CC (TensorRT-RTX 10.13.0.35 has"
+        in refused(load, b"vtrt" + plan("double", *DOUBLE)[4:])
     )
 
 

@@ -9,6 +9,7 @@ backend says.
 """
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from engine.repository.bare.policy.recognition import Glimpse, recognise
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.tensorrt import plans
 from engine.worker.backends.tensorrt.backend import TensorRtBackend
+from engine.worker.backends.tensorrt.parameters import Options
+from engine.worker.backends.tensorrt.reading import open_engine
 from engine.worker.backends.testing import LocalRequest, model_info, run
 from engine.worker.devices import cuda
 
-trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: tritium[tensorrt-rtx]")
+trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: tritium[tensorrt-rtx]")
 
 X, Y = (TensorInfo(name, DataType.FP32, [4]) for name in "XY")
 
@@ -51,8 +54,8 @@ class Said(trt.ILogger):
 
 def built():
     """Build Y = relu(X), for 1 to 8 rows."""
-    sides = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4])] for name in "XY"]
-    graph = helper.make_graph([helper.make_node("Relu", ["X"], ["Y"])], "g", *sides)
+    x, y = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4])] for name in "XY")
+    graph = helper.make_graph([helper.make_node("Relu", ["X"], ["Y"])], "g", x, y)
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
     said = Said()
     builder = trt.Builder(said)
@@ -95,6 +98,28 @@ def test_a_plan_is_recognised_by_its_first_bytes(plan):
 def test_without_a_driver_the_package_is_not_touched(plan, version_directory):
     with pytest.raises(LoadError, match="TensorRT needs a GPU"):
         TensorRtBackend().load(info(version_directory, plan))
+
+
+class NoDevice:
+    """In the driver's place, so that the package is touched all the same."""
+
+    def compute_capability(self, device):
+        return "9.0"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(on_device(), reason="there is a GPU")
+def test_what_the_package_says_of_an_engine_that_it_can_not_open_is_told(plan, version_directory):
+    logged = []
+    driver: Any = NoDevice()
+    model = info(version_directory, plan, log=lambda level, message: logged.append((level, message)))
+    with pytest.raises(LoadError) as caught:
+        open_engine(model, driver, Options(model))
+    assert "unable to create TensorRT engine: IRuntime::deserializeCudaEngine: Error Code" in str(
+        caught.value
+    )
+    assert f"TensorRT-RTX {trt.__version__} has built the plan" in str(caught.value)
+    assert ("verbose", "TensorRT: Loaded engine size: 0 MiB") in logged
 
 
 @pytest.mark.long

@@ -135,7 +135,7 @@ def test_what_can_not_be_compiled_is_refused(script, package, options, reason):
 
 
 def test_the_accelerator_is_not_read_for_a_cpu(script, package):
-    logged = []
+    logged: list[str] = []
     accelerated(script, kind="CPU", logged=logged)
     assert package.asked == {}
     assert "'gpu_execution_accelerator' has no effect for instance 'model_0_0' of kind KIND_CPU" in logged[0]
