@@ -265,12 +265,14 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [("X", DataType.INT32, [4])],
             {},
-            "unable to load model 'model', configuration expects datatype TYPE_INT32 for input 'X', model provides TYPE_FP32",
+            "unable to load model 'model', configuration expects datatype TYPE_INT32 for input 'X', model"
+            " provides TYPE_FP32",
         ),
         (
             [TensorInfo("X", FP32, [4], optional=True)],
             {},
-            "unable to load model 'model', optional input 'X' is not supported for models that support batching",
+            "unable to load model 'model', optional input 'X' is not supported for models that support"
+            " batching",
         ),
         (
             [("W", FP32, [4])],
@@ -281,7 +283,8 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
             [("X", FP32, [5])],
             {},
             "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model"
-            " configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
+            " configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0"
+            " followed by the"
             " explicit tensor shape, making complete shape [-1,5])",
         ),
         (
@@ -303,7 +306,8 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [X],
             {"parameters": {"execution_mode": "2"}},
-            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 .",
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got"
+            " 2 .",
         ),
         (
             [X],
@@ -313,7 +317,8 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [X],
             {"config": {"sequence_batching": {"control_input": [{"name": "X"}]}}},
-            "unable to load model 'model', sequence control 'X' in model has dims [4] but dims [1] is expected",
+            "unable to load model 'model', sequence control 'X' in model has dims [4] but dims [1] is"
+            " expected",
         ),
         (
             [X],
