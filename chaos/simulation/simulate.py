@@ -151,7 +151,7 @@ class SimulatedMachine:
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
         """See `Machine`: there is no GPU."""
 
-    def memory(self) -> Memory:
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Memory:
         """See `Machine`."""
         return RealMemory()
 

@@ -1,7 +1,7 @@
 """NVIDIA's management library, played: the part of `pynvml` that is used.
 
 `FAKE_NVML` is a JSON file with the GPUs, for servers on pretended GPUs (`serving_with_gpus`): of each its
-`uuid`, and `total`, `used` and `parts`, if it is divided.
+`uuid`, and `total`, `used`, `processes` and `parts`, if it is divided.
 """
 
 import json
@@ -83,6 +83,12 @@ class PlayedNvml:
     def _has(self, handle):
         if handle.get("number", 1):
             raise NVMLError_NotSupported("Not Supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in handle.get("processes", ())]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle):
+        raise NVMLError_NotSupported("Not Supported")
 
     # -- parts of GPUs
 
