@@ -29,9 +29,8 @@ class PlayedNvml:
     NVMLError_NotSupported = NVMLError_NotSupported
 
     def __init__(self, gpus=UUIDS, failing=()):
-        self.gpus = [{"uuid": each} if isinstance(each, str) else dict(each) for each in gpus]
-        for number, each in enumerate(self.gpus):
-            each["number"] = number
+        told = [{"uuid": each} if isinstance(each, str) else each for each in gpus]
+        self.gpus = [{**each, "number": number} for number, each in enumerate(told)]
         self.failing = dict(failing)  # by function: why
         self.energy = 5_000_000
         self.open = 0
