@@ -29,6 +29,7 @@ from actors.serving.policy.batching import (
 from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.policy.slo import TunedPolicy
 from actors.serving.standing import InstanceState
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
@@ -108,7 +109,8 @@ class Scheduler(TurnTaker):
         held_back = not self._hold.open and not self._hold.opens(len(queue))
         policy, grouping = self._policy, self._grouping
         if state.easing.eased:
-            policy = state.easing.policy(policy, now)
+            set_now = policy.present if isinstance(policy, TunedPolicy) else policy
+            policy = state.easing.policy(set_now, now)
             if grouping is not None and isinstance(policy, BatchPolicy):
                 grouping = Grouping(policy)
         while len(queue):

@@ -45,8 +45,9 @@ from chaos.simulation.world.process import live
 from chaos.simulation.world.texts import Texts
 from chaos.simulation.world.workers import BACKEND, Workers
 from chaos.wires.http import Broken
-from engine.observability.gpus import Gpus, NoGpus
+from engine.observability.gpus import Gpus
 from engine.processes.backends import BackendTraits, traits_of
+from engine.processes.gpus.nvml import NoGpus
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
 from engine.server.residency import Memory as RealMemory
@@ -151,7 +152,7 @@ class SimulatedMachine:
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
         """See `Machine`: there is no GPU."""
 
-    def memory(self) -> Memory:
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Memory:
         """See `Machine`."""
         return RealMemory()
 

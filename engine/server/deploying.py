@@ -105,7 +105,7 @@ def compose_deploying(
             watcher.look_again(key, changed=changed)
 
     catalog = Catalog(
-        _surroundings(settings, models, retirements, log, _placing(settings, machine, environ, gpus)),
+        _surroundings(settings, models, retirements, log, _placing(settings, machine, environ, models, gpus)),
         reader,
         lanes,
         mode=mode,
@@ -168,14 +168,18 @@ def compose_deploying(
 
 
 def _placing(
-    settings: Settings, machine: Machine, environ: Mapping[str, str], gpus: Sequence[Gpu]
+    settings: Settings,
+    machine: Machine,
+    environ: Mapping[str, str],
+    models: ModelParts,
+    gpus: Sequence[Gpu],
 ) -> Placing:
     if not gpus:
         return AsGiven()
     return GpuPlacing(
         gpus,
         read=partial(machine.gpu_room, environ),
-        bytes_of_files=machine.memory().of_files,
+        bytes_of_files=models.memory.of_files,
         limits=settings.model_load_gpu_limits,
     )
 

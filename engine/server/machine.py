@@ -27,7 +27,7 @@ from actors.values.specs import ModelSpec
 from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.devices.memory import GpuDevices
-from engine.processes.gpus.nvml import find_gpus, read_room
+from engine.processes.gpus.nvml import find_gpus, read_room, read_use
 from engine.processes.launch import WorkerLauncher
 from engine.processes.spares import Spares
 from engine.processes.text.launching import VersionTexts
@@ -78,8 +78,8 @@ class Machine(Protocol):
     def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Devices | None:
         """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
 
-    def memory(self) -> MeasuredMemory:
-        """Return what measures how much models take."""
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> MeasuredMemory:
+        """Return what measures how much models take, on `gpus` too."""
 
     def cores(self) -> int:
         """Return how many workers can load their models at once without slowing each other down."""
@@ -138,9 +138,9 @@ class ThisMachine:
         """See `Machine`."""
         return GpuDevices(gpus, environ=environ) if gpus else None
 
-    def memory(self) -> Memory:
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Memory:
         """See `Machine`."""
-        return Memory()
+        return Memory(gpus=gpus, read_use=partial(read_use, environ) if gpus else None)
 
     def cores(self) -> int:
         """See `Machine`."""

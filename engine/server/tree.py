@@ -214,6 +214,7 @@ def _compose(
         started=lambda: deploying.catalog.finished.is_set(),
         permit=permit,
         logs=logs,
+        gpus=table,
         gpu_uuid=gpus.uuid_of,
     )
     deploying = compose_deploying(

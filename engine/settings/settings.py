@@ -21,6 +21,7 @@ from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cach
 from engine.settings.cloud.platforms import CloudSettings, unless_in_prediction
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
+    ANY_MEMORY,
     BOOL,
     MEMORY,
     PORT,
@@ -169,6 +170,11 @@ class Settings:
         "Tritium's own: the memory that all models may take before those loaded on demand are evicted,"
         " least recently used first: bytes, a size such as 8GiB, or a share of what the server may use,"
         " such as 80%."
+    )
+    resident_gpu_memory_limit: str = Group.MODELS.option("--resident-gpu-memory-limit", ANY_MEMORY).means(
+        "Tritium's own: the memory that all models may take on each GPU before those loaded on demand are"
+        " evicted: a size, or a share of the GPU's memory. It is measured by nvidia-ml-py. [default: no"
+        " bound]"
     )
     model_cache_directory: str = Group.MODELS.option(
         "--model-cache-directory",

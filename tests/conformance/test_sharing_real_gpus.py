@@ -114,15 +114,22 @@ def test_the_driver_tells_a_gpu_s_memory():
     assert driver().total_memory(0) == pytest.approx(total, rel=0.05)
 
 
-def test_torch_keeps_to_a_limit_and_lives_on(tmp_path):
-    class Filled(torch.nn.Module):
-        def forward(self, x):
-            return torch.ones([int(x[0, 0].item()), 1024, 1024], device=x.device).sum().reshape(1, 1)
+class Filled(torch.nn.Module):
+    """Takes as many times 4 MiB as its input says."""
 
+    def forward(self, x):
+        return torch.ones([int(x[0, 0].item()), 1024, 1024], device=x.device).sum().reshape(1, 1)
+
+
+def test_torch_keeps_to_a_limit_and_lives_on(tmp_path):
     (tmp_path / "1").mkdir()
     torch.jit.script(Filled()).save(tmp_path / "1" / "model.pt")
-    ports = {side: [model_port(name)] for side, name in (("inputs", "INPUT__0"), ("outputs", "OUTPUT__0"))}
-    info = model_info(tmp_path / "1", kind="GPU", max_batch_size=8, gpu_memory=2**28, **ports)
+    inputs, outputs = (
+        [TensorInfo("INPUT__0", DataType.FP32, [1])],
+        [TensorInfo("OUTPUT__0", DataType.FP32, [1])],
+    )
+    version = tmp_path / "1"
+    info = model_info(version, inputs=inputs, outputs=outputs, kind="GPU", max_batch_size=8, gpu_memory=2**28)
     backend = PyTorchBackend()
     backend.load(info)
     try:
@@ -134,10 +141,6 @@ def test_torch_keeps_to_a_limit_and_lives_on(tmp_path):
     finally:
         backend.unload()
         torch.cuda.set_per_process_memory_fraction(1.0, 0)
-
-
-def model_port(name):
-    return TensorInfo(name, DataType.FP32, [1])
 
 
 def test_a_worker_may_see_its_own_gpu_only(serving):

@@ -1,7 +1,7 @@
 """NVIDIA's management library, played: the part of `pynvml` that is used.
 
 `FAKE_NVML` is a JSON file with the GPUs, for servers on pretended GPUs (`serving_with_gpus`): of each its
-`uuid`, and `total`, `used` and `parts`, if it is divided.
+`uuid`, and `total`, `used`, `processes` and `parts`, if it is divided.
 """
 
 import json
@@ -29,9 +29,8 @@ class PlayedNvml:
     NVMLError_NotSupported = NVMLError_NotSupported
 
     def __init__(self, gpus=UUIDS, failing=()):
-        self.gpus = [{"uuid": each} if isinstance(each, str) else dict(each) for each in gpus]
-        for number, each in enumerate(self.gpus):
-            each["number"] = number
+        told = [{"uuid": each} if isinstance(each, str) else each for each in gpus]
+        self.gpus = [{**each, "number": number} for number, each in enumerate(told)]
         self.failing = dict(failing)  # by function: why
         self.energy = 5_000_000
         self.open = 0
@@ -83,6 +82,12 @@ class PlayedNvml:
     def _has(self, handle):
         if handle.get("number", 1):
             raise NVMLError_NotSupported("Not Supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in handle.get("processes", ())]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle):
+        raise NVMLError_NotSupported("Not Supported")
 
     # -- parts of GPUs
 

@@ -2,13 +2,15 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import engine.core.chosen  # noqa: F401  # before anything that it chooses  # isort: skip
 from engine.observability.gpus import open_nvml
-from engine.processes.gpus.nvml import find_gpus, read_room
+from engine.processes.gpus.nvml import find_gpus, read_room, read_use
 from engine.server.machine import ThisMachine
+from engine.server.residency import Memory
 from engine.server.run import run
 from engine.settings.settings import Settings
 from tests.support.nvml import loaded_from
@@ -25,6 +27,9 @@ class MachineWithGpus(ThisMachine):
 
     def gpu_room(self, environ):
         return read_room(environ, loaded_from(environ))
+
+    def memory(self, environ, gpus):
+        return Memory(gpus=gpus, read_use=partial(read_use, environ, loaded_from(environ)))
 
     def gpus(self, environ):
         return open_nvml(environ, loaded_from(environ))

@@ -139,6 +139,26 @@ def read_room(environ: Mapping[str, str], load: Load = importlib.import_module) 
     return found
 
 
+def read_use(environ: Mapping[str, str], load: Load = importlib.import_module) -> dict[str, dict[int, int]]:
+    """Return the bytes that processes take on devices, by UUID and process. Blocks. Raises NoGpus.
+
+    The driver numbers processes as the machine does, not as a container: there, none of ours may be found. Of
+    a process whose memory it can't tell nothing is said.
+    """
+    opened = open_library(environ, load)
+    library = opened.library
+    found: dict[str, dict[int, int]] = {}
+    for uuid, handle in opened.handles.items():
+        of_device = found.setdefault(uuid, {})
+        for ask in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            with suppress(library.NVMLError, AttributeError):
+                for process in getattr(library, ask)(handle):
+                    if process.usedGpuMemory is not None:
+                        of_device[int(process.pid)] = int(process.usedGpuMemory)
+    opened.close()
+    return found
+
+
 def find_gpus(
     environ: Mapping[str, str], devices: Path = DEVICES, *, load: Load = importlib.import_module
 ) -> tuple[Gpu, ...]:

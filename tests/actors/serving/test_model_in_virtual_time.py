@@ -18,7 +18,7 @@ from actors.serving.policy.retries import Aftermath
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.values.errors import Cancelled, ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
-from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Slo
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer, Result
 from tests.support.cores import python_only
@@ -123,6 +123,16 @@ async def test_batches_are_smaller_for_a_while_after_memory_was_short(stage, aut
         await model.send()
     await model.finished()
     assert model.worker.sizes == [1, 4, 4, 2, 1, 8]
+
+
+async def test_a_tuned_model_is_eased_as_well(stage, autojump_clock):
+    model, _ = await busy(stage, scheduling=DynamicBatching(), slo=Slo(p99=10.0))
+    model.state.easing.short(4, trio.current_time())
+    for _ in range(4):
+        await model.send()
+    for _ in range(3):
+        await model.finished()
+    assert model.worker.sizes == [1, 2, 2]
 
 
 async def test_a_request_of_more_rows_than_that_goes_alone(stage, autojump_clock):

@@ -400,8 +400,10 @@ def _share_of_free(device: Any, wanted: float) -> float:
     share: float = torch.cuda.get_per_process_memory_fraction(device)
     if share >= 1.0:
         return wanted
+    free: int
+    total: int
     free, total = torch.cuda.mem_get_info(device)
-    allowed = share * total - torch.cuda.memory_reserved(device)
+    allowed: float = share * total - torch.cuda.memory_reserved(device)
     return max(wanted * min(free, allowed) / max(1, free), 1e-6)
 
 
