@@ -136,6 +136,13 @@ def _other_than_tensorrt(keys: Keys) -> Keys:
     return others
 
 
+def _shape_tensors_in_batches(config: ModelConfig) -> Iterator[str]:
+    for side in ("input", "output") if config.max_batch_size > 0 else ():
+        for at, tensor in enumerate(getattr(config, side)):
+            if tensor.is_shape_tensor:
+                yield f"{side}[{at}].is_shape_tensor"
+
+
 def _by_capability(config: ModelConfig) -> Iterator[str]:
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if config.cc_model_filenames and on_gpu:
@@ -162,6 +169,11 @@ _REFUSALS: Final = (
         "instance_group.secondary_devices",
         _other_than_tensorrt(_in_each("instance_group", "secondary_devices")),
         "they are DLA cores, which only TensorRT engines run on",
+    ),
+    _Refusal(
+        "is_shape_tensor",
+        _shape_tensors_in_batches,
+        "batches of several requests have none here: write max_batch_size: 0, and dims with the batch's",
     ),
     _Refusal(
         "cc_model_filenames",

@@ -192,15 +192,15 @@ class TensorRtBackend(Backend):
             shapes = {name: self._shape(name, source) for name, source in contiguous.items()}
             try:
                 found = lane.run(contiguous, shapes)
-            except TritiumError:
-                lane.abandon()
+                results = [
+                    self._fetch(lane, each, found[each.port.name], each.port.name in kept, allocate)
+                    for each in self._outputs
+                    if each.port.name in wanted
+                ]
+                lane.wait()
+            except BaseException:
+                lane.abandon()  # copies may be under way, from and to memory that is the next batch's
                 raise
-            results = [
-                self._fetch(lane, each, found[each.port.name], each.port.name in kept, allocate)
-                for each in self._outputs
-                if each.port.name in wanted
-            ]
-            lane.wait()
         except CudaError as error:
             why = losing.why_lost(self._device)
             if why:

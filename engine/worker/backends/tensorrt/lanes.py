@@ -19,6 +19,7 @@ asks for memory during the execution (`_Growing`).
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from actors.values.errors import Internal, InvalidArgument
 from actors.values.tensors import element_count
 from engine.worker.backends.base import LoadError
 from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.cuda import CudaError
 from engine.worker.devices.streams import Buffer, Graph, Stream
 
 if TYPE_CHECKING:
@@ -239,9 +241,11 @@ class Lane:
         self._held.clear()
 
     def abandon(self) -> None:
-        """Wait for whatever a failed execution may have started. Raises CudaError if the device is lost."""
-        self._stream.wait()
-        self.wait()
+        """Wait for whatever a failed execution may have started."""
+        for stream in (self._stream, self.copies):
+            with contextlib.suppress(CudaError):  # why the execution has failed is told already
+                stream.wait()
+        self._held.clear()
 
     # -- profiles
 

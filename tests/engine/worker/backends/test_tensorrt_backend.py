@@ -15,7 +15,7 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.tensorrt.backend import TensorRtBackend
-from engine.worker.backends.testing import LocalRequest, model_info, run
+from engine.worker.backends.testing import LocalBatch, LocalRequest, model_info, run
 from engine.worker.devices import cuda
 from tests.support.engines import tensorrt
 from tests.support.engines.tensorrt import plan, tensor
@@ -338,6 +338,21 @@ def test_a_request_that_fails_costs_its_batchmates_nothing(load):
     )
     assert bad.code is ErrorCode.INVALID_ARG
     assert np.array_equal(good.outputs["Y"], rows(1) * 2)
+
+
+class Full(LocalBatch):
+    def allocate(self, name, datatype, shape):
+        raise MemoryError("no room for outputs")
+
+
+def test_nothing_is_under_way_when_an_execution_has_failed(load, environ):
+    loaded = load()
+    before = len(copies(environ))
+    batch = Full(loaded.info, [LocalRequest({"X": rows(2)})])
+    with pytest.raises(MemoryError):
+        loaded.backend.execute(batch)
+    assert [each.kind for each in copies(environ)[before:]] == ["HtoD"]
+    assert np.array_equal(loaded({"X": rows(2)})[0].outputs["Y"], rows(2) * 2)
 
 
 def test_what_tensorrt_says_of_a_failure_reaches_the_client(load):
