@@ -64,6 +64,9 @@ class TensorRtBackend(Backend):
 
         It needs the GPU. Without one, a configuration that has both sides is believed.
         """
+        # Any GPU that the model uses: another one may not be able to open its plan.
+        gpus = [gpu for group in model.config.get("instance_group", ()) for gpu in group.get("gpus", ())]
+        model.device_id = int(gpus[0]) if gpus else model.device_id
         complete_already = bool(model.config.get("input") and model.config.get("output"))
         try:
             driver = driver_of(model)

@@ -588,6 +588,12 @@ def test_an_engine_completes_an_empty_configuration(environ, version_directory):
     }
 
 
+def test_the_engine_is_asked_on_a_gpu_that_the_model_uses(environ, version_directory):
+    config = {"instance_group": [{"gpus": [7]}], "max_batch_size": 8}
+    with pytest.raises(LoadError, match="is for GPU 7, and the CUDA driver has 2"):
+        completed(version_directory, plan("double", *DOUBLE), config)
+
+
 def test_the_largest_of_the_profiles_is_the_batch(environ, version_directory):
     written = plan("double", tensor("X", [-1, 4], TWO[0], TWO[1]), tensor("Y", [-1, 4]), profiles=2)
     found = completed(version_directory, written)
