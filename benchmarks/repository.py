@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from engine.processes.placement import gpu_count
+from engine.processes.gpus.nvml import find_gpus
 
 HERE: Final = Path(__file__).parent
 EXAMPLES: Final = HERE.parent / "examples" / "models"
@@ -143,7 +143,7 @@ def _write_onnx_identity(model: Path, version: Path) -> None:
 
 def _torch_for_gpu() -> Any:
     """Return torch. Raises Unavailable if it could not load a model onto a GPU."""
-    if not gpu_count(os.environ):
+    if not find_gpus(os.environ):
         raise Unavailable(NO_GPU)
     try:
         import torch

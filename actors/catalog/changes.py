@@ -39,7 +39,7 @@ def plan_change(
         if present is None or not _alike(present, spec):
             start.append(spec)
         elif (
-            present.instances != spec.instances
+            [each.unplaced for each in present.instances] != [each.unplaced for each in spec.instances]
             or present.config_json != spec.config_json
             or present.scheduling != spec.scheduling
         ):

@@ -274,9 +274,12 @@ class Deployment:
         reason = ""
         with trio.move_on_after(spec.load_timeout or math.inf) as limit:
             try:
+                kept = await self._around.placing.place(kept, had.instances)
                 await self._around.tree.scale(state, kept)
-            except Internal as error:
+            except TritiumError as error:
                 reason = error.message
+            finally:
+                self._around.placing.settled(kept)
         if limit.cancelled_caught:
             reason = too_slow(spec)
         if reason:
@@ -288,7 +291,7 @@ class Deployment:
                 reason=reason,
             )
             raise LoadFailed(spec.name, {spec.version: reason})
-        if spec.instances != had.instances or spec.config_json != had.config_json:
+        if kept.instances != had.instances or spec.config_json != had.config_json:
             self._around.log(
                 Event.MODEL_SCALED,
                 model=spec.name,
@@ -434,8 +437,8 @@ class Deployment:
             await state.wait_drained()
         if patience.cancelled_caught:
             state.give_up(
-                f"version {spec.version} of model '{spec.name}' was replaced or unloaded, and this request was not answered"
-                f" within the {spec.drain_timeout:g} s of 'tritium.drain_timeout' after that"
+                f"version {spec.version} of model '{spec.name}' was replaced or unloaded, and this request"
+                f" was not answered within the {spec.drain_timeout:g} s of 'tritium.drain_timeout' after that"
             )
         with trio.CancelScope(shield=True):
             await self._around.tree.end(state)

@@ -6,7 +6,7 @@ Nothing here touches the versions that serve.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import trio
@@ -17,11 +17,11 @@ from actors.serving.probing import ProbeOutcome, passes, probe
 from actors.serving.routing.roster import Roster
 from actors.serving.standing import Status
 from actors.supervision.supervisor import Supervisor
-from actors.values.errors import Internal, InvalidArgument
+from actors.values.errors import Internal, InvalidArgument, TritiumError
 from actors.values.events import Event, Log
 from actors.values.interfaces import UNLOADED
 from actors.values.requests import ServedModel
-from actors.values.specs import ModelKey, ModelSpec, Probe
+from actors.values.specs import InstanceSpec, ModelKey, ModelSpec, Probe
 
 SLOW_SECONDS: Final = 10.0
 """A load that takes longer lets others begin: it waits for something other than the processor."""
@@ -51,6 +51,31 @@ class ModelTree(Protocol):
         """End the subtree. Idempotent."""
 
 
+class Placing(Protocol):
+    """Chooses the devices of a version's instances; `engine.processes.gpus.placing` knows what is free."""
+
+    async def place(self, spec: ModelSpec, before: Sequence[InstanceSpec] = ()) -> ModelSpec:
+        """Return the version with all of its instances on devices.
+
+        Those that were there `before` stay. Raises TritiumError if the version may not be loaded. `settled`
+        follows once it is, or has failed.
+        """
+
+    def settled(self, spec: ModelSpec) -> None:
+        """A version that was placed has taken what memory it takes, or none."""
+
+
+class AsGiven:
+    """Every instance is where its configuration says. Implements `Placing`."""
+
+    async def place(self, spec: ModelSpec, before: Sequence[InstanceSpec] = ()) -> ModelSpec:
+        """See `Placing`."""
+        return spec
+
+    def settled(self, spec: ModelSpec) -> None:
+        """See `Placing`."""
+
+
 def _as_found(found: FoundModel) -> FoundModel:
     return found
 
@@ -69,6 +94,7 @@ class Surroundings:
     loads: trio.CapacityLimiter
     extra_attempts: int
     log: Log
+    placing: Placing = field(default_factory=AsGiven)
     compose: Callable[[FoundModel], FoundModel] = _as_found
     """Completes an ensemble from its composing models, which are loaded, or says why they don't fit."""
 
@@ -143,16 +169,19 @@ class Loading:
             slot = object()
             await around.loads.acquire_on_behalf_of(slot)
             state: ModelState | None = None
+            placed: ModelSpec | None = None
             try:
-                state = around.tree.make_state(spec)
+                placed, reason = await self._placed(spec)
+                state = around.tree.make_state(placed or spec)
                 if found.copy is not None:
                     found.copy.hold()
                     self._copies[state] = found.copy
                 around.roster.load_begun(self._key, state)
                 self._enter("loading", attempt=attempt)
                 around.log(Event.MODEL_LOADING, model=spec.name, version=spec.version, attempt=attempt)
-                await around.tree.start(state)
-                reason = await self._wait_loaded(state, slot)
+                if not reason:
+                    await around.tree.start(state)
+                    reason = await self._wait_loaded(state, slot)
                 if not reason:
                     self._enter("probing", attempt=attempt)
                     reason = await self._probe(state)
@@ -164,6 +193,8 @@ class Loading:
                 raise
             finally:
                 self._give_back(slot)
+                if placed is not None:
+                    around.placing.settled(placed)
             await self.abandon([state], reason)
             around.log(
                 Event.MODEL_LOAD_FAILED if self._serving else Event.MODEL_UNAVAILABLE,
@@ -174,6 +205,13 @@ class Loading:
                 reason=reason,
             )
         return reason
+
+    async def _placed(self, spec: ModelSpec) -> tuple[ModelSpec | None, str]:
+        """Return the version on its devices, or why it can't be loaded there."""
+        try:
+            return await self._around.placing.place(spec), ""
+        except TritiumError as error:
+            return None, error.render()
 
     async def _wait_loaded(self, state: ModelState, slot: object) -> str:
         """Wait for the end of the load; return why it failed, or an empty string."""

@@ -30,7 +30,7 @@ models that need the same room each serves for at least as long as its load took
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -119,6 +119,57 @@ def plan(newcomers: Sequence[Newcomer], residents: Iterable[Resident], *, budget
     Those of them that sleep are among the residents, and no others.
     """
     return _Planning(residents, budget, now).decide(newcomers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A memory that models take, with its budget: the main memory, or that of a GPU."""
+
+    name: str  # as in the reason of a refusal; empty for the main memory
+    budget: int
+    residents: Sequence[Resident]
+    newcomers: Sequence[Newcomer]
+
+
+def plan_places(places: Sequence[Place], *, now: float) -> Plan:
+    """Decide for several memories, of which a model may need more than one.
+
+    A model is started once all that it needs let it, and is refused if one can never have it. A model that
+    must leave one of them leaves all: it is one set of processes. In each, newcomers have the same order.
+    """
+    refused: dict[ModelKey, str] = {}
+    while True:
+        plans = [_plan_of(place, refused, now) for place in places]
+        found = {
+            key: f"{why} ({place.name})" if place.name else why
+            for place, each in zip(places, plans, strict=True)
+            for key, why in each.refuse.items()
+        }
+        if not found:
+            break
+        # Without them there may be room for others.
+        refused = {**found, **refused}
+    needed = {newcomer.key: 0 for place in places for newcomer in place.newcomers}
+    granted = dict(needed)
+    for place, each in zip(places, plans, strict=True):
+        for newcomer in place.newcomers:
+            needed[newcomer.key] += 1
+        for key in each.start:
+            granted[key] += 1
+    evict = {key: newcomer for each in plans for key, newcomer in each.evict.items()}
+    return Plan(
+        start=tuple(key for key, count in granted.items() if count and count == needed[key]),
+        evict=evict,
+        sleep={key: newcomer for each in plans for key, newcomer in each.sleep.items() if key not in evict},
+        refuse=refused,
+        waiting=any(each.waiting for each in plans),
+        look_at=min(each.look_at for each in plans),
+    )
+
+
+def _plan_of(place: Place, refused: Mapping[ModelKey, str], now: float) -> Plan:
+    newcomers = [each for each in place.newcomers if each.key not in refused]
+    return plan(newcomers, place.residents, budget=place.budget, now=now)
 
 
 class _Planning:

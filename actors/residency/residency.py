@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import trio
 
-from actors.residency.policy import KeptBy, Newcomer, Plan, Resident, plan, turn
+from actors.residency.policy import KeptBy, Newcomer, Place, Plan, Resident, plan_places, turn
 from actors.residency.residents import OnDemand, Residents, pids_of, standing_of, wanted_since
 from actors.residency.sleepers import Sleepers, has_woken, why_freed
 from actors.seams import faults
@@ -57,6 +57,9 @@ class Memory(Protocol):
 
     async def of_processes(self, pids: Collection[int]) -> Mapping[int, int]:
         """Return the bytes that each process has resident; one that has ended is left out."""
+
+    async def of_gpus(self, pids: Collection[int]) -> Mapping[int, Mapping[int, int]]:
+        """Return the bytes that processes have on each GPU, as far as that can be told."""
 
     async def of_files(self, directory: Path) -> int:
         """Return the bytes of all files below a directory; 0 where there is none."""
@@ -125,19 +128,56 @@ class _Life:
         self._sleepers.wake_those_that_end()
         if not self._residents.closed:
             newcomers = self._newcomers(nursery)
-            if newcomers or sum(self._residents.sizes.values()) > self._residents.budget:
+            if newcomers or self._over_budget():
                 look_at = self._make_room(newcomers, nursery, now)
         self._publish()
         return look_at
 
+    def _over_budget(self) -> bool:
+        over = sum(self._residents.sizes.values()) > self._residents.budget
+        return over or any(
+            sum(self._residents.on_gpus.get(gpu, {}).values()) > budget
+            for gpu, budget in self._residents.gpu_budgets.items()
+        )
+
     def _make_room(self, newcomers: Sequence[Newcomer], nursery: trio.Nursery, now: float) -> float:
         residents = self._present(now)
-        decided = plan(newcomers, residents, budget=self._residents.budget, now=now)
+        places = [
+            Place(name="", budget=self._residents.budget, residents=residents, newcomers=newcomers),
+            *(
+                self._on_gpu(gpu, budget, residents, newcomers)
+                for gpu, budget in self._residents.gpu_budgets.items()
+            ),
+        ]
+        decided = plan_places(places, now=now)
         self._carry_out(decided, newcomers, nursery)
         if decided.waiting:
             self._watch(residents, nursery)
         spared = [model.not_before for model in self._models.values() if model.not_before > now]
         return min([decided.look_at, *spared])
+
+    def _on_gpu(
+        self, gpu: int, budget: int, residents: Sequence[Resident], newcomers: Sequence[Newcomer]
+    ) -> Place:
+        """A GPU as the plan sees it. A model that sleeps is as large as measured, and no newcomer."""
+        sizes = self._residents.on_gpus.get(gpu, {})
+        there: dict[ModelKey, Resident] = {}
+        for each in residents:
+            if each.key in there and each.leaving:
+                continue  # a part of it; the model itself counts
+            model = self._models.get(each.key)
+            states = self._residents.states(each.key)
+            nbytes = sum(sizes.get(pid, 0) for pid in pids_of(states))
+            if model is not None and (model.loading or not self._all_measured(states)):
+                expected = model.newcomer_on(gpu)
+                nbytes = max(nbytes, 0 if expected is None else expected.expected)
+            there[each.key] = replace(each, nbytes=nbytes, rests=None)
+        coming = [
+            found
+            for each in newcomers
+            if each.has is None and (found := self._models[each.key].newcomer_on(gpu)) is not None
+        ]
+        return Place(name=f"GPU {gpu}", budget=budget, residents=list(there.values()), newcomers=coming)
 
     # -- what is the case ------------------------------------------------------------------------------------
 
@@ -392,6 +432,8 @@ class _Life:
         keys = self._roster.keys()
         pids = {pid for key in keys for pid in pids_of(self._residents.states(key))}
         before = {key: standing_of(self._residents.sleepers(key)) for key in self._models}
+        if self._residents.gpu_budgets:
+            self._residents.on_gpus = await self._memory.of_gpus(pids)
         self._residents.sizes = await self._memory.of_processes(pids)
         for key, model in self._models.items():
             serving = list(self._roster.serving(key).values())
@@ -399,11 +441,18 @@ class _Life:
             ready = whole and not model.loading and all(each.status is Status.READY for each in serving)
             if ready and before[key] is standing_of(self._residents.sleepers(key)):
                 self._sleepers.measured(model, before[key], self._nbytes(serving))
+                if before[key] is SleepState.AWAKE:
+                    model.on_gpus = self._residents.of_gpus(serving)
         found = {str(key): self._residents.resident(key) for key in keys}
         self._ctx.publish(
             budget=self._residents.budget,
             resident=sum(found.values()),
             models={name: nbytes for name, nbytes in found.items() if nbytes} or None,
+            gpus={
+                str(gpu): {"budget": budget, "resident": sum(self._residents.on_gpus.get(gpu, {}).values())}
+                for gpu, budget in self._residents.gpu_budgets.items()
+            }
+            or None,
         )
         self._residents.changed.ring()
 

@@ -15,6 +15,7 @@ from actors.residency.dormant import Dormant, WaitingRoom
 from actors.residency.policy import Newcomer, asleep, estimate
 from actors.seams.bell import Bell
 from actors.serving.model import ModelState
+from actors.serving.policy.gpus.placing import devices_of
 from actors.serving.ports import Sleeper
 from actors.serving.routing.router import Router
 from actors.values.families import (
@@ -85,6 +86,7 @@ class OnDemand:
         self.files: Sequence[tuple[int, int]] | None = None
         self.last: int | None = None  # bytes it took when last measured
         self.least: int | None = None  # bytes it took when first measured after a load
+        self.on_gpus: Mapping[int, int] = {}  # bytes it took on each GPU when last measured
         self.fresh = False  # it has not been measured since it was loaded
         self.reserved = 0  # bytes that its load is expected to take
         self.sizing = self.loading = self.leaving = False  # what the actor has under way
@@ -104,6 +106,7 @@ class OnDemand:
         """Take over specs. If the files or the configuration differ, the measurements are void."""
         if _fingerprint(specs) != _fingerprint(self.specs):
             self.files = self.last = self.least = self.rested = None
+            self.on_gpus = {}
             self.room.forgive()
         self.specs = specs
 
@@ -124,6 +127,21 @@ class OnDemand:
             return None
         return max(0.0, (self.last - sum(nbytes * count for nbytes, count in self.files)) / workers)
 
+    def newcomer_on(self, gpu: int) -> Newcomer | None:
+        """Return what the plan for a GPU must know to load it; None if it takes nothing there.
+
+        Before it has been measured, each instance is thought to take the bytes of its files, or its limit.
+        """
+        counts = [devices_of(spec.instances).get(gpu, 0) for spec in self.specs]
+        if self.last is not None:
+            expected = self.on_gpus.get(gpu, 0)
+        else:
+            files = [nbytes for nbytes, _ in self.files or ()]
+            expected = sum(nbytes * count for nbytes, count in zip(files, counts, strict=False))
+        if not (expected or any(counts)):
+            return None
+        return Newcomer(key=self.key, expected=expected, least=expected)
+
     def newcomer(self, overheads: Sequence[float]) -> Newcomer | None:
         """Return what the plan must know to load it; None before its files have been looked at."""
         if self.last is not None:
@@ -143,8 +161,10 @@ def _fingerprint(specs: Sequence[ModelSpec]) -> list[tuple[int, str, bytes]]:
 class Residents:
     """Every model that takes memory or may be loaded on demand. See the module."""
 
-    def __init__(self, router: Router, *, budget: int) -> None:
-        """`budget` is how many bytes all models together may take."""
+    def __init__(self, router: Router, *, budget: int, on_gpus: Mapping[int, int] | None = None) -> None:
+        """`budget` is how many bytes all models together may take; `on_gpus` the same, by GPU."""
+        self.gpu_budgets = on_gpus or {}
+        self.on_gpus: Mapping[int, Mapping[int, int]] = {}  # the actor's: bytes by GPU, and by process
         self.router = router
         self.roster = router.roster
         self.budget = budget
@@ -203,6 +223,11 @@ class Residents:
     def resident(self, key: ModelKey) -> int:
         """Return the bytes that a model was measured to take."""
         return sum(self.sizes.get(pid, 0) for pid in pids_of(self.states(key)))
+
+    def of_gpus(self, states: Sequence[ModelState]) -> dict[int, int]:
+        """Return the bytes that versions were measured to take on each GPU."""
+        pids = pids_of(states)
+        return {gpu: sum(sizes.get(pid, 0) for pid in pids) for gpu, sizes in self.on_gpus.items()}
 
     def samples(self) -> ResidencySample:
         """Return a sample for metrics."""

@@ -17,10 +17,19 @@ from actors.serving.instances.batches import InFlight
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.model import ModelState
 from actors.serving.policy import ahead
-from actors.serving.policy.batching import Dispatch, Wait, affordable, grouping_for, policy_for
+from actors.serving.policy.batching import (
+    BatchPolicy,
+    Dispatch,
+    Grouping,
+    Wait,
+    affordable,
+    grouping_for,
+    policy_for,
+)
 from actors.serving.policy.holding import HoldBack
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.rate_limits import RateLimiter
+from actors.serving.policy.slo import TunedPolicy
 from actors.serving.standing import InstanceState
 from actors.serving.turns import TurnTaker
 from actors.supervision.context import ChildContext
@@ -98,12 +107,17 @@ class Scheduler(TurnTaker):
         wake_at = self._relieve(now) if len(state.rotation) > 1 else math.inf
         held_up = False
         held_back = not self._hold.open and not self._hold.opens(len(queue))
+        policy, grouping = self._policy, self._grouping
+        if state.easing.eased:
+            set_now = policy.present if isinstance(policy, TunedPolicy) else policy
+            policy = state.easing.policy(set_now, now)
+            if grouping is not None and isinstance(policy, BatchPolicy):
+                grouping = Grouping(policy)
         while len(queue):
             chosen = self._next_instance(now)
             if chosen is None:
                 break
-            grouping = self._grouping
-            candidates = queue.head(self._policy.max_rows if grouping is None else grouping.max_rows)
+            candidates = queue.head(policy.max_rows if grouping is None else grouping.max_rows)
             if held_back and not candidates[0].synthetic:  # a probe passes, since a load waits for it
                 break
             alike: list[InferRequest] = []
@@ -115,7 +129,7 @@ class Scheduler(TurnTaker):
                     break
                 alike = choice
             else:
-                decision = self._policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
+                decision = policy.decide(candidates, oldest=queue.oldest_enqueued, now=now)
                 if not isinstance(decision, Dispatch):
                     wake_at = min(wake_at, decision.until)
                     break

@@ -23,6 +23,7 @@ from actors.serving.intake import STOPPING, Intake
 from actors.serving.outcome import Outcome
 from actors.serving.policy.batching import policy_for
 from actors.serving.policy.blame import Blame
+from actors.serving.policy.gpus.easing import Easing
 from actors.serving.policy.queueing import RequestQueue
 from actors.serving.policy.slo import Admission, Promising
 from actors.serving.policy.waiting_line import Sequencing, WaitingLine
@@ -141,6 +142,7 @@ class ModelState(ServedModel):
             outcome=self.outcome,
             doorbell=self.doorbell,
         )
+        self.easing = Easing(max(1, spec.max_batch_size))
         self.slo: Admission | None = None  # of what makes batches
         if spec.slo is not None and not isinstance(spec.scheduling, LanguageServing):
             self.slo = Admission(spec.slo, policy_for(spec))
@@ -194,6 +196,8 @@ class ModelState(ServedModel):
             ours["tenants"] = {name: share.document() for name, share in shares.items()}
         if self.promise is not None:
             ours["slo"] = self.promise.sample(len(self.queue)).document()
+        if self.easing.shortages:
+            ours["gpu_shortages"] = {"count": self.easing.shortages, "most_rows": self.easing.rows}
         return {**element, "tritium": ours} if ours else element
 
     def respecify(self, spec: ModelSpec) -> None:

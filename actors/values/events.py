@@ -72,6 +72,7 @@ class Event(str, Enum):
     WORKER_UNCONFINED = "worker_unconfined"
     WORKER_OUTPUT = "worker_output"
     WORKER_RECYCLED = "worker_recycled"
+    BATCHES_EASED = "batches_eased"
     SPARE_STARTED = "spare_started"
     SPARE_LOST = "spare_lost"
     LISTENER_OPENED = "listener_opened"

@@ -6,7 +6,7 @@ Times are seconds. Nothing here is protobuf, and nothing here is ever edited.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.datatypes import DataType
 from actors.values.generation.adapters import Adapter
+from actors.values.hardware.gpus import Gpu, GpuMemory
 from actors.values.padding import CutBack, Padded
 from actors.values.tensors import Tensor
 from actors.values.traffic import TrafficPlan
@@ -257,6 +258,22 @@ class InstanceSpec:
     secondary_devices: tuple[tuple[str, int], ...] = ()  # kind and number
     # The cores its worker runs on, by its host policy; empty: any.
     cores: tuple[int, ...] = ()
+    # GPUs of which its load takes the one with most free memory; empty: it has one.
+    candidates: tuple[int, ...] = ()
+    own_gpu: bool = False  # its worker is to see its GPU only
+    gpu: Gpu | None = None  # that GPU, where it is known
+    # What its worker finds in CUDA_VISIBLE_DEVICES; empty: what the server does.
+    visible: str = ""
+
+    @property
+    def unplaced(self) -> InstanceSpec:
+        """As the configuration has it: wherever a load has put it."""
+        return replace(self, device_id=self.candidates[0], gpu=None, visible="") if self.candidates else self
+
+    @property
+    def ordinal(self) -> int:
+        """The number of its GPU as its worker counts."""
+        return 0 if self.visible else self.device_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +435,8 @@ class ModelSpec:
     slo: Slo | None = None
     recycle: Recycle | None = None
     confinement: Confinement = field(default_factory=Confinement)
+    gpu_memory: GpuMemory = field(default_factory=GpuMemory)  # that an instance may take of its GPU
+    gpu_compute: int = 0  # percent of its GPU's threads that an instance may use, under MPS; 0: all
     runtime: Runtime = field(default_factory=Runtime)
     # What runs the backend, as `module:Class`; empty if its name says that. A model may bring one along.
     target: str = ""

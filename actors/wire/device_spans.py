@@ -31,26 +31,29 @@ def tell_devices(
     outputs: Sequence[str],
     targets: Mapping[str, tuple[DevicePlace, str]],
     regions: Mapping[str, str] | None = None,
+    *,
+    device: int | None = None,
 ) -> dict[str, object]:
     """Return the spans of one request; empty where it has nothing on a GPU.
 
     `targets` are places in regions by the outputs' names, each with its region's name. `regions` are the
-    regions' names of inputs that lie in one.
+    regions' names of inputs that lie in one. `device` is the GPU's number as the worker counts, where that
+    is not the server's.
     """
     told: dict[str, object] = {}
     if inputs:
-        told["in"] = {name: _told(place) for name, place in inputs.items()}
+        told["in"] = {name: _told(place, device) for name, place in inputs.items()}
     if regions:
         told["from"] = dict(regions)
     if outputs:
         told["out"] = list(outputs)
     if targets:
-        told["to"] = {name: (*_told(place), region) for name, (place, region) in targets.items()}
+        told["to"] = {name: (*_told(place, device), region) for name, (place, region) in targets.items()}
     return told
 
 
-def _told(place: DevicePlace) -> tuple[str, int, int, int]:
-    return place.handle.hex(), place.device, place.at, place.nbytes
+def _told(place: DevicePlace, device: int | None) -> tuple[str, int, int, int]:
+    return place.handle.hex(), place.device if device is None else device, place.at, place.nbytes
 
 
 class DeviceSpans:

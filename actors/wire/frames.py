@@ -49,6 +49,7 @@ SKIPPED: Final = 25
 EXPORTED: Final = 26
 PARTS: Final = 27
 PHASE: Final = 28
+SHORT: Final = 29
 # From here on, kinds of `actors.wire.call_frames`, which travel on their own connection.
 CALL: Final = 64
 ASK: Final = 65
@@ -69,6 +70,7 @@ While there are fewer, one more response may be sent, however large it is.
 _SEGMENT = struct.Struct("<BBHQ")  # kind, side, slot, size
 _ROOM = struct.Struct("<BBHQQ")  # kind, zero, slot, batch id, nbytes
 _SKIPPED = struct.Struct("<BBHQ")  # kind, zero, slot, batch id
+_SHORT = struct.Struct("<BBHQ")  # likewise
 _SPILLED = struct.Struct("<BBHQQ")  # kind, side, slot, offset, nbytes
 ADDRESS: Final = struct.Struct("<BBHIQ")  # of MORE and CANCEL: kind, two zeros, request, batch id
 _EXPORTED = struct.Struct("<BBHIQ64s")  # kind, zero, device, number, nbytes, handle
@@ -171,6 +173,17 @@ def encode_skipped(slot: int, batch_id: int) -> bytes:
 def decode_skipped(frame: Buffer) -> tuple[int, int]:
     """Return slot, batch id. Raises FrameError."""
     _, _, slot, batch_id = _unpack(_SKIPPED, frame)
+    return slot, batch_id
+
+
+def encode_short(slot: int, batch_id: int) -> bytes:
+    """Worker: a batch, whose result follows, found too little memory on its GPU."""
+    return _SHORT.pack(SHORT, 0, slot, batch_id)
+
+
+def decode_short(frame: Buffer) -> tuple[int, int]:
+    """Return (slot, batch id)."""
+    _, _, slot, batch_id = _unpack(_SHORT, frame)
     return slot, batch_id
 
 

@@ -19,7 +19,9 @@ from actors.residency.residency import Memory
 from actors.seams.faults import Points
 from actors.seams.given import Seams
 from actors.serving.model import ModelState
+from actors.serving.policy.gpus.placing import Room
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
 from chaos.languages.page import Asked
 from chaos.languages.telling import TellingBackend
@@ -43,8 +45,9 @@ from chaos.simulation.world.process import live
 from chaos.simulation.world.texts import Texts
 from chaos.simulation.world.workers import BACKEND, Workers
 from chaos.wires.http import Broken
-from engine.observability.gpus import Gpus, NoGpus
+from engine.observability.gpus import Gpus
 from engine.processes.backends import BackendTraits, traits_of
+from engine.processes.gpus.nvml import NoGpus
 from engine.repository.fingerprint import Digests
 from engine.repository.source import Source
 from engine.server.residency import Memory as RealMemory
@@ -133,19 +136,23 @@ class SimulatedMachine:
         """See `Machine`."""
         return [self.disk]
 
-    def gpu_count(self, environ: Mapping[str, str]) -> int:
+    def gpu_table(self, environ: Mapping[str, str]) -> Sequence[Gpu]:
         """See `Machine`. There are none."""
         del environ
-        return 0
+        return ()
 
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """See `Machine`."""
         return self.texts.of
 
-    def devices(self, environ: Mapping[str, str]) -> None:
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
+        """See `Machine`. There are no GPUs."""
+        raise NoGpus("a simulated machine has none")
+
+    def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
         """See `Machine`: there is no GPU."""
 
-    def memory(self) -> Memory:
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Memory:
         """See `Machine`."""
         return RealMemory()
 

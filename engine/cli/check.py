@@ -43,8 +43,9 @@ from engine.models.layout import ModelDirectory, scan
 from engine.models.problems import Problem, did_you_mean
 from engine.processes.agents.declared import KnownAgents
 from engine.processes.backends import discover
+from engine.processes.gpus.nvml import find_gpus
 from engine.processes.inheritance import for_workers
-from engine.processes.placement import DEVICES, gpu_count
+from engine.processes.placement import DEVICES
 from engine.provenance.keys import TrustedFiles
 from engine.provenance.restrictions import Restrictions
 from engine.repository.advice import bare_models, is_model, no_models
@@ -144,7 +145,7 @@ def _models(options: argparse.Namespace, devices: Path) -> Report:
     return inspect(
         options.paths,
         _settings(options),
-        gpus=gpu_count(os.environ, devices),
+        gpus=len(find_gpus(os.environ, devices)),
         only=options.model,
         run_model_code=not options.no_model_code,
         build=options.build_environments,

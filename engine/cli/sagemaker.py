@@ -30,7 +30,7 @@ _DIRECTORY: Final = "--model-directory="
 
 def sagemaker(argv: Sequence[str]) -> int:
     """Serve until told to stop; return the process's exit status."""
-    from engine.processes.placement import gpu_count
+    from engine.processes.gpus.nvml import find_gpus
 
     if any(word in {"--help", "-h"} for word in argv):
         sys.stdout.write(_HELP)
@@ -44,7 +44,7 @@ def sagemaker(argv: Sequence[str]) -> int:
             flags.append(word)
     model = ModelFolder() if has_many(os.environ) else _look(path)
     try:
-        entry = entry_of(os.environ, model, gpus=gpu_count(os.environ))
+        entry = entry_of(os.environ, model, gpus=len(find_gpus(os.environ)))
     except EntryRefused as error:
         sys.stdout.write(f"{error}\n")
         return 1

@@ -17,7 +17,7 @@ from engine.models.problems import Problem, Severity
 from engine.processes.backends import BackendTraits
 from engine.settings.parameters import TritiumSettings, problem, read_parameters, settings_of
 from engine.settings.sandbox import SandboxSettings
-from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelVersionPolicy
 
 _LIMITING: Final = ("tritium.memory_limit_mb", "tritium.max_processes", "tritium.sandbox")
 NO_FLOOR: Final = SandboxSettings(asked=True, level=Sandbox.OFF)
@@ -35,6 +35,8 @@ _OF_LANGUAGES: Final = (
     "tritium.queued_prompt_tokens",
     "tritium.sleep",
 )
+
+_OF_GPUS: Final = ("tritium.gpu_placement", "tritium.gpus_seen", "tritium.gpu_memory", "tritium.gpu_compute")
 
 CONFINING: Final = (*_LIMITING, "tritium.sandbox_read", "tritium.sandbox_write")
 """What limits a model's code, wherever it runs."""
@@ -67,6 +69,7 @@ def read_settings(
         problems += _without_a_queue_of_its_own(values, config, traits)
         problems += _not_recyclable(values, config)
         problems += _without_tensors_on_a_gpu(values, config)
+        problems += _without_a_share_of_a_gpu(values, config, traits)
     settings = settings_of(values)
     if "tritium.retry" not in values and not traits.pure:
         settings = replace(settings, retry=Retry.NEVER)
@@ -308,6 +311,23 @@ def _without_tensors_on_a_gpu(values: Mapping[str, Any], config: ModelConfig) ->
         )
         hint = "set it in the ensemble's configuration"
     return [problem(key, f"'{key}' is set for {what}", hint)] if key in values else []
+
+
+def _without_a_share_of_a_gpu(
+    values: Mapping[str, Any], config: ModelConfig, traits: BackendTraits
+) -> list[Problem]:
+    """Tell of settings about a worker's GPU if there is no worker that could be told, or no one GPU."""
+    given = [key for key in _OF_GPUS if values.get(key, "all") != "all"]
+    kinds = {group.kind for group in config.instance_group}
+    if config.HasField("ensemble_scheduling"):
+        what, hint = "an ensemble, which has no workers", "set it for the models of its steps"
+    elif values.get("tritium.isolation") == "thread":
+        what, hint = "a model on a thread of the server", "use isolation 'process'"
+    elif kinds == {ModelInstanceGroup.KIND_MODEL} and not traits.language:
+        what, hint = "a model that chooses its devices itself (KIND_MODEL)", "use KIND_GPU, or leave it out"
+    else:
+        return []
+    return [problem(key, f"'{key}' is set for {what}", hint) for key in given]
 
 
 def _ceiling_above_the_limit(values: Mapping[str, Any]) -> list[Problem]:

@@ -128,6 +128,8 @@ def translate(
         slo=tritium.slo,
         recycle=tritium.recycle,
         confinement=tritium.confinement,
+        gpu_memory=tritium.gpu_memory,
+        gpu_compute=tritium.gpu_compute,
         device_tensors=traits.device_tensors,
         gpu_tensors=tritium.gpu_tensors,
     )
@@ -166,7 +168,8 @@ def instances(
             tritium.worker is None and traits.concurrent and position in uncounted
         )
         workers, lanes = (1, group.count) if shared else (group.count, tritium.concurrency)
-        for device in group.gpus or (0,):
+        open_ = tritium.gpu_placement == "free_memory" and group.kind == ModelInstanceGroup.KIND_GPU
+        for device in group.gpus[:1] if open_ else group.gpus or (0,):
             for _ in range(workers):
                 name = f"{group.name}_{numbers[group.name]}"
                 numbers[group.name] += 1
@@ -180,6 +183,8 @@ def instances(
                         rate_limit=_rate_limit(group.rate_limiter),
                         host_policy=group.host_policy,
                         cores=tritium.cores[len(specs) % len(tritium.cores)] if tritium.cores else (),
+                        candidates=tuple(group.gpus) if open_ else (),
+                        own_gpu=tritium.gpus_seen == "own",
                         secondary_devices=tuple(
                             (type(each).SecondaryDeviceKind.Name(each.kind), each.device_id)
                             for each in group.secondary_devices

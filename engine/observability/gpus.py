@@ -1,6 +1,6 @@
 """What NVIDIA's management library says of the GPUs: read on a thread at an interval, told at a scrape.
 
-The library is `pynvml` of the package nvidia-ml-py (extra `gpu`). A machine without a GPU, a driver or the
+The library is that of `engine.processes.gpus.nvml`. A machine without a GPU, a driver or the
 library is nothing unusual: GPU metrics are off then, for a reason that one line of the log and the table at
 the start tell, and the server serves. A GPU that can't be read for a while has no series meanwhile.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -22,8 +21,7 @@ from actors.supervision.context import ChildContext
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.values.events import Event, Log
 from actors.values.families import Block, Families, Family, Labels, blocks
-from engine.processes.placement import gpu_count
-from engine.settings.extras import how_to_install
+from engine.processes.gpus.nvml import Load, NoGpus, open_library
 from engine.settings.reporting import MetricsSettings
 
 
@@ -38,10 +36,6 @@ class GpuSample:
     power_usage: float | None = None
     power_limit: float | None = None
     energy: float | None = None
-
-
-class NoGpus(Exception):
-    """There is nothing to read. The message is for the operator: why."""
 
 
 class GpusUnreadable(Exception):
@@ -62,64 +56,13 @@ class Gpus(Protocol):
 # -- the library
 
 
-_NONE_HERE: Final = "there is no NVIDIA GPU here"
-
-
-def open_nvml(environ: Mapping[str, str], load: Callable[[str], Any] = importlib.import_module) -> NvmlGpus:
+def open_nvml(environ: Mapping[str, str], load: Load = importlib.import_module) -> NvmlGpus:
     """Return the GPUs that `CUDA_VISIBLE_DEVICES` leaves to this server. Blocks. Raises NoGpus.
 
     `load` imports the library.
     """
-    try:
-        library = load("pynvml")
-    except ImportError:
-        raise NoGpus(
-            f"nvidia-ml-py is not installed: {how_to_install('gpu')}" if gpu_count({}) else _NONE_HERE
-        ) from None
-    try:
-        library.nvmlInit()
-    except library.NVMLError as error:
-        raise NoGpus(f"NVIDIA's driver can't be asked: {error}" if gpu_count({}) else _NONE_HERE) from error
-    try:
-        found = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-        uuids = [_text(library.nvmlDeviceGetUUID(handle)) for handle in found]
-    except library.NVMLError as error:
-        with suppress(library.NVMLError):
-            library.nvmlShutdown()
-        raise NoGpus(f"NVIDIA's driver does not tell its GPUs: {error}") from error
-    chosen = visible(uuids, environ.get("CUDA_VISIBLE_DEVICES"))
-    if not chosen:
-        with suppress(library.NVMLError):
-            library.nvmlShutdown()
-        raise NoGpus(_NONE_HERE if not uuids else "CUDA_VISIBLE_DEVICES leaves no GPU")
-    return NvmlGpus(library, {uuids[index]: found[index] for index in chosen})
-
-
-def visible(uuids: Sequence[str], wanted: str | None) -> list[int]:
-    """Return which GPUs `CUDA_VISIBLE_DEVICES` leaves, in its order; None: all.
-
-    As the driver does: an entry is an index or the beginning of a UUID, and what follows an invalid one is
-    not seen.
-    """
-    if wanted is None:
-        return list(range(len(uuids)))
-    chosen: list[int] = []
-    for entry in map(str.strip, wanted.split(",")):
-        if entry.isascii() and entry.isdigit() and int(entry) < len(uuids):
-            index = int(entry)
-        else:
-            beginning = [each for each, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-            if len(beginning) != 1:
-                break
-            [index] = beginning
-        if index in chosen:
-            break
-        chosen.append(index)
-    return chosen
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bytes in older versions
+    opened = open_library(environ, load)
+    return NvmlGpus(opened.library, opened.handles)
 
 
 class NvmlGpus:

@@ -26,19 +26,21 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
+    "tensorrt": "engine.worker.backends.tensorrt.backend:TensorRtBackend",
     "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
     "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
 }
 
 
-_NEEDS: Final[Mapping[str, tuple[str, str]]] = {
-    "fil": ("treelite", "fil"),
-    "onnxruntime": ("onnxruntime", "onnx"),
-    "openvino": ("openvino", "openvino"),
-    "pytorch": ("torch", "torch"),
-    "transformers": ("transformers", "llm"),
+_NEEDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "fil": ("fil", ("treelite",)),
+    "onnxruntime": ("onnx", ("onnxruntime",)),
+    "openvino": ("openvino", ("openvino",)),
+    "pytorch": ("torch", ("torch",)),
+    "tensorrt": ("tensorrt", ("tensorrt", "tensorrt_lean", "tensorrt_dispatch", "tensorrt_rtx")),
+    "transformers": ("llm", ("transformers",)),
 }
-"""What workers of our backends import, and the extra of Tritium that brings it."""
+"""What workers of our backends import, and the extra of Tritium that brings it. Any one of several does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class BackendTraits:
     default_artifact: str = ""
     platforms: tuple[str, ...] = ()
     device_tensors: bool = False
+    limits_gpu_memory: bool = False  # whether it keeps `tritium.gpu_memory` by its framework's means
     runs_model_code: bool = True  # whether a model may bring code; what is not known to run none may
     language: bool = False  # whether it is an engine of language models
     adapters: bool = False  # whether such an engine can serve LoRA adapters
@@ -85,6 +88,7 @@ def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
         concurrent=bool(backend.concurrent),
         default_artifact=str(backend.default_artifact),
         device_tensors=bool(getattr(backend, "device_tensors", False)),
+        limits_gpu_memory=bool(getattr(backend, "limits_gpu_memory", False)),
         platforms=tuple(backend.platforms),
         runtimes=tuple(getattr(backend, "runtimes", ())),
         runs_model_code=bool(getattr(backend, "runs_model_code", True)),
@@ -157,7 +161,8 @@ def _missing(name: str) -> str:
 
     Its workers have the server's interpreter.
     """
-    package, extra = _NEEDS.get(name, ("", ""))
-    if not package or not is_missing(package):
+    extra, packages = _NEEDS.get(name, ("", ()))
+    if not packages or not all(map(is_missing, packages)):
         return ""
-    return f"the package '{package}' is not installed: {how_to_install(extra)}"
+    others = f" (or {', '.join(packages[1:])})" if packages[1:] else ""
+    return f"the package '{packages[0]}'{others} is not installed: {how_to_install(extra)}"

@@ -30,6 +30,7 @@ from engine.processes import users
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import command, confining_environ, identity, own_user
 from engine.processes.family import Family
+from engine.processes.gpus import sharing
 from engine.processes.group_plan import NO_GROUP, GroupLimits, limits_of
 from engine.processes.groups import Gate, Groups
 from engine.processes.inheritance import ALWAYS, scrubbed
@@ -132,6 +133,7 @@ class WorkerLauncher:
         """Start a worker. See `actors.serving.instances.launching.Launcher`."""
         _check_cores(instance.cores)
         if spec.isolation == "thread":
+            _check_view(instance)
             return self._start_thread(instance)
         environment = self.environment(spec, instance)
         if spec.confinement.sandbox is Sandbox.STRICT:
@@ -179,7 +181,7 @@ class WorkerLauncher:
             own_user=own_user,
             unapplied=unapplied,
         )
-        environ = {**environ, **confining}
+        environ = {**environ, **confining, **self._on_gpu(spec, instance, inherited)}
         return Environment(
             interpreter=interpreter(spec.runtime),
             variables=tuple(sorted(environ.items())),
@@ -189,6 +191,13 @@ class WorkerLauncher:
             own_user=own_user,
             group=group,
         )
+
+    def _on_gpu(
+        self, spec: ModelSpec, instance: InstanceSpec, inherited: Mapping[str, str]
+    ) -> dict[str, str]:
+        traits = self._backends.get(spec.backend)
+        keeps_limit = traits is not None and traits.limits_gpu_memory
+        return sharing.variables(spec, instance, inherited, keeps_limit=keeps_limit)
 
     @staticmethod
     def _start_thread(instance: InstanceSpec) -> ThreadWorker:
@@ -254,6 +263,14 @@ def _files(spec: ModelSpec) -> tuple[Path, ...]:
 def _thread_environ(spec: ModelSpec, instance: InstanceSpec, environ: Mapping[str, str]) -> dict[str, str]:
     threads = threads_for(spec, instance)
     return {name: str(threads * instance.lanes) for name in _THREAD_VARIABLES if name not in environ}
+
+
+def _check_view(instance: InstanceSpec) -> None:
+    if instance.visible:
+        raise OSError(
+            f"it is to see the GPU {instance.visible} only, which takes a process of its own: use isolation"
+            " 'process'"
+        )
 
 
 def _check_cores(cores: Sequence[int]) -> None:

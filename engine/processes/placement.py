@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from actors.serving.policy.gpus.placing import seat as seated
+from actors.serving.policy.gpus.visible import needs_names
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import InstanceSpec, ModelSpec
 from engine.settings.forms import SettingsError
 from engine.settings.instances import HostPolicy, parse_cores
@@ -74,6 +76,11 @@ def place(spec: ModelSpec, policies: Mapping[str, tuple[int, ...]]) -> ModelSpec
     return replace(spec, instances=instances)
 
 
+def seat(spec: ModelSpec, gpus: Sequence[Gpu]) -> ModelSpec:
+    """Return the specification with the instances on their GPUs, of those that the server has."""
+    return replace(spec, instances=seated(spec.instances, gpus, alone=needs_names(gpus)))
+
+
 def undefined_policies(specs: Sequence[ModelSpec], policies: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return a warning for each host policy that is named but not defined."""
     named = {each.host_policy: None for spec in specs for each in spec.instances if each.host_policy}
@@ -90,18 +97,9 @@ DEVICES: Final = Path("/dev")
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
-def gpu_count(environ: Mapping[str, str], devices: Path = DEVICES) -> int:
-    """Return how many NVIDIA GPUs workers may use.
-
-    These are the driver's device nodes, narrowed by `CUDA_VISIBLE_DEVICES`.
-    """
+def gpu_nodes(devices: Path = DEVICES) -> int:
+    """Return for how many NVIDIA GPUs the driver has made device nodes."""
     try:
-        nodes = sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
+        return sum(1 for node in devices.iterdir() if _GPU_NODE.fullmatch(node.name))
     except OSError:
         return 0
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return nodes
-    # As the driver does: what follows an invalid entry is not seen.
-    listed = takewhile(lambda each: each and not each.startswith("-"), map(str.strip, visible.split(",")))
-    return min(nodes, sum(1 for _ in listed))

@@ -22,6 +22,7 @@ from actors.catalog.found import FoundModel, Override
 from actors.catalog.operations import Listing, Unreadable
 from actors.seams.threads import in_thread
 from actors.values.errors import InvalidArgument, PermissionDenied
+from actors.values.hardware.gpus import Gpu
 from actors.values.interfaces import DUPLICATE_REASON
 from actors.values.specs import ModelKey
 from engine.config.load import load_model_config
@@ -33,7 +34,7 @@ from engine.processes import users
 from engine.processes.agents.chain import Chain
 from engine.processes.agents.process import AgentFailed
 from engine.processes.backends import BackendTraits
-from engine.processes.placement import place, undefined_policies
+from engine.processes.placement import place, seat, undefined_policies
 from engine.provenance.restrictions import NONE, Restrictions
 from engine.repository import uploaded
 from engine.repository.agents import AgentRunner, all_of, run
@@ -70,7 +71,7 @@ class ReadOptions:
     """How configurations are read; see `engine.config.load.load_model_config`."""
 
     backends: Mapping[str, BackendTraits]
-    gpus: int = 0
+    gpus: Sequence[Gpu] = ()
     environ: Mapping[str, str] | None = None
     backend_settings: Mapping[str, Mapping[str, str]]
     config_name: str = ""
@@ -323,7 +324,7 @@ class RepositoryReader:
         loaded = load_model_config(
             fetched.path,
             backends=options.backends,
-            gpus=options.gpus,
+            gpus=len(options.gpus),
             environ=options.environ,
             backend_settings=options.backend_settings,
             config_name=options.config_name,
@@ -353,7 +354,7 @@ class RepositoryReader:
             return _Unbuilt(loaded.unbuilt, again)
         return FoundModel(
             key=key,
-            specs=tuple(place(spec, options.host_policies) for spec in loaded.specs),
+            specs=tuple(seat(place(spec, options.host_policies), options.gpus) for spec in loaded.specs),
             versions=loaded.versions,
             reason=loaded.reason,
             reasons=loaded.reasons,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from actors.calls.admission import Permit
 from actors.catalog.catalog import Catalog, ControlMode
-from actors.catalog.loading import Surroundings
+from actors.catalog.loading import AsGiven, Placing, Surroundings
 from actors.catalog.watcher import Watcher
 from actors.health.readiness import Readiness
 from actors.supervision.spec import ChildSpec
@@ -19,9 +20,11 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.auditing import Auditor
 from actors.values.errors import TritiumError
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelKey, ModelSpec
 from engine.environments.builder import EnvironmentBuilder
 from engine.environments.cache import EnvironmentCache
+from engine.processes.gpus.placing import GpuPlacing
 from engine.processes.inheritance import for_workers
 from engine.processes.placement import resolve as resolve_policies
 from engine.provenance.restrictions import Restrictions
@@ -70,10 +73,14 @@ def compose_deploying(
     log: Log,
     models: ModelParts,
     *,
+    gpus: Sequence[Gpu],
     permit: Permit | None = None,
     auditor: Auditor | None = None,
 ) -> DeployingParts:
-    """Connect what decides. `permit` says what models may ask for, and `auditor` is told of it.
+    """Connect what decides.
+
+    `gpus` are those that instances may be placed on. `permit` says what models may ask for, and `auditor` is
+    told of it.
 
     Raises ServerFailed for a repository or a host policy that is not there.
     """
@@ -82,7 +89,7 @@ def compose_deploying(
     sources = _open_sources(machine, settings, environ, digests)
     reader = RepositoryReader(
         sources,
-        _read_options(settings, environ, models, gpus=machine.gpu_count(environ)),
+        _read_options(settings, environ, models, gpus=gpus),
         janitor,
         digests,
         EnvironmentBuilder(
@@ -98,7 +105,7 @@ def compose_deploying(
             watcher.look_again(key, changed=changed)
 
     catalog = Catalog(
-        _surroundings(settings, models, retirements, log),
+        _surroundings(settings, models, retirements, log, _placing(settings, machine, environ, models, gpus)),
         reader,
         lanes,
         mode=mode,
@@ -160,7 +167,26 @@ def compose_deploying(
     )
 
 
-def _surroundings(settings: Settings, models: ModelParts, retirements: Supervisor, log: Log) -> Surroundings:
+def _placing(
+    settings: Settings,
+    machine: Machine,
+    environ: Mapping[str, str],
+    models: ModelParts,
+    gpus: Sequence[Gpu],
+) -> Placing:
+    if not gpus:
+        return AsGiven()
+    return GpuPlacing(
+        gpus,
+        read=partial(machine.gpu_room, environ),
+        bytes_of_files=models.memory.of_files,
+        limits=settings.model_load_gpu_limits,
+    )
+
+
+def _surroundings(
+    settings: Settings, models: ModelParts, retirements: Supervisor, log: Log, placing: Placing
+) -> Surroundings:
     def swapped(key: ModelKey, specs: Sequence[ModelSpec]) -> None:
         if specs:
             models.traffic.adopt(key, specs[-1].traffic)
@@ -175,12 +201,13 @@ def _surroundings(settings: Settings, models: ModelParts, retirements: Superviso
         loads=trio.CapacityLimiter(settings.load_thread_count),
         extra_attempts=settings.load_retry_count,
         log=log,
+        placing=placing,
         compose=Composer(models.router),
     )
 
 
 def _read_options(
-    settings: Settings, environ: Mapping[str, str], models: ModelParts, *, gpus: int
+    settings: Settings, environ: Mapping[str, str], models: ModelParts, *, gpus: Sequence[Gpu]
 ) -> ReadOptions:
     try:
         policies = resolve_policies(settings.host_policies, os.sched_getaffinity(0))

@@ -20,13 +20,15 @@ from actors.regions.devices import Devices
 from actors.residency.residency import Memory as MeasuredMemory
 from actors.seams.given import Seams
 from actors.serving.instances.launching import Launcher
+from actors.serving.policy.gpus.placing import Room
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import ModelSpec
 from engine.observability.gpus import Gpus, open_nvml
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.devices.memory import GpuDevices
+from engine.processes.gpus.nvml import find_gpus, read_room, read_use
 from engine.processes.launch import WorkerLauncher
-from engine.processes.placement import gpu_count
 from engine.processes.spares import Spares
 from engine.processes.text.launching import VersionTexts
 from engine.repository.fingerprint import Digests
@@ -64,17 +66,20 @@ class Machine(Protocol):
     def sources(self, settings: Settings, environ: Mapping[str, str], digests: Digests) -> Sequence[Source]:
         """Return the repositories. Raises TritiumError for one that can't be opened."""
 
-    def gpu_count(self, environ: Mapping[str, str]) -> int:
-        """Return how many GPUs models may be given instances on."""
+    def gpu_table(self, environ: Mapping[str, str]) -> Sequence[Gpu]:
+        """Return the GPUs that models may be given instances on. Blocks, where there are any."""
 
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """Return what launches the text workers of language models. `environ` is that of workers."""
 
-    def devices(self, environ: Mapping[str, str]) -> Devices | None:
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
+        """Return the memory of the GPUs by their UUIDs. Blocks. Raises NoGpus."""
+
+    def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Devices | None:
         """Return what reaches the memory of GPUs; None without one. `environ` is that of workers."""
 
-    def memory(self) -> MeasuredMemory:
-        """Return what measures how much models take."""
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> MeasuredMemory:
+        """Return what measures how much models take, on `gpus` too."""
 
     def cores(self) -> int:
         """Return how many workers can load their models at once without slowing each other down."""
@@ -117,22 +122,25 @@ class ThisMachine:
         """See `Machine`."""
         return open_sources(settings, environ, digests)
 
-    def gpu_count(self, environ: Mapping[str, str]) -> int:
+    def gpu_table(self, environ: Mapping[str, str]) -> Sequence[Gpu]:
         """See `Machine`."""
-        return gpu_count(environ)
+        return find_gpus(environ)
 
     def text_workers(self, environ: Mapping[str, str], log: Log) -> Callable[[ModelSpec], TextWorkers]:
         """See `Machine`."""
         return partial(VersionTexts, environ=environ, log=log)
 
-    def devices(self, environ: Mapping[str, str]) -> Devices | None:
+    def gpu_room(self, environ: Mapping[str, str]) -> Mapping[str, Room]:
         """See `Machine`."""
-        count = gpu_count(environ)
-        return GpuDevices(count, environ=environ) if count else None
+        return read_room(environ)
 
-    def memory(self) -> Memory:
+    def devices(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Devices | None:
         """See `Machine`."""
-        return Memory()
+        return GpuDevices(gpus, environ=environ) if gpus else None
+
+    def memory(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> Memory:
+        """See `Machine`."""
+        return Memory(gpus=gpus, read_use=partial(read_use, environ) if gpus else None)
 
     def cores(self) -> int:
         """See `Machine`."""

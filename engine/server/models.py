@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -11,6 +11,7 @@ from actors.calls.admission import Permit
 from actors.calls.subjects import Subjects
 from actors.catalog.catalog import Catalog, ControlMode
 from actors.residency import residency
+from actors.residency.residency import Memory as MeasuredMemory
 from actors.residency.residents import Residents
 from actors.serving.policy.rate_limits import RateLimiter
 from actors.serving.records import Recorder
@@ -19,6 +20,7 @@ from actors.supervision.spec import ChildSpec, Intensity, OnExhausted
 from actors.supervision.supervisor import Supervisor
 from actors.traffic.traffic import TrafficControl
 from actors.values.events import Log
+from actors.values.hardware.gpus import Gpu
 from engine.observability.custom_metrics import CustomMetrics
 from engine.observability.engines import EngineGauges
 from engine.observability.requests import request_hook
@@ -53,6 +55,7 @@ class ModelParts:
     engine_gauges: EngineGauges
     traffic: TrafficControl
     residents: Residents
+    memory: MeasuredMemory
 
     def services(self, machine: Machine, catalog: Catalog, log: Log) -> list[ChildSpec]:
         """Return the actors that work for all models."""
@@ -60,7 +63,7 @@ class ModelParts:
             residency.run,
             residents=self.residents,
             catalog=catalog,
-            memory=machine.memory(),
+            memory=self.memory,
             log=log,
             wall_clock=machine.wall_clock,
         )
@@ -88,6 +91,7 @@ def compose_models(
     started: Callable[[], bool],
     permit: Permit | None = None,
     logs: RunningLogs,
+    gpus: Sequence[Gpu],
     gpu_uuid: Callable[[int], str],
 ) -> ModelParts:
     """Connect what serves models.
@@ -152,8 +156,25 @@ def compose_models(
         custom_metrics=custom_metrics,
         engine_gauges=engine_gauges,
         traffic=traffic,
-        residents=Residents(router, budget=budget),
+        residents=Residents(router, budget=budget, on_gpus=_gpu_budgets(settings, gpus)),
+        memory=machine.memory(environ, gpus),
     )
+
+
+def _gpu_budgets(settings: Settings, gpus: Sequence[Gpu]) -> dict[int, int]:
+    """Return the bytes that all models may take on each GPU. Raises ServerFailed if that can't be told."""
+    word = settings.resident_gpu_memory_limit
+    if not word:
+        return {}
+    unknown = next((gpu.name for gpu in gpus if not gpu.total), None)
+    if unknown is not None:
+        raise ServerFailed(
+            f"--resident-gpu-memory-limit is {word}, and what models take on GPU '{unknown}' is not known:"
+            " pip install 'tritium[gpu]'"
+        )
+    return {
+        number: to_memory(word, gpu.total, "resident-gpu-memory-limit") for number, gpu in enumerate(gpus)
+    }
 
 
 def recorder(logs: RunningLogs, log: Log) -> Recorder | None:

@@ -6,12 +6,19 @@ The source is /proc and the file system.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from actors.seams.threads import in_thread
+from actors.values.hardware.gpus import Gpu
+from engine.processes.gpus.nvml import NoGpus
+
+TOLD_WITHIN: Final = 10.0
+"""Seconds for the driver to tell what processes take on GPUs."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -19,7 +26,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Memory:
     """Implements `actors.residency.residency.Memory`. What the kernel has to count page by page is read on a thread."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        *,
+        gpus: Sequence[Gpu] = (),
+        read_use: Callable[[], Mapping[str, Mapping[int, int]]] | None = None,
+    ) -> None:
+        """`read_use` tells what processes take on `gpus`, by UUID: it blocks, and raises NoGpus."""
+        self._gpus = gpus
+        self._read_use = read_use
+        self._driver = trio.CapacityLimiter(1)
         self._proc = proc
         self._processes = trio.CapacityLimiter(1)
         self._files = trio.CapacityLimiter(2)  # their own: a file system may hang
@@ -31,6 +48,20 @@ class Memory:
     def _of_processes(self, pids: Collection[int]) -> dict[int, int]:
         sizes = ((pid, resident_bytes(pid, self._proc)) for pid in pids)
         return {pid: size for pid, size in sizes if size is not None}
+
+    async def of_gpus(self, pids: Collection[int]) -> dict[int, dict[int, int]]:
+        """Return the bytes each process has on each GPU; nothing where the driver can't tell in time."""
+        if self._read_use is None:
+            return {}
+        used: Mapping[str, Mapping[int, int]] = {}
+        with trio.move_on_after(TOLD_WITHIN):
+            with suppress(NoGpus):
+                used = await in_thread(self._read_use, limiter=self._driver, abandon_on_cancel=True)
+        wanted = set(pids)
+        return {
+            number: {pid: size for pid, size in used.get(gpu.uuid, {}).items() if pid in wanted}
+            for number, gpu in enumerate(self._gpus)
+        }
 
     async def of_files(self, directory: Path) -> int:
         """Return the bytes of all files below `directory`. See `bytes_on_disk`."""

@@ -204,6 +204,7 @@ def _compose(
         log=log,
     )
     tracing = _opened_traces(settings, machine, environ, log)
+    table = machine.gpu_table(environ)
     models = compose_models(
         settings,
         machine,
@@ -213,11 +214,14 @@ def _compose(
         started=lambda: deploying.catalog.finished.is_set(),
         permit=permit,
         logs=logs,
+        gpus=table,
         gpu_uuid=gpus.uuid_of,
     )
-    deploying = compose_deploying(settings, machine, environ, log, models, permit=permit, auditor=of_models)
+    deploying = compose_deploying(
+        settings, machine, environ, log, models, gpus=table, permit=permit, auditor=of_models
+    )
     room = ReceivingRoom(to_memory(settings.connections.receive_memory, memory_total(), "receive-memory"))
-    regions = _regions(settings.shared_memory, room, machine.devices(for_workers(settings, environ)))
+    regions = _regions(settings.shared_memory, room, machine.devices(for_workers(settings, environ), table))
     server = Server(
         identity=ServerIdentity(name=settings.id, version=version(), extensions=EXTENSIONS),
         models=models.router,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from engine.settings.forms import BOOL, AnyForm, integer, number, shaped, text, within
+from engine.settings.forms import BOOL, AnyForm, integer, number, text, within
 from engine.settings.option import Flag, Group
 
 _INT: Final = integer("VALUE")
@@ -40,12 +40,6 @@ COMPATIBLE: Final = (
     _idle("enable-peer-access", "workers do not share device memory", BOOL),
     _idle("sagemaker-thread-count", _ONE_LOOP),
     _idle("vertex-ai-thread-count", _ONE_LOOP),
-    _idle(
-        "model-load-gpu-limit",
-        "a load takes what its framework asks for, and fails where the device has no more",
-        shaped("GPU:FRACTION", r"[0-9]+:(?:0?\.[0-9]+|[01](?:\.0*)?)", "<device id>:<fraction>"),
-        repeatable=True,
-    ),
     _idle(
         "min-supported-compute-capability", "the framework decides which devices it can use", number("VALUE")
     ),

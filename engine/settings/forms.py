@@ -227,5 +227,7 @@ SWITCH: Final = Form("", to_bool, to_bool)
 SIZE: Final = Form("SIZE", to_size)
 MEMORY: Final = Form("SIZE|PERCENT", memory_share)
 """A size, or a share of the memory that the server may use; `to_memory` reads it."""
+ANY_MEMORY: Final = Form("SIZE|PERCENT", lambda word, name: memory_share(word, name) if word else "")
+"""The same; nothing stands for no bound."""
 PORT: Final = integer("PORT", most=65535)
 AnyForm = Form[Any]

@@ -43,6 +43,17 @@ def read_resources(given: Given, flag: str) -> Mapping[tuple[str, int | None], i
     return counts
 
 
+def read_gpu_limits(given: Given, flag: str) -> Mapping[int, float]:
+    """Return the shares of `--model-load-gpu-limit` by GPU. Raises SettingsError."""
+    limits: dict[int, float] = {}
+    for word in given.all(flag):
+        form = re.fullmatch(r"([0-9]{1,10}):(0?\.[0-9]+|[01](?:\.0*)?)", word)
+        if form is None:
+            raise misshapen(flag, "<device id>:<fraction>", word)
+        limits[int(form[1])] = float(form[2])
+    return limits
+
+
 def read_host_policies(given: Given, flag: str) -> Mapping[str, HostPolicy]:
     """Return the policies of `--host-policy` by name. Raises SettingsError.
 

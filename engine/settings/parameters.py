@@ -20,12 +20,13 @@ from actors.serving.policy.plan_reading import InvalidDocument
 from actors.serving.policy.recycling import read_recycle
 from actors.traffic.policy.traffic_plan import read_plan
 from actors.values.confinement import Confinement, Sandbox
+from actors.values.hardware.gpus import GpuMemory
 from actors.values.padding import Fill
 from actors.values.specs import Fairness, Probe, QueueBounds, Recycle, Residency, Retry, Slo
 from actors.values.traffic import TrafficPlan
 from actors.wire.arena import MAX_LANES
 from engine.models.problems import Problem, did_you_mean
-from engine.settings.forms import AnyForm, Form
+from engine.settings.forms import AnyForm, Form, SettingsError, to_memory
 from engine.settings.instances import parse_cores
 from engine.settings.sheet import declared, entries_of, read_sheet
 
@@ -133,6 +134,19 @@ def _paths(text: str, key: str) -> tuple[str, ...]:
     return paths
 
 
+def _gpu_memory(text: str) -> GpuMemory:
+    try:
+        if text.strip().endswith("%"):
+            return GpuMemory(share=to_memory(text, _WHOLE, "gpu-memory") / _WHOLE)
+        return GpuMemory(nbytes=to_memory(text, _WHOLE, "gpu-memory"))
+    except SettingsError as error:
+        raise ValueError(
+            "use a size, such as '4GiB', or a share of the GPU's memory, such as '25%'"
+        ) from error
+
+
+_WHOLE: Final = 2**50
+GPU_MEMORY: Final = worded("a size such as `4GiB`, or a share such as `25%`", _gpu_memory)
 SECONDS: Final = seconds("0.5", "is off")
 DURATION: Final = seconds("30", "waits for nothing")
 BOOLEAN: Final = choice("true", "false").into(lambda word: word == "true")
@@ -276,6 +290,36 @@ class TritiumSettings:
         256 * 1024 * 1024,
         "GPU memory that a worker of this model may take for tensors which stay on the GPU, beside what the"
         " model itself takes; without room for one, it goes by host memory",
+    )
+    gpu_placement: Literal["all", "free_memory"] = parameter(
+        "tritium.gpu_placement",
+        choice("all", "free_memory"),
+        "all",
+        "where the instances of a group with `KIND_GPU` are: its `count` on each of its GPUs, or its `count`"
+        " in all, each on the GPU with most free memory when it is loaded ([gpu.md](gpu.md#placement))",
+    )
+    gpus_seen: Literal["all", "own"] = parameter(
+        "tritium.gpus_seen",
+        choice("all", "own"),
+        "all",
+        "which GPUs a worker with `KIND_GPU` sees: those of the server, or its own only, which is number 0"
+        " there ([gpu.md](gpu.md#sharing-a-gpu))",
+        "`all`; `own` on a machine with MIG devices",
+    )
+    gpu_memory: GpuMemory = parameter(
+        "tritium.gpu_memory",
+        GPU_MEMORY,
+        GpuMemory(),
+        "how much of its GPU's memory an instance may take, by its framework's own means, and under MPS by"
+        " the driver ([gpu.md](gpu.md#limits))",
+        "no limit",
+    )
+    gpu_compute: int = parameter(
+        "tritium.gpu_compute",
+        whole(1, 100),
+        0,
+        "percent of its GPU's threads that an instance may use; only under MPS ([gpu.md](gpu.md#limits))",
+        "all",
     )
     load_timeout: float = parameter(
         "tritium.load_timeout",
@@ -421,8 +465,8 @@ class TritiumSettings:
         "tritium.queued_prompt_tokens",
         whole(0),
         0,
-        "tokens of prompts that an engine of a language model may have been given before it has computed them;"
-        " other requests wait in the model's queue ([llm.md](llm.md#admission))",
+        "tokens of prompts that an engine of a language model may have been given before it has computed"
+        " them; other requests wait in the model's queue ([llm.md](llm.md#admission))",
         "`0`: what it computes in four steps",
     )
     sleep: int = parameter(

@@ -21,6 +21,7 @@ from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cach
 from engine.settings.cloud.platforms import CloudSettings, unless_in_prediction
 from engine.settings.compatible import COMPATIBLE
 from engine.settings.forms import (
+    ANY_MEMORY,
     BOOL,
     MEMORY,
     PORT,
@@ -35,7 +36,7 @@ from engine.settings.forms import (
     to_int,
 )
 from engine.settings.forms import SettingsError as SettingsError
-from engine.settings.instances import HostPolicy, read_host_policies, read_resources
+from engine.settings.instances import HostPolicy, read_gpu_limits, read_host_policies, read_resources
 from engine.settings.listening import (
     PATTERN,
     ConnectionSettings,
@@ -170,6 +171,11 @@ class Settings:
         " least recently used first: bytes, a size such as 8GiB, or a share of what the server may use,"
         " such as 80%."
     )
+    resident_gpu_memory_limit: str = Group.MODELS.option("--resident-gpu-memory-limit", ANY_MEMORY).means(
+        "Tritium's own: the memory that all models may take on each GPU before those loaded on demand are"
+        " evicted: a size, or a share of the GPU's memory. It is measured by nvidia-ml-py. [default: no"
+        " bound]"
+    )
     model_cache_directory: str = Group.MODELS.option(
         "--model-cache-directory",
         text("DIR"),
@@ -224,6 +230,13 @@ class Settings:
         " numa-node=0. An instance group without a 'host_policy' has cpu, gpu_<id> or model, by its kind."
         " Repeatable."
     )
+    model_load_gpu_limits: Mapping[int, float] = Group.INSTANCES.collected(
+        "--model-load-gpu-limit", "GPU:FRACTION", read_gpu_limits
+    ).means(
+        "Load no model with an instance on GPU while more than this share of the GPU's memory is in use. It"
+        " is read by nvidia-ml-py; where it can't be read, models with instances there don't load."
+        " Repeatable."
+    )
     default_execution_timeout: float = Group.INSTANCES.option(
         "--default-execution-timeout=0", number()
     ).means(
@@ -256,8 +269,8 @@ class Settings:
             "--cache-config",
             CACHE_CONFIG,
             "Keep answers of models with response_cache.enable: local,size=BYTES in the server's memory, or"
-            " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its settings"
-            " only.",
+            " redis,host=HOST and redis,port=PORT in a Redis server. One cache, so repeatable for its"
+            " settings only.",
             repeatable=True,
             secret=cache_secret,
         ),

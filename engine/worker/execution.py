@@ -467,7 +467,8 @@ class WorkerBatch(Batch):
         shape = array.shape
         if self._model.max_batch_size and (not shape or shape[0] != self.rows):
             raise ValueError(
-                f"output '{name}' has shape {list(shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                f"output '{name}' has shape {list(shape)}; a batch of {self.rows} rows needs [{self.rows},"
+                " ...]"
             )
 
     def _packed_sizes(self, array: Array) -> list[int]:

@@ -72,6 +72,7 @@ class Serving:
         self._open: OpenRequests | None = None  # a decoupled model's
         self._calls: Calls | None = None
         self._devices: Devices | None = None  # of a backend that takes tensors on a GPU
+        self._losing: Any = None  # what recognises errors of a GPU, if the instance is on one
         self._forked = False
         when_forked(self)
 
@@ -172,6 +173,9 @@ class Serving:
         made: Any = None
         if backend.device_tensors:
             from engine.worker.devices.batches import Devices as made
+        if body["model"]["kind"] == "GPU":
+            # Now: once a model is loaded, our modules can't be found by their names.
+            self._losing = importlib.import_module("engine.worker.devices.losing")
         self._before_load(body)
         model = self._model_info(body["model"], whole_batches=backend.whole_batches)
         if made is not None:
@@ -240,6 +244,8 @@ class Serving:
                 _end_of_child()
             computed = clock()
             result = batch.finish()
+            if self._losing is not None:
+                self._look_at_gpu(self._losing, model, batch, result)
             result.input_ns = prepared - started
             result.infer_ns = computed - prepared - result.output_ns
             result.output_ns += clock() - computed
@@ -249,6 +255,18 @@ class Serving:
             control.end(lane)
             # What the model keeps of it is the model's. The rest must not wait for the next batch.
             del batch
+
+    def _look_at_gpu(
+        self, losing: Any, model: ModelInfo, batch: WorkerBatch, result: batch_frames.Result
+    ) -> None:
+        """Find out what a batch with errors says of the GPU. Raises SystemExit if it is lost to this process."""
+        errors = [each.message for each in result.answers or () if each.code is ErrorCode.INTERNAL]
+        if batch.short or any(map(losing.is_short, errors)):
+            self._send(frames.encode_short(result.slot, result.batch_id))
+        why = losing.why_lost(model.device_id) if errors else ""
+        if why:
+            self._log("error", f"GPU {model.device_id} is lost to this process: {why}; {errors[0]}")
+            raise SystemExit(1)
 
     def _send_result(self, result: batch_frames.Result) -> None:
         packet = _encoded(result)

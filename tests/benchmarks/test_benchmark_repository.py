@@ -2,6 +2,7 @@
 
 import pytest
 
+from actors.values.hardware.gpus import Gpu
 from benchmarks import repository
 from engine.config.load import load_model_config
 from engine.processes.backends import discover
@@ -44,14 +45,14 @@ GPU_MODELS = {"torch_identity_gpu": "torch_identity_gpu", "digits_torchscript_gp
 
 
 def test_models_for_a_gpu_are_left_out_where_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(repository, "gpu_count", lambda environ: 0)
+    monkeypatch.setattr(repository, "find_gpus", lambda environ: ())
     assert repository.write(tmp_path, GPU_MODELS) == dict.fromkeys(GPU_MODELS, "no GPU")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_models_for_a_gpu_are_for_gpus_only(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(repository, "gpu_count", lambda environ: 1)
+    monkeypatch.setattr(repository, "find_gpus", lambda environ: (Gpu(name="0"),))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert repository.write(tmp_path, GPU_MODELS) == {}
     for name in GPU_MODELS:

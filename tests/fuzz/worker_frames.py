@@ -36,7 +36,7 @@ _WIDTH = 2  # elements of a row, four bytes each
 _ROOM = 40  # bytes for an output in a region, which requests of one row have
 _BATCHES = tuple(enumerate(_ROWS, start=1))  # by the number that the server gives them
 _KINDS = (
-    *(frames.READY, frames.LOAD_FAILED, frames.RESULT, frames.ROOM, frames.LOG, frames.PROBED),
+    *(frames.READY, frames.LOAD_FAILED, frames.RESULT, frames.ROOM, frames.LOG, frames.PROBED, frames.SHORT),
     *(frames.PART, frames.PARTS, frames.MORE, frames.SPILLED, frames.LOAD, frames.STOP, 0, 21, 64, 255),
 )
 
@@ -151,6 +151,10 @@ class _Heard:
 
     def unsent(self, batch: InFlight, error: Exception) -> None:
         raise error
+
+    def short(self, batch: InFlight) -> None:
+        """It is a batch that was asked for."""
+        assert batch.requests
 
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """The same of a part; its window is opened again at once."""

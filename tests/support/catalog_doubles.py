@@ -9,7 +9,7 @@ import trio
 
 from actors.catalog.catalog import Catalog, ControlMode
 from actors.catalog.found import FoundModel
-from actors.catalog.loading import Surroundings
+from actors.catalog.loading import AsGiven, Surroundings
 from actors.catalog.operations import Listing, Unreadable
 from actors.serving.model import ModelState
 from actors.serving.routing.router import Router
@@ -180,7 +180,14 @@ class World:
     """A catalog in its part of a supervision tree."""
 
     def __init__(
-        self, *found, mode=ControlMode.NONE, startup=("*",), loads_at_once=2, extra_attempts=0, dormant=None
+        self,
+        *found,
+        mode=ControlMode.NONE,
+        startup=("*",),
+        loads_at_once=2,
+        extra_attempts=0,
+        dormant=None,
+        placing=None,
     ):
         self.router = Router(on_the_way=lambda name, namespace: self.catalog.on_the_way(name, namespace))
         self.tree = FakeTree(self.router)
@@ -201,6 +208,7 @@ class World:
             loads=trio.CapacityLimiter(loads_at_once),
             extra_attempts=extra_attempts,
             log=self.log,
+            placing=placing or AsGiven(),
             compose=self._compose,
         )
         # The models that could not be looked at, and whether they had changed.

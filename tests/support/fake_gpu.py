@@ -150,7 +150,7 @@ def in_this_process(environ):
     library = str(Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1")
     with (
         mock.patch.dict(os.environ, environ),
-        mock.patch.object(cuda, "_LIBRARY", library),
+        mock.patch.object(cuda, "LIBRARY", library),
         mock.patch.object(cuda, "_made", []),
     ):
         yield environ

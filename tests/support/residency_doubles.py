@@ -75,6 +75,7 @@ class Farm(FakeTree):
     def __init__(self, router):
         super().__init__(router)
         self.nbytes = {}  # by model; else a unit
+        self.on_gpus = {}  # by GPU, and by model
         self.service = {}  # seconds that a request takes, by model; else 0.1
         self.alive = {}  # pid → model
         self.most = 0  # bytes that were ever taken at once
@@ -148,6 +149,13 @@ class FakeMemory(Double):
         alive = self._farm.alive
         return {pid: self._farm.size(alive[pid]) for pid in pids if pid in alive}
 
+    async def of_gpus(self, pids):
+        alive = self._farm.alive
+        return {
+            gpu: {pid: nbytes[alive[pid]] for pid in pids if alive.get(pid) in nbytes}
+            for gpu, nbytes in self._farm.on_gpus.items()
+        }
+
     async def of_files(self, directory):
         nbytes = self.files.get(directory.parent.name, 0)
         await trio.sleep(self.file_seconds)
@@ -164,7 +172,7 @@ def on_demand(name, *versions, **changes):
 class Den:
     """Models, the catalog, and the residency actor in their part of a supervision tree."""
 
-    def __init__(self, nursery, *found, budget=2 * UNIT, mode=ControlMode.NONE):
+    def __init__(self, nursery, *found, budget=2 * UNIT, mode=ControlMode.NONE, on_gpus=None):
         self.nursery = nursery
         self.router = Router()
         self.farm = Farm(self.router)
@@ -173,7 +181,7 @@ class Den:
         self.log = Logged()
         self.source = FakeSource()
         self.source.models = {each.key.name: each for each in found}
-        self.residents = Residents(self.router, budget=budget)
+        self.residents = Residents(self.router, budget=budget, on_gpus=on_gpus)
         lanes, retirements = Supervisor(), Supervisor()
         around = Surroundings(
             roster=self.router.roster,

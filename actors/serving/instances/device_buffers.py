@@ -51,8 +51,14 @@ class _Buffer:
 class DeviceBuffers:
     """The buffers of one worker. Implements `actors.wire.gathering.DeviceMemory`."""
 
-    def __init__(self, pipe: Pipe, device: int, statistics: ModelStatistics) -> None:
-        """`device` is the GPU of the worker's instance. What stays there is counted in `statistics`."""
+    def __init__(
+        self, pipe: Pipe, device: int, statistics: ModelStatistics, *, ordinal: int | None = None
+    ) -> None:
+        """`device` is the GPU of the worker's instance, and `ordinal` its number there, if that is another.
+
+        What stays there is counted in `statistics`.
+        """
+        self._ordinal = device if ordinal is None else ordinal
         self._statistics = statistics
         self.lost = False  # the worker is gone
         self.told = {"buffers": 0, "in_use": 0, "bytes": 0}
@@ -68,9 +74,9 @@ class DeviceBuffers:
         """The worker tells of a buffer, or of another one by a number that is free. Raises FrameError."""
         number, device, nbytes, handle = frames.decode_exported(packet)
         known = self._buffers.get(number)
-        if device != self._device or not 0 < nbytes <= _LARGEST or not any(handle):
+        if device != self._ordinal or not 0 < nbytes <= _LARGEST or not any(handle):
             raise FrameError(
-                f"a worker on GPU {self._device} exports buffer {number}: {nbytes} bytes of GPU {device}"
+                f"a worker on GPU {self._ordinal} exports buffer {number}: {nbytes} bytes of GPU {device}"
             )
         if known is not None and known.leased:
             raise FrameError(f"a worker exports buffer {number} again, which is being read")

@@ -196,6 +196,15 @@ class WorkerLife:
             # There is room, even if the batch's own slot is lent to a response.
             self.slot_freed()
 
+    def short(self, batch: InFlight) -> None:
+        """Have batches be smaller for a while."""
+        state = self._post.state
+        rows = sum(request.rows or 1 for request in batch.requests)
+        if state.easing.short(rows, trio.current_time()):
+            self._post.log(
+                Event.BATCHES_EASED, level="warning", **self._post.who(), rows=rows, at_most=state.easing.rows
+            )
+
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """Pass on one part of a decoupled model's answer."""
         batch.progressed(trio.current_time())

@@ -83,13 +83,15 @@ class BatchSender:
         streams: OpenStreams | None,
         *,
         gpu: int = -1,
+        ordinal: int | None = None,
         prefetch: bool,
         on_room: Callable[[], None],
         on_unsent: Callable[[InFlight, Exception], None],
     ) -> None:
         """With `prefetch` a batch may wait in the worker behind the one that executes.
 
-        `gpu` is the one whose memory the worker reads and writes; -1: none.
+        `gpu` is the one whose memory the worker reads and writes; -1: none. `ordinal` is its number as the
+        worker counts, if that is another.
 
         `on_room` is called when another batch may be dispatched. `on_unsent` is given a batch that was handed
         over and could not be sent: it is no longer held, and its requests are to be answered.
@@ -101,6 +103,7 @@ class BatchSender:
         self._held = held
         self._streams = streams
         self._gpu = gpu
+        self._ordinal = ordinal
         # By the handles that the worker may have open: who tells of their end. Two regions may be of one
         # allocation.
         self._opened: dict[bytes, list[dict[object, Callable[[bytes], None]]]] = {}
@@ -205,7 +208,8 @@ class BatchSender:
                 if to is not None and to.device == self._gpu and name in self._spec.device_outputs:
                     targets[name] = to, region.name
                     self._open(region.handle, region.on_end)
-            spans = tell_devices(places[index], sorted(request.device_outputs or ()), targets, regions[index])
+            outputs = sorted(request.device_outputs or ())
+            spans = tell_devices(places[index], outputs, targets, regions[index], device=self._ordinal)
             if spans:
                 told[index][DEVICE] = spans
 

@@ -55,6 +55,9 @@ class WorkerEvents(ReportEvents, Protocol):
         The slot's execution lease ends when this returns; `borrowed` answers need leases of their own.
         """
 
+    def short(self, batch: InFlight) -> None:
+        """A batch, whose result follows, found too little memory on its GPU."""
+
     def part(self, batch: InFlight, arrived: Arrived) -> None:
         """A part of a decoupled model's answer has come."""
 
@@ -112,7 +115,11 @@ class LiveWorker:
         # The instance may outlive others of the version that are elsewhere.
         gpu = instance.device_id if instance.kind == "GPU" and spec.shares_gpu_memory else -1
         # What it leaves on its GPU, if it can do so.
-        self.buffers = None if gpu < 0 else DeviceBuffers(pipe, gpu, statistics or ModelStatistics())
+        self.buffers = (
+            None
+            if gpu < 0
+            else DeviceBuffers(pipe, gpu, statistics or ModelStatistics(), ordinal=instance.ordinal)
+        )
         self.sender = BatchSender(
             pipe,
             spec,
@@ -120,6 +127,7 @@ class LiveWorker:
             self.held,
             self._streams,
             gpu=gpu,
+            ordinal=instance.ordinal,
             prefetch=prefetch,
             on_room=events.slot_freed,
             on_unsent=events.unsent,
@@ -139,6 +147,7 @@ class LiveWorker:
             frames.LOAD_FAILED: self.reports.on_load_failed,
             frames.ROOM: self._on_room,
             frames.SKIPPED: self._on_skipped,
+            frames.SHORT: self._on_short,
             frames.LOG: self.reports.on_log,
             frames.PHASE: self.reports.on_phase,
             frames.SPILLED: self._on_spilled,
@@ -403,6 +412,17 @@ class LiveWorker:
             batch.slot.make_room(OUTPUT, nbytes)
         except OSError as error:
             raise FrameError(f"a worker asks for {nbytes} bytes: {error.strerror}") from error
+
+    def _on_short(self, packet: bytes) -> None:
+        slot, batch_id = frames.decode_short(packet)
+        batch = self.outstanding.get(batch_id)
+        if batch is None and self._disowned:
+            return
+        if batch is None or batch.slot.index != slot or batch.state is HANDED:
+            raise FrameError(
+                f"a worker says that batch {batch_id} found no memory, which it was not to execute"
+            )
+        self._events.short(batch)
 
     def _on_skipped(self, packet: bytes) -> None:
         slot, batch_id = frames.decode_skipped(packet)

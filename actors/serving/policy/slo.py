@@ -248,6 +248,11 @@ class TunedPolicy:
         """How many rows of candidates `decide` wants to see."""
         return self._controller.policy.max_rows
 
+    @property
+    def present(self) -> BatchPolicy:
+        """The policy that is set now."""
+        return self._controller.policy
+
     def decide(self, candidates: Iterable[InferRequest], *, oldest: float, now: float) -> Dispatch | Wait:
         """Decide as the present policy does."""
         return self._controller.policy.decide(candidates, oldest=oldest, now=now)

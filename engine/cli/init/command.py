@@ -14,7 +14,8 @@ from engine.cli.init.configuring import Configured, configure
 from engine.cli.init.laying import Copying, NotLaidOut, Way, put_in_place, staging, thrown_away
 from engine.cli.init.telling import Outcome, report
 from engine.processes.backends import BackendTraits, discover
-from engine.processes.placement import DEVICES, gpu_count
+from engine.processes.gpus.nvml import find_gpus
+from engine.processes.placement import DEVICES
 from engine.repository.bare.finding import BareModel, Found, find
 from engine.repository.bare.policy.formats import Engine
 
@@ -93,7 +94,7 @@ def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
         dry=options.dry_run,
         copying=Copying(Way.POINT if options.dry_run else Way.LINK if options.link else Way.COPY),
         backends=discover(),
-        gpus=gpu_count(os.environ, devices),
+        gpus=len(find_gpus(os.environ, devices)),
         run_model_code=not options.no_model_code,
     )
     try:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from actors.regions.devices import DeviceError, DeviceMemory, Devices
+from actors.serving.policy.gpus.visible import needs_names
+from actors.values.hardware.gpus import Gpu
 from actors.values.tensors import Buffer
 from engine.processes.devices.process import DeviceLost, DeviceProcess, DeviceRefused
+from engine.processes.gpus.nvml import VISIBLE
 
 
 class GpuDevices(Devices):
@@ -18,26 +21,33 @@ class GpuDevices(Devices):
     `CUDA_VISIBLE_DEVICES` of the server numbers them for its workers, and for this.
     """
 
-    def __init__(self, count: int, *, environ: Mapping[str, str]) -> None:
-        """`count` is how many there are."""
-        self._count = count
+    def __init__(self, gpus: Sequence[Gpu], *, environ: Mapping[str, str]) -> None:
+        """`gpus` are all of them."""
+        self._gpus = gpus
         self._environ = environ
         self._lock = threading.Lock()
         self._processes: dict[int, DeviceProcess] = {}
 
     def open(self, raw_handle: bytes, device_id: int) -> DeviceMemory:
         """See `Devices`."""
-        if not 0 <= device_id < self._count:  # a process for each number that clients make up has no end
-            raise DeviceError(f"there is no GPU {device_id}; this server has {self._count}, counted from 0")
+        count = len(self._gpus)
+        if not 0 <= device_id < count:  # a process for each number that clients make up has no end
+            raise DeviceError(f"there is no GPU {device_id}; this server has {count}, counted from 0")
         with self._lock:
             process = self._processes.get(device_id)
             if process is None:
-                process = self._processes[device_id] = DeviceProcess(device_id, environ=self._environ)
+                process = self._processes[device_id] = self._start(device_id)
         try:
             number, nbytes = process.open(raw_handle)
         except (DeviceRefused, DeviceLost) as error:
             raise DeviceError(str(error)) from error
         return _Allocation(process, number, nbytes)
+
+    def _start(self, device_id: int) -> DeviceProcess:
+        if not needs_names(self._gpus):
+            return DeviceProcess(device_id, environ=self._environ)
+        environ = {**self._environ, VISIBLE: self._gpus[device_id].name}
+        return DeviceProcess(device_id, environ=environ, ordinal=0)
 
 
 class _Allocation(DeviceMemory):

@@ -43,8 +43,10 @@ class DeviceLost(Exception):
 class DeviceProcess:
     """The regions of CUDA shared memory on the GPU that workers know as `device`."""
 
-    def __init__(self, device: int, *, environ: Mapping[str, str]) -> None:
+    def __init__(self, device: int, *, environ: Mapping[str, str], ordinal: int | None = None) -> None:
+        """`ordinal` is its number as a process with `environ` counts; None: the same."""
         self._device = device
+        self._ordinal = device if ordinal is None else ordinal
         self._environ = environ
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -135,7 +137,7 @@ class DeviceProcess:
         try:
             window = self._window = Segment.create(WINDOW, "tritium-device")
             self._process, self._family, self._line = start(
-                PROGRAM, str(self._device), environ=self._environ, kind=socket.SOCK_SEQPACKET
+                PROGRAM, str(self._ordinal), environ=self._environ, kind=socket.SOCK_SEQPACKET
             )
             self._line.settimeout(PATIENCE)
             socket.send_fds(self._line, [json.dumps({"window": WINDOW}).encode()], [window.fd])

@@ -95,6 +95,8 @@ class ModelInfo:
         "config",
         "decoupled",
         "device_id",
+        "gpu_memory",
+        "gpu_share",
         "inputs",
         "instance_name",
         "kind",
@@ -138,6 +140,8 @@ class ModelInfo:
         calls: Calls | None = None,
         phase: Callable[[str], None] | None = None,
         whole_batches: bool = True,
+        gpu_memory: int = 0,
+        gpu_share: float = 0.0,
     ) -> None:
         self.name = name
         self.version = version
@@ -154,6 +158,9 @@ class ModelInfo:
         self.instance_name = instance_name
         self.kind = kind  # "CPU", "GPU" or "MODEL"
         self.device_id = device_id
+        # What it may take of its GPU's memory, in bytes or as a share (`tritium.gpu_memory`); 0: no limit.
+        self.gpu_memory = gpu_memory
+        self.gpu_share = gpu_share
         self.lanes = lanes  # how many `execute` calls may run at once, each on a thread of its own
         self.threads = threads  # CPU threads one execution may use
         self.decoupled = decoupled  # requests may have any number of responses, by `BatchRequest.sender`
@@ -399,6 +406,16 @@ class Batch(ABC):
         be cut.
         """
 
+    short = False  # whether the backend has said that it found too little memory
+
+    def note_shortage(self) -> None:
+        """Tell the server that this batch found too little memory on its GPU.
+
+        Batches are smaller for a while then (docs/gpu.md). Of requests that are failed for that, it is told
+        anyway; so this is for a backend that runs a batch once more in parts.
+        """
+        self.short = True
+
     @abstractmethod
     def fail(self, code: ErrorCode, message: str) -> None:
         """Answer every request not yet answered with an error."""
@@ -423,6 +440,8 @@ class Backend(ABC):
     runtimes: Sequence[str] = ()
     # Whether it takes inputs and gives outputs that lie on the instance's GPU (`BatchRequest.device_input`).
     device_tensors = False
+    # Whether it keeps to `ModelInfo.gpu_memory` and `gpu_share` by its framework's means.
+    limits_gpu_memory = False
     # Whether it is an engine of a language model: it takes and gives token ids (`actors.generation.engine`).
     language = False
     # Whether its models may name an environment of their own, by EXECUTION_ENV_PATH (docs/environments.md).

@@ -30,6 +30,7 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.torch_accelerating import DTYPES
 from engine.worker.backends.torch_loading import (
     DEFAULT_ARTIFACTS,
     amp_dtype,
@@ -42,6 +43,7 @@ from engine.worker.backends.torch_loading import (
 from engine.worker.backends.torch_modules import RUNTIME, is_module, load_module
 from engine.worker.devices import dlpack
 from engine.worker.devices.arrays import DeviceArray
+from engine.worker.devices.losing import is_short
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -58,21 +60,6 @@ if TYPE_CHECKING:
     from engine.worker.backends.torch_names import Path
 
 _NOTHING: frozenset[str] = frozenset()
-_TORCH_NAMES = {
-    DataType.BOOL: "bool",
-    DataType.UINT8: "uint8",
-    DataType.UINT16: "uint16",
-    DataType.UINT32: "uint32",
-    DataType.UINT64: "uint64",
-    DataType.INT8: "int8",
-    DataType.INT16: "int16",
-    DataType.INT32: "int32",
-    DataType.INT64: "int64",
-    DataType.FP16: "float16",
-    DataType.FP32: "float32",
-    DataType.FP64: "float64",
-    DataType.BF16: "bfloat16",
-}
 
 
 class PyTorchBackend(Backend):
@@ -83,6 +70,7 @@ class PyTorchBackend(Backend):
 
     name = "pytorch"
     device_tensors = True
+    limits_gpu_memory = True
     default_artifact = DEFAULT_ARTIFACTS[0]
     platforms: Sequence[str] = ("pytorch_libtorch", "torch_aoti")
     runtimes: Sequence[str] = (RUNTIME,)
@@ -99,7 +87,7 @@ class PyTorchBackend(Backend):
 
         self._torch = torch
         self._log = model.log
-        self._dtypes = {datatype: getattr(torch, name) for datatype, name in _TORCH_NAMES.items()}
+        self._dtypes = {datatype: getattr(torch, name) for datatype, name in DTYPES.items()}
         fed = [*model.inputs, *made_tensors(model)]
         self._positions = {tensor.name: position for position, tensor in enumerate(fed)}
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}
@@ -145,6 +133,9 @@ class PyTorchBackend(Backend):
             arguments = self._arguments_there(batch) if there else self._arguments(batch.feeds())
             results = self._compute(arguments, wanted, batch.device_outputs if there else _NOTHING)
         except TritiumError as error:
+            if self._device.type == "cuda" and is_short(error.message):
+                batch.note_shortage()
+                self._torch.cuda.empty_cache()  # what is left in pieces may do for one request
             # A program that wrote into its inputs (`_version` counts that) can't be given them again.
             if len(batch.requests) == 1 or any(getattr(argument, "_version", 0) for argument in arguments):
                 batch.fail(error.code, error.message)
@@ -343,7 +334,8 @@ def _texts(name: str, array: Array) -> list[str]:
         return [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry: {error}"
+            f"input '{name}' holds an element that is not UTF-8, which TorchScript strings can't carry:"
+            f" {error}"
         ) from error
 
 

@@ -67,6 +67,8 @@ def model_info(
     log: Callable[[str, str], None] = lambda level, message: None,
     decoupled: bool = False,
     calls: Calls | None = None,
+    gpu_memory: int = 0,
+    gpu_share: float = 0.0,
 ) -> ModelInfo:
     """Return what `Backend.load` takes, with defaults for what a test does not care about.
 
@@ -95,6 +97,8 @@ def model_info(
         log=log,
         decoupled=decoupled,
         calls=calls,
+        gpu_memory=gpu_memory,
+        gpu_share=gpu_share,
     )
 
 
@@ -478,7 +482,8 @@ class LocalBatch(Batch):
         for name, _, array in outputs:
             if self._batches and array.shape[:1] != (self.rows,):
                 raise ValueError(
-                    f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs [{self.rows}, ...]"
+                    f"output '{name}' has shape {list(array.shape)}; a batch of {self.rows} rows needs"
+                    f" [{self.rows}, ...]"
                 )
         start = 0
         for request in self.requests:

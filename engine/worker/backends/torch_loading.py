@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
-from engine.worker.backends.torch_names import output_paths, package_inputs, script_inputs
+from engine.worker.backends.torch_accelerating import accelerator_of, runtime, was_compiled
+from engine.worker.backends.torch_names import argument_paths, output_paths, package_inputs, script_inputs
+from engine.worker.devices.limits import is_limited, limit_as_share
 from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def amp_dtype(torch: Any, model: ModelInfo) -> Any:
 
 
 def device_of(torch: Any, model: ModelInfo) -> Any:
-    """Return the device that inputs go to.
+    """Return the device that inputs go to, and have torch keep to the limit of its memory, if there is one.
 
     Raises LoadError if the instance wants a GPU and torch has none.
     """
@@ -88,16 +90,20 @@ def device_of(torch: Any, model: ModelInfo) -> Any:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the installed"
-            " torch finds no CUDA device; use KIND_CPU"
+            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
+            " installed torch finds no CUDA device; use KIND_CPU"
         )
     count = torch.cuda.device_count()
     if model.device_id >= count:
         raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' is for GPU {model.device_id} but the"
-            f" installed torch sees {count}"
+            f"unable to load model '{model.name}', instance '{model.instance_name}' is for GPU"
+            f" {model.device_id} but the installed torch sees {count}"
         )
-    return torch.device("cuda", model.device_id)
+    device = torch.device("cuda", model.device_id)
+    if is_limited(model):
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit_as_share(model, total), device)
+    return device
 
 
 def check_device(torch: Any, device: Any, failure: Exception, log: Callable[[str, str], None]) -> None:
@@ -152,14 +158,16 @@ def load_program(torch: Any, model: ModelInfo, device: Any) -> Program:
     """Load the model's artifact, of whichever kind it is. Raises LoadError, or what torch raises."""
     path = _artifact(model)
     members = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    if members and was_compiled(path, members):
+        runtime(model)
     kinds = {member.split("/", 2)[1] for member in members if "/" in member}
     if "code" in kinds or not members:
         return _load_script(torch, path, model, device)
     for tensor in [*model.inputs, *model.outputs]:
         if tensor.datatype is DataType.BYTES:
             raise LoadError(
-                f"unable to load model '{model.name}', tensor '{tensor.name}' is TYPE_STRING, which only TorchScript"
-                " models can take and give"
+                f"unable to load model '{model.name}', tensor '{tensor.name}' is TYPE_STRING, which only"
+                " TorchScript models can take and give"
             )
     if any("/data/aotinductor/" in member for member in members):
         return _load_package(torch, path, members, model)
@@ -181,12 +189,18 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         module = torch.jit.load(path, map_location=None if model.kind == "MODEL" else device).eval()
     schema = module.forward.schema
+    accelerator = accelerator_of(model)
     arguments = schema.arguments[1:]  # without self
     inputs = [*model.inputs, *made_tensors(model)]
     names = [tensor.name for tensor in inputs]
     types = {argument.name: str(argument.type) for argument in arguments}
     paths = output_paths([tensor.name for tensor in model.outputs])
     if list(types.values()) == ["Dict[str, Tensor]"]:
+        if accelerator is not None:
+            raise LoadError(
+                f"unable to load model '{model.name}', execution accelerator 'tensorrt' takes no model whose"
+                " argument is a dict"
+            )
         return Program(
             lambda tensors: module({name: t for name, t in zip(names, tensors) if t is not None}), paths
         )
@@ -203,6 +217,15 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
         _check_script_type(model, "input", tensor, types[keyword])
     if len(schema.returns) == 1:
         _check_script_returns(model, schema.returns[0].type, paths)
+    if accelerator is not None:
+        order = [keywords.index(name) for name in types if name in keywords]
+        if [keywords[at] for at in order] != list(types)[: len(order)]:
+            raise LoadError(
+                f"unable to load model '{model.name}', execution accelerator 'tensorrt' needs all arguments"
+                f" before the last one that is configured: {', '.join(types)}"
+            )
+        compiled = accelerator.of_script(torch, module, [inputs[at] for at in order])
+        return Program(lambda tensors: compiled(*[tensors[at] for at in order]), paths)
     return Program(
         lambda tensors: module(**{key: t for key, t in zip(keywords, tensors) if t is not None}), paths
     )
@@ -217,13 +240,13 @@ def _check_script_type(model: ModelInfo, side: str, tensor: TensorInfo, found: s
         expected = "List[str]"
     else:
         raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' must be 1-dimensional, batch dimension included:"
-            " TorchScript has lists of str and no tensors of them"
+            f"unable to load model '{model.name}', {side} '{tensor.name}' must be 1-dimensional, batch"
+            " dimension included: TorchScript has lists of str and no tensors of them"
         )
     if plain != expected:
         raise LoadError(
-            f"unable to load model '{model.name}', configuration expects datatype {tensor.datatype.config_name} for"
-            f" {side} '{tensor.name}', model provides {found}"
+            f"unable to load model '{model.name}', configuration expects datatype"
+            f" {tensor.datatype.config_name} for {side} '{tensor.name}', model provides {found}"
         )
 
 
@@ -242,8 +265,8 @@ def _check_script_returns(model: ModelInfo, returned: Any, paths: Sequence[int |
     for tensor, path in zip(model.outputs, paths):
         if isinstance(path, int) and path >= len(types):
             raise LoadError(
-                f"unable to load model '{model.name}', output '{tensor.name}' stands for result {path}, model provides"
-                f" {len(types)}"
+                f"unable to load model '{model.name}', output '{tensor.name}' stands for result {path}, model"
+                f" provides {len(types)}"
             )
         if isinstance(path, int) and types[path] in ("Tensor", "List[str]"):
             _check_script_type(model, "output", tensor, types[path])
@@ -256,13 +279,26 @@ def _load_export(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
 
         program = move_to_device_pass(program, str(device))
     spec = torch.utils._pytree.treespec_dumps(program.call_spec.in_spec)  # noqa: SLF001  # no public name
-    return _package_program(program.module(), spec, model)
+    accelerator = accelerator_of(model)
+
+    def make(inputs: Sequence[TensorInfo], tree: Any) -> Any:
+        return (
+            program.module() if accelerator is None else accelerator.of_program(torch, program, inputs, tree)
+        )
+
+    return _package_program(torch, make, spec, model)
 
 
 def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInfo) -> Program:
+    if accelerator_of(model) is not None:
+        raise LoadError(
+            f"unable to load model '{model.name}', execution accelerator 'tensorrt' can't compile an"
+            " AOTInductor package, which is compiled already: serve the program that it was made of"
+        )
     if "tritium.amp" in model.parameters:
         raise LoadError(
-            f"model '{model.name}': 'tritium.amp' can't change an AOTInductor package, whose precision is compiled in"
+            f"model '{model.name}': 'tritium.amp' can't change an AOTInductor package, whose precision is"
+            " compiled in"
         )
     with zipfile.ZipFile(path) as archive:
         for member in members:
@@ -274,7 +310,7 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
     index = model.device_id if model.kind == "GPU" else -1
     # It is documented under this name.
     package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001
-    return _package_program(package, package.loader.get_call_spec()[0], model)
+    return _package_program(torch, lambda inputs, tree: package, package.loader.get_call_spec()[0], model)
 
 
 def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
@@ -283,7 +319,8 @@ def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
     compiled_for = metadata.get("AOTI_DEVICE_KEY", device)
     if compiled_for != device:
         raise LoadError(
-            f"unable to load model '{model.name}', the package is compiled for {compiled_for}, the instance runs on {device}"
+            f"unable to load model '{model.name}', the package is compiled for {compiled_for}, the instance"
+            f" runs on {device}"
         )
     machine = metadata.get("AOTI_MACHINE", os.uname().machine)
     missing = [] if machine == os.uname().machine else [machine]
@@ -292,8 +329,8 @@ def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
     missing += [name for name in features if _CPU_FLAGS.get(name, "") not in flags]
     if missing:
         raise LoadError(
-            f"unable to load model '{model.name}', the package is compiled for a CPU with {' '.join(missing)}, which this"
-            " machine does not have"
+            f"unable to load model '{model.name}', the package is compiled for a CPU with"
+            f" {' '.join(missing)}, which this machine does not have"
         )
 
 
@@ -307,26 +344,24 @@ def _cpu_flags() -> set[str]:
     return {"", *_CPU_FLAGS.values()}
 
 
-def _package_program(call: Callable[..., Any], spec: str, model: ModelInfo) -> Program:
+def _package_program(
+    torch: Any, make: Callable[[Sequence[TensorInfo], Any], Any], spec: str, model: ModelInfo
+) -> Program:
     """Return the program of a callable whose arguments are described by a serialised tree.
 
-    The tree is that of `treespec_dumps`.
+    The tree is that of `treespec_dumps`. `make` returns the callable, for the configured inputs in the order
+    of the tree's leaves.
     """
-    positional, keyword = json.loads(spec)[1]["children_spec"]
-    for child in [*positional["children_spec"], *keyword["children_spec"]]:
-        if child["children_spec"]:
-            raise LoadError(
-                f"unable to load model '{model.name}', its arguments are nested; only tensors are supported"
-            )
-    keywords = json.loads(keyword["context"])
+    pytree = torch.utils._pytree  # noqa: SLF001  # no public name
+    tree = pytree.treespec_loads(spec)
     inputs = [*model.inputs, *made_tensors(model)]
-    names = [tensor.name for tensor in inputs]
-    places = package_inputs(names, len(positional["children_spec"]), keywords, model.name)
+    places = package_inputs([tensor.name for tensor in inputs], argument_paths(spec), model.name)
     paths = output_paths([tensor.name for tensor in model.outputs])
-    order = [places.index(position) for position in range(len(positional["children_spec"]))]
-    named = [(key, places.index(key)) for key in keywords]
+    order = [places.index(leaf) for leaf in range(len(places))]
+    call = make([inputs[at] for at in order], tree)
 
     def run(tensors: Sequence[Any]) -> Any:
-        return call(*[tensors[i] for i in order], **{key: tensors[i] for key, i in named})
+        arguments, keywords = pytree.tree_unflatten([tensors[at] for at in order], tree)
+        return call(*arguments, **keywords)
 
     return Program(run, paths)

@@ -43,6 +43,7 @@ class Events(Double):
         self.phases = []
         self.freed = 0
         self.arrived = []
+        self.shortages = []
         self.on_finished = lambda batch, borrowed: None
 
     def ready(self):
@@ -57,6 +58,9 @@ class Events(Double):
 
     def part(self, batch, arrived):
         self.arrived.append(arrived)
+
+    def short(self, batch):
+        self.shortages.append(batch)
 
     def entered(self, phase):
         self.phases.append(phase)
@@ -319,6 +323,13 @@ async def test_a_worker_passes_over_what_was_taken_back_before_its_slot_has_anot
     assert connection.events.freed == 1
 
 
+async def test_a_batch_may_be_short_of_memory_and_answered_all_the_same(connection, batch):
+    connection.worker.on_packet(frames.encode_short(batch.slot.index, batch.id))
+    assert connection.events.shortages == [batch]
+    connection.worker.on_packet(connection.result(batch))
+    assert len(connection.events.batches) == 1
+
+
 async def test_what_waited_behind_a_batch_that_was_taken_back_is_next(connection):
     first = connection.dispatch(connection.request())
     second = connection.dispatch(connection.request(), now=1.0)
@@ -364,6 +375,8 @@ HOSTILE = {
     "a batch passed over that it was to execute": lambda batch: frames.encode_skipped(
         batch.slot.index, batch.id
     ),
+    "no memory for a batch that is not": lambda batch: frames.encode_short(batch.slot.index, 99),
+    "no memory in another slot": lambda batch: frames.encode_short(batch.slot.index + 1, batch.id),
     "room in another slot": lambda batch: frames.encode_room(batch.slot.index + 1, batch.id, 10),
     "room for no batch": lambda batch: frames.encode_room(batch.slot.index, 99, 10),
     "room without end": lambda batch: frames.encode_room(batch.slot.index, batch.id, 2**63),

@@ -13,11 +13,12 @@ from actors.serving.deaths import settle
 from actors.serving.intake import STOPPING
 from actors.serving.policy import blame
 from actors.serving.policy.blame import hashing
+from actors.serving.policy.gpus.easing import FIRST
 from actors.serving.policy.retries import Aftermath
 from actors.serving.standing import Status
 from actors.serving.statistics import FailureReason
 from actors.values.errors import Cancelled, ErrorCode, InvalidArgument, Poisoned, TritiumError, Unavailable
-from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy
+from actors.values.specs import DynamicBatching, InstanceSpec, QueueBounds, QueuePolicy, Slo
 from actors.values.tensors import Tensor
 from actors.wire.batch_frames import Answer, Result
 from tests.support.cores import python_only
@@ -106,6 +107,42 @@ async def test_what_queued_while_the_instance_was_busy_goes_as_one_batch(stage, 
     assert model.worker.sizes == [1, 8]
     await model.finished()
     assert model.worker.sizes == [1, 8, 2]
+
+
+async def test_batches_are_smaller_for_a_while_after_memory_was_short(stage, autojump_clock):
+    model, _ = await busy(stage, scheduling=DynamicBatching())
+    model.state.easing.short(8, trio.current_time())
+    for _ in range(10):
+        await model.send()
+    for _ in range(4):
+        await model.finished()
+    assert model.worker.sizes == [1, 4, 4, 2]
+    await trio.sleep(FIRST)
+    await model.sent()
+    for _ in range(8):
+        await model.send()
+    await model.finished()
+    assert model.worker.sizes == [1, 4, 4, 2, 1, 8]
+
+
+async def test_a_tuned_model_is_eased_as_well(stage, autojump_clock):
+    model, _ = await busy(stage, scheduling=DynamicBatching(), slo=Slo(p99=10.0))
+    model.state.easing.short(4, trio.current_time())
+    for _ in range(4):
+        await model.send()
+    for _ in range(3):
+        await model.finished()
+    assert model.worker.sizes == [1, 2, 2]
+
+
+async def test_a_request_of_more_rows_than_that_goes_alone(stage, autojump_clock):
+    model, _ = await busy(stage, scheduling=DynamicBatching())
+    model.state.easing.short(2, trio.current_time())
+    for rows in (3, 1, 1):
+        await model.send(rows=rows)
+    for _ in range(4):
+        await model.finished()
+    assert model.worker.sizes == [1, 1, 1, 1]
 
 
 async def test_the_least_recently_served_idle_instance_is_next(stage, autojump_clock):

@@ -129,6 +129,7 @@ def test_an_answer_may_say_that_its_request_is_to_run_again():
         (frames.encode_room(3, 7, 4096), frames.decode_room, (3, 7, 4096)),
         (frames.encode_spilled(3, 1, 64, 80), frames.decode_spilled, (3, 1, 64, 80)),
         (frames.encode_skipped(3, 7), frames.decode_skipped, (3, 7)),
+        (frames.encode_short(3, 7), frames.decode_short, (3, 7)),
         (frames.encode_credit(7, 2, 5, 100), frames.decode_credit, (7, 2, 5, 100)),
         (frames.encode_cancel(7, 2), frames.decode_cancel, (7, 2)),
         (frames.encode_probed(ready=True), frames.decode_probed, True),
@@ -192,6 +193,7 @@ def seeds():
         frames.encode_room(1, 7, 4096),
         frames.encode_spilled(1, 1, 0, 80),
         frames.encode_skipped(1, 7),
+        frames.encode_short(1, 7),
         frames.encode_probed(ready=True),
     ]
 

@@ -483,7 +483,7 @@ REAL = {
     ],
     "--model-repository=/m --reuse-http-port=true --reuse-grpc-port=1 --vertex-ai-default-model=x": [],
     "--model-repository=/m --min-supported-compute-capability=6.0 --model-load-gpu-limit=0:0.9"
-    " --model-load-gpu-limit 1:0.9": ["model-load-gpu-limit", "min-supported-compute-capability"],
+    " --model-load-gpu-limit 1:0.9": ["min-supported-compute-capability"],
     "--model-repository=/m --http-thread-count=4 --sagemaker-port=8080 --sagemaker-thread-count=2": [
         "http-thread-count",
         "sagemaker-thread-count",
@@ -503,6 +503,13 @@ def test_a_limit_of_a_gpu_s_memory_is_a_share(word):
     assert refusal(f"--model-load-gpu-limit={word}").message == (
         f"--model-load-gpu-limit option format is '<device id>:<fraction>'. Got {word}"
     )
+
+
+def test_limits_of_gpus_memory_are_by_gpu():
+    settings = Settings.from_argv(
+        ["--model-repository=/m", "--model-load-gpu-limit=0:0.9", "--model-load-gpu-limit=1:.5"]
+    )
+    assert settings.model_load_gpu_limits == {0: 0.9, 1: 0.5}
 
 
 @pytest.mark.parametrize("flag", ["--http-=1", "--log-=1", "--uplo=off", "--=1", "--xyz=1"])

@@ -1,7 +1,5 @@
 """GPU metrics, by a library that is played: machines without GPUs, drivers that fail, and what is told."""
 
-from types import SimpleNamespace
-
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,82 +11,15 @@ from chaos.simulation.world.virtual import InlineThreads
 from engine.observability.gpus import (
     GpuMetrics,
     GpuSample,
-    NoGpus,
     gpu_blocks,
     open_nvml,
-    visible,
 )
 from engine.observability.metrics import Exposition
+from engine.processes.gpus.nvml import NoGpus
 from engine.settings.reporting import MetricsSettings
 from tests.support.logged import Logged
+from tests.support.nvml import UUIDS, PlayedNvml
 from tests.support.trees import serving
-
-UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2")
-
-
-class NVMLError(Exception):
-    pass
-
-
-class NVMLError_NotSupported(NVMLError):
-    pass
-
-
-class PlayedNvml:
-    """The part of `pynvml` that is used, for two GPUs. The second can't tell its power or its energy."""
-
-    NVMLError = NVMLError
-    NVMLError_NotSupported = NVMLError_NotSupported
-
-    def __init__(self, uuids=UUIDS, failing=()):
-        self.uuids = uuids
-        self.failing = dict(failing)  # by function: why
-        self.energy = 5_000_000
-        self.open = 0
-
-    def _try(self, name):
-        if name in self.failing:
-            raise NVMLError(self.failing[name])
-
-    def nvmlInit(self):
-        self._try("nvmlInit")
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self):
-        self._try("nvmlDeviceGetCount")
-        return len(self.uuids)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self.uuids[handle].encode()
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        self._try("nvmlDeviceGetUtilizationRates")
-        return SimpleNamespace(gpu=25 * (handle + 1), memory=3)
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=1000, used=100 + handle, free=900 - handle)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        self._has(handle)
-        return 71_500
-
-    def nvmlDeviceGetPowerManagementLimit(self, handle):
-        self._has(handle)
-        return 300_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        self._has(handle)
-        return self.energy
-
-    def _has(self, handle):
-        if handle:
-            raise NVMLError_NotSupported("Not Supported")
 
 
 def opened(library, **environ):
@@ -135,10 +66,10 @@ def test_without_the_library_the_reason_is_the_gpu_or_the_library(monkeypatch):
     def load(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("engine.observability.gpus.gpu_count", lambda environ: 0)
+    monkeypatch.setattr("engine.processes.gpus.nvml.gpu_nodes", lambda: 0)
     with pytest.raises(NoGpus, match="there is no NVIDIA GPU here"):
         open_nvml({}, load)
-    monkeypatch.setattr("engine.observability.gpus.gpu_count", lambda environ: 1)
+    monkeypatch.setattr("engine.processes.gpus.nvml.gpu_nodes", lambda: 1)
     with pytest.raises(NoGpus, match=r"nvidia-ml-py is not installed: pip install 'tritium\[gpu\]'"):
         open_nvml({}, load)
 
@@ -151,7 +82,7 @@ def test_without_the_library_the_reason_is_the_gpu_or_the_library(monkeypatch):
     ],
 )
 def test_a_driver_that_is_not_there_is_the_reason_where_there_is_a_gpu(monkeypatch, nodes, why):
-    monkeypatch.setattr("engine.observability.gpus.gpu_count", lambda environ: nodes)
+    monkeypatch.setattr("engine.processes.gpus.nvml.gpu_nodes", lambda: nodes)
     assert refused(PlayedNvml(failing={"nvmlInit": "NVML Shared Library Not Found"})) == why
 
 
@@ -168,26 +99,14 @@ def test_gpus_that_the_environment_hides_are_not_told():
     assert refused(PlayedNvml(())) == "there is no NVIDIA GPU here"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "indices"),
-    [
-        (None, [0, 1]),
-        ("", []),
-        ("-1", []),
-        ("0", [0]),
-        ("1,0", [1, 0]),
-        (" 1 , 0 ", [1, 0]),
-        ("0,2,1", [0]),
-        ("0,0", [0]),
-        ("GPU-bbbb", [1]),
-        ("GPU-bbbb-2,GPU-aaaa-1", [1, 0]),
-        ("GPU-", []),  # of two
-        ("GPU-cccc,0", []),
-        ("NoDevFiles", []),
-    ],
-)
-def test_the_environment_is_read_as_the_driver_reads_it(wanted, indices):
-    assert visible(UUIDS, wanted) == indices
+def test_parts_of_a_divided_gpu_are_told_by_their_own_names():
+    library = PlayedNvml(
+        [{"uuid": "GPU-a", "parts": [{"uuid": "MIG-a-0", "total": 10}, {"uuid": "MIG-a-1"}]}]
+    )
+    gpus = opened(library)
+    assert gpus.uuids == ["MIG-a-0", "MIG-a-1"]
+    first = gpus.read()[0]
+    assert (first.memory_total, first.utilization, first.power_usage) == (10, None, None)
 
 
 # -- the families

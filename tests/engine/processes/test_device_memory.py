@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.regions.devices import DeviceError
+from actors.values.hardware.gpus import Gpu
 from engine.processes.devices.memory import GpuDevices
 from engine.processes.devices.process import WINDOW, DeviceLost, DeviceProcess, DeviceRefused
 from tests.support.fake_gpu import built, client, lose
@@ -126,9 +127,26 @@ def test_a_process_without_a_driver_refuses_handles():
 
 @pytest.mark.parametrize("device_id", [-1, 1, 2**40])
 def test_a_number_that_no_gpu_has_is_refused_before_the_driver_is_asked(environ, program, device_id):
-    devices = GpuDevices(1, environ={**os.environ, **environ})
+    devices = GpuDevices([Gpu(name="0")], environ={**os.environ, **environ})
     with pytest.raises(DeviceError, match=f"there is no GPU {device_id}; this server has 1, counted from 0"):
         devices.open(program.allocate(64), device_id)
+
+
+def test_a_part_of_a_gpu_is_the_only_one_that_its_process_sees(tmp_path):
+    environ = {**built(tmp_path), "CUDA_VISIBLE_DEVICES": "MIG-aaaa-0000,MIG-aaaa-0001"}
+    parts = [Gpu(name=f"MIG-aaaa-000{number}", is_part=True) for number in range(2)]
+    devices = GpuDevices(parts, environ={**os.environ, **environ})
+    with client({**environ, "CUDA_VISIBLE_DEVICES": "MIG-aaaa-0001"}) as program:
+        handle = program.allocate(64)
+        program.write(handle, b"there" + b"\0" * 59)
+        with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_HANDLE"):
+            devices.open(handle, 0)
+        memory = devices.open(handle, 1)
+        assert bytes(memory.read(0, 5)) == b"there"
+        memory.close()
+        for thread in threading.enumerate():
+            if thread.name == "device-close":
+                thread.join()
 
 
 def test_threads_take_turns(device, program):

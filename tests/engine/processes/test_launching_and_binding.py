@@ -1,4 +1,4 @@
-"""What workers see of the server's environment, which hardware exists, and which addresses can be bound."""
+"""What workers see of the server's environment, and which addresses can be bound."""
 
 import socket
 import sys
@@ -8,7 +8,6 @@ import pytest
 
 from engine.processes.backends import BUILT_IN, GROUP, BackendTraits, discover, traits_of
 from engine.processes.inheritance import for_workers, inherited, scrubbed
-from engine.processes.placement import gpu_count
 from engine.server.sockets import AddressInUse, bind
 from engine.settings.settings import Settings, SettingsError
 from engine.worker.backends.base import Backend
@@ -40,31 +39,6 @@ def test_a_minimal_environment_has_what_programs_need():
 )
 def test_a_minimal_environment_has_no_secret(name):
     assert scrubbed({name: "hidden"}) == {"PYTHONUNBUFFERED": "1"}
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        (None, 3),
-        ("", 0),
-        ("-1", 0),
-        ("0", 1),
-        ("2, 1", 2),
-        ("0,-1,1", 1),
-        ("0,1,2,3,4", 3),
-        ("GPU-8f2,GPU-9a1", 2),
-    ],
-)
-def test_gpus_are_counted_as_the_driver_would_show_them(tmp_path, visible, count):
-    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert gpu_count(environ, tmp_path) == count
-
-
-def test_without_device_nodes_there_are_no_gpus(tmp_path):
-    assert gpu_count({}, tmp_path / "missing") == 0
-    assert gpu_count({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == 0
 
 
 def test_a_listener_gets_its_address():

@@ -1,7 +1,9 @@
 /* A stand-in for libcuda.so.1, whose device memory lies in files of the folder FAKE_CUDA: so that processes can
  * share it by handles as they do on a GPU. FAKE_CUDA_DEVICES says how many devices there are (1). A device whose
  * number is in FAKE_CUDA/lost answers every call with CUDA_ERROR_ILLEGAL_ADDRESS, as a lost context does. Each copy
- * is a line of FAKE_CUDA/copies: the process, the direction, the length. */
+ * is a line of FAKE_CUDA/copies: the process, the direction, the length. A device has FAKE_CUDA_MEMORY bytes (1 GiB),
+ * which one process may take alone. CUDA_VISIBLE_DEVICES is obeyed: its entries are numbers, or UUIDs whose last
+ * digits are the number; of parts of GPUs (MIG-…) a process sees the first. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,14 +20,33 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, N
 enum { MOST = 4096 };
 
 static struct { uintptr_t at; size_t size; char name[40]; int opened; int device; } known[MOST];
-static int contexts[64], ready;
+static int contexts[64], retained[64], ready;
 static _Thread_local int stack[64], depth;
 static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
 
 static void unlock(pthread_mutex_t **held) { pthread_mutex_unlock(*held); }
 #define ALONE pthread_mutex_t *held __attribute__((cleanup(unlock))) = &table; pthread_mutex_lock(held)
 
-static int devices(void) { const char *said = getenv("FAKE_CUDA_DEVICES"); return said ? atoi(said) : 1; }
+static int all(void) { const char *said = getenv("FAKE_CUDA_DEVICES"); return said ? atoi(said) : 1; }
+
+/* The device that this process knows by a number; -1: none. */
+static int device_of(int number) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible) return number < all() ? number : -1;
+    for (int at = 0; *visible; at++) {
+        size_t length = strcspn(visible, ",");
+        int part = !strncmp(visible, "MIG-", 4), uuid = part || !strncmp(visible, "GPU-", 4);
+        int device = (int)strtol(uuid ? visible + (length > 4 ? length - 4 : 0) : visible, NULL, uuid ? 16 : 10);
+        if (device < 0 || device >= all() || (part && at)) return -1;
+        if (at == number) return device;
+        visible += length + (visible[length] == ',');
+    }
+    return -1;
+}
+
+static int devices(void) { int count = 0; while (device_of(count) >= 0) count++; return count; }
+
+static size_t memory_of_a_device(void) { const char *said = getenv("FAKE_CUDA_MEMORY"); return said ? strtoull(said, NULL, 10) : (size_t)1 << 30; }
 
 static void path_of(const char *name, char *path) { snprintf(path, 512, "%s/%s", getenv("FAKE_CUDA"), name); }
 
@@ -64,10 +85,12 @@ int cuDeviceGetCount(int *count) { *count = devices(); return ready ? SUCCESS : 
 
 int cuDeviceGet(int *handle, int device) {
     if (!ready) return NOT_INITIALIZED;
-    if (device < 0 || device >= devices()) return INVALID_DEVICE;
-    *handle = device;
+    if (device < 0 || device_of(device) < 0) return INVALID_DEVICE;
+    *handle = device_of(device);
     return SUCCESS;
 }
+
+int cuDeviceTotalMem_v2(size_t *total, int device) { (void)device; *total = memory_of_a_device(); return SUCCESS; }
 
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     memset(uuid, 0, 16);
@@ -75,7 +98,13 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     return SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) { contexts[device] = device; *context = &contexts[device]; return SUCCESS; }
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    contexts[device] = device; retained[device] = 1;
+    *context = &contexts[device];
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = retained[device]; return SUCCESS; }
 
 int cuCtxPushCurrent_v2(void *context) {
     if (depth == 64) return INVALID_VALUE;
@@ -92,7 +121,9 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     ALONE;
     int wrong = usable(), i = free_entry();
     if (wrong) return wrong;
-    if (i < 0 || !size) return OUT_OF_MEMORY;
+    size_t taken = size;
+    for (int each = 0; each < MOST; each++) if (!known[each].opened) taken += known[each].size;
+    if (i < 0 || !size || taken > memory_of_a_device()) return OUT_OF_MEMORY;
     char path[512];
     snprintf(known[i].name, sizeof known[i].name, "memory.%d.%d", getpid(), count++);
     path_of(known[i].name, path);
@@ -202,3 +233,5 @@ int cuGetErrorName(int status, const char **name) {
           : "CUDA_ERROR_INVALID_VALUE";
     return SUCCESS;
 }
+
+#include "streams.c"

@@ -28,6 +28,7 @@ class TransformersBackend(LanguageBackend):
     """See the module."""
 
     name = "transformers"
+    limits_gpu_memory = True
     runs_model_code = False
 
     def __init__(self) -> None:

@@ -25,6 +25,8 @@ from engine.worker.backends.language.engine import LENGTH, STOP, Gauges, StepEng
 from engine.worker.backends.language.grammars import check_grammar
 from engine.worker.backends.language.model_folder import identity_of
 from engine.worker.backends.language.vllm_adapters import VllmAdapters
+from engine.worker.devices.cuda import CudaError, driver
+from engine.worker.devices.limits import is_limited, limit_as_share, refuse_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from engine.worker.backends.base import ModelInfo
 
 _ARGUMENTS = "model.json"
+_SHARE = "gpu_memory_utilization"  # an argument of vLLM's
 _DEVICES = "GPU_DEVICE_IDS"  # a parameter of the model
 _FINISHES = (STOP, LENGTH)
 
@@ -40,6 +43,7 @@ class VllmBackend(LanguageBackend):
     """See the module."""
 
     name = "vllm"
+    limits_gpu_memory = True
     adapters = True
 
     def make_engine(self, model: ModelInfo) -> StepEngine:
@@ -51,6 +55,7 @@ class VllmBackend(LanguageBackend):
         arguments["model"] = _beside(model, arguments["model"])
         arguments["enable_lora"] = _is_true(arguments.get("enable_lora", False))
         _set_environment(model, arguments)
+        _set_limit(model, arguments)
         model.phase("importing vLLM")
         _require()
         level = int(model.parameters.get("tritium.sleep", "0"))
@@ -135,6 +140,27 @@ def _set_environment(model: ModelInfo, arguments: Mapping[str, Any]) -> None:
     # Not what the server's environment says: PyTorch has as many threads as the model may, and a kernel of
     # vLLM's fails where OpenMP would start another number.
     os.environ["OMP_NUM_THREADS"] = str(max(1, model.threads))
+
+
+def _set_limit(model: ModelInfo, arguments: dict[str, Any]) -> None:
+    """Have vLLM keep to the instance's share of its GPU's memory, if there is a limit. Raises LoadError."""
+    if not is_limited(model) or model.kind == "CPU":
+        return
+    if _SHARE in arguments:
+        refuse_beside(model, _SHARE, _ARGUMENTS)
+    if model.gpu_share:
+        arguments[_SHARE] = model.gpu_share
+    elif model.kind == "MODEL":
+        raise LoadError(
+            f"unable to load model '{model.name}', 'tritium.gpu_memory' is a size, and the GPUs of an"
+            " instance of KIND_MODEL are vLLM's to choose: write a share, such as '50%'"
+        )
+    else:
+        try:
+            # The driver sees the instance's GPU only, as `_set_environment` has said.
+            arguments[_SHARE] = limit_as_share(model, driver().total_memory(0))
+        except CudaError as error:
+            raise LoadError(f"unable to load model '{model.name}', {error}") from error
 
 
 def _named_devices(said: str, devices: int) -> list[int]:

@@ -386,9 +386,25 @@ def _sizes(model: Any, longest: int, arguments: Arguments) -> Any:
         blocks=blocks,
         step_tokens=step_tokens,
         streams=min(step_tokens, arguments.max_num_seqs or (256 if cuda else 64)),
-        memory=arguments.gpu_memory_utilization if cuda else 1.0,
+        memory=_share_of_free(model.device, arguments.gpu_memory_utilization) if cuda else 1.0,
         share_prefixes=arguments.enable_prefix_caching,
     )
+
+
+def _share_of_free(device: Any, wanted: float) -> float:
+    """Return the part of the GPU's free memory that the cache takes.
+
+    The library takes that part of all that is free on the GPU. Where the process may not take all of it, the
+    cache gets the wanted part of what the process may.
+    """
+    share: float = torch.cuda.get_per_process_memory_fraction(device)
+    if share >= 1.0:
+        return wanted
+    free: int
+    total: int
+    free, total = torch.cuda.mem_get_info(device)
+    allowed: float = share * total - torch.cuda.memory_reserved(device)
+    return max(wanted * min(free, allowed) / max(1, free), 1e-6)
 
 
 def _blocks_of_cpu(model: Any, page: int, longest: int, gib: float) -> int:

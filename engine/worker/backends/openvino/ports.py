@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def datatype_of(port: Any) -> DataType | None:
 
 def spell(shape: Shape) -> str:
     """Return a shape for a message."""
-    return "[...]" if shape is None else f"[{','.join(map(str, shape))}]"
+    return "[...]" if shape is None else spelt(shape)
 
 
 def check_inputs(model: ModelInfo, ports: Sequence[Any]) -> list[Port]:
@@ -175,13 +176,7 @@ def _checked(model: ModelInfo, tensor: TensorInfo, ports: Sequence[Any], side: s
     if shape is None:
         return Port(tensor, at, element_type)
     if batches and (not shape or shape[0] not in (-1, model.max_batch_size)):
-        raise LoadError(
-            f"model '{model.name}', tensor '{tensor.name}': for the model to support batching the shape"
-            " should"
-            " have at least 1 dimension and the first dimension must be -1; but shape expected by the"
-            " model is"
-            f" {spell(shape)}"
-        )
+        raise LoadError(unbatchable(model.name, tensor.name, shape))
     _compare(model, tensor, shape, configured, batches=batches)
     own = shape[batches:]
     known = min(own, default=1) >= 0
@@ -201,13 +196,4 @@ def _compare(
     )
     if fits:
         return
-    whole = (
-        "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
-        " making"
-        f" complete shape {spell(configured)})"
-    )
-    raise LoadError(
-        f"model '{model.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
-        f" {spell(shape)}) but the model configuration specifies {len(configured)} dimensions"
-        f" {whole if batches else f'(shape {spell(configured)})'}"
-    )
+    raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))
