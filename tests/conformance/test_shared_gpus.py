@@ -35,6 +35,9 @@ class TritonPythonModel:
 """
 
 
+PID = TELLER.replace('{**told, "device": args["model_instance_device_id"]}', "os.getpid()")
+
+
 def teller(group, **parameters):
     told = "".join(
         f' parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items()
@@ -244,3 +247,30 @@ def test_memory_that_is_short_fails_requests_and_makes_batches_smaller(breaking)
     with tritonclient.http.InferenceServerClient(breaking.url) as triton:
         (found,) = triton.get_inference_statistics("breaking")["model_stats"]
     assert found["tritium"]["gpu_shortages"] == {"count": 1, "most_rows": 2}
+
+
+def test_models_on_demand_make_way_for_each_other_on_a_gpu(tmp_path):
+    facts = tmp_path / "nvml.json"
+
+    def take(*pids):
+        gpu = {"uuid": "GPU-aaaa-0000", "total": 2**31, "processes": [(pid, 2**30) for pid in pids]}
+        facts.write_text(json.dumps([gpu]))
+
+    take()
+    environ = {**built(tmp_path), "FAKE_CUDA_DEVICES": "1", "FAKE_NVML": str(facts)}
+    repository = tmp_path / "models"
+    for name in ("first", "second"):
+        lay(repository, name, teller("kind: KIND_GPU", **{"tritium.residency": "on_demand"}), PID)
+    with serving(
+        repository, tmp_path / "server", "--resident-gpu-memory-limit=60%", environ=environ
+    ) as server:
+        first = told(server, "first")
+        take(first)
+        second = told(server, "second")  # its files say nothing of what it takes
+        take(first, second)
+        trio.run(until, lambda: [each["model"] for each in server.logged("model_evicted")] == ["first"])
+        take(second)
+        again = told(server, "first")  # now it is known
+        assert again != first
+        assert [each["model"] for each in server.logged("model_evicted")] == ["first", "second"]
+        take(again)
