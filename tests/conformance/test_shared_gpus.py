@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import urllib.request
 
 import numpy as np
 import pytest
@@ -150,6 +151,8 @@ def test_models_go_where_memory_is_free_and_none_where_the_limit_is_reached(tmp_
     flags = "--model-control-mode=explicit", "--load-model=first", "--model-load-gpu-limit=0:0.9"
     with serving(repository, tmp_path / "server", *flags, environ=environ) as server:
         assert told(server, "first")["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-0000"
+        with urllib.request.urlopen(f"http://{server.url}/v2/tritium/tree") as answer:
+            assert b'"gpu":0' in answer.read().replace(b": ", b":")
         with tritonclient.http.InferenceServerClient(server.url) as triton:
             use(2**32, 2**30)
             triton.load_model("second")
