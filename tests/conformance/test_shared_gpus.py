@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import urllib.request
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ class TritonPythonModel:
         told = pb_utils.Tensor("TOLD", np.array([self.told], object))
         return [pb_utils.InferenceResponse([told]) for _ in requests]
 """
+
+
+PID = TELLER.replace('{**told, "device": args["model_instance_device_id"]}', "os.getpid()")
 
 
 def teller(group, **parameters):
@@ -147,6 +151,8 @@ def test_models_go_where_memory_is_free_and_none_where_the_limit_is_reached(tmp_
     flags = "--model-control-mode=explicit", "--load-model=first", "--model-load-gpu-limit=0:0.9"
     with serving(repository, tmp_path / "server", *flags, environ=environ) as server:
         assert told(server, "first")["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-0000"
+        with urllib.request.urlopen(f"http://{server.url}/v2/tritium/tree") as answer:
+            assert b'"gpu":0' in answer.read().replace(b": ", b":")
         with tritonclient.http.InferenceServerClient(server.url) as triton:
             use(2**32, 2**30)
             triton.load_model("second")
@@ -244,3 +250,30 @@ def test_memory_that_is_short_fails_requests_and_makes_batches_smaller(breaking)
     with tritonclient.http.InferenceServerClient(breaking.url) as triton:
         (found,) = triton.get_inference_statistics("breaking")["model_stats"]
     assert found["tritium"]["gpu_shortages"] == {"count": 1, "most_rows": 2}
+
+
+def test_models_on_demand_make_way_for_each_other_on_a_gpu(tmp_path):
+    facts = tmp_path / "nvml.json"
+
+    def take(*pids):
+        gpu = {"uuid": "GPU-aaaa-0000", "total": 2**31, "processes": [(pid, 2**30) for pid in pids]}
+        facts.write_text(json.dumps([gpu]))
+
+    take()
+    environ = {**built(tmp_path), "FAKE_CUDA_DEVICES": "1", "FAKE_NVML": str(facts)}
+    repository = tmp_path / "models"
+    for name in ("first", "second"):
+        lay(repository, name, teller("kind: KIND_GPU", **{"tritium.residency": "on_demand"}), PID)
+    with serving(
+        repository, tmp_path / "server", "--resident-gpu-memory-limit=60%", environ=environ
+    ) as server:
+        first = told(server, "first")
+        take(first)
+        second = told(server, "second")  # its files say nothing of what it takes
+        take(first, second)
+        trio.run(until, lambda: [each["model"] for each in server.logged("model_evicted")] == ["first"])
+        take(second)
+        again = told(server, "first")  # now it is known
+        assert again != first
+        assert [each["model"] for each in server.logged("model_evicted")] == ["first", "second"]
+        take(again)

@@ -87,7 +87,9 @@ class InstanceActor:
     async def run(self) -> None:
         """Launch, load, warm up, serve, bury."""
         spec = self._instance.spec
-        self._ctx.publish(kind=spec.kind, lanes=spec.lanes)
+        self._ctx.publish(
+            kind=spec.kind, lanes=spec.lanes, gpu=spec.device_id if spec.kind == "GPU" else None
+        )
         self._post.enter("starting")
         # This actor runs; the model's readiness is told by the model's state.
         self._ctx.started()

@@ -55,7 +55,7 @@ def open_library(environ: Mapping[str, str], load: Load = importlib.import_modul
         library = load("pynvml")
     except ImportError:
         raise Unasked(
-            "nvidia-ml-py is not installed: pip install 'tritium[gpu]'" if gpu_nodes() else _NONE_HERE
+            f"nvidia-ml-py is not installed: {how_to_install('gpu')}" if gpu_nodes() else _NONE_HERE
         ) from None
     try:
         library.nvmlInit()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from actors.values.confinement import Sandbox
 from actors.values.specs import InstanceSpec, ModelSpec
 from engine.processes.gpus.nvml import VISIBLE
 
@@ -65,17 +66,19 @@ def variables(
     found = {VISIBLE: instance.visible} if instance.visible else {}
     if not (spec.gpu_memory or spec.gpu_compute):
         return found
-    pipes = mps_pipes(environ, usual)
+    strict = spec.confinement.sandbox is Sandbox.STRICT
+    # A strict sandbox keeps its worker from files and sockets that are not its own.
+    pipes = None if strict else mps_pipes(environ, usual)
     if pipes is None:
         if spec.gpu_compute:
             raise CannotShare(
-                f"'tritium.gpu_compute' is {spec.gpu_compute}, which only MPS keeps, and no MPS runs here:"
+                f"'tritium.gpu_compute' is {spec.gpu_compute}, which only MPS keeps, and no MPS is in reach:"
                 " start nvidia-cuda-mps-control, or leave it out"
             )
         if not keeps_limit:
             raise CannotShare(
                 f"'tritium.gpu_memory' is set, which backend '{spec.backend}' has no means to keep, and no"
-                " MPS runs here: start nvidia-cuda-mps-control, or leave it out and limit memory in the"
+                " MPS is in reach: start nvidia-cuda-mps-control, or leave it out and limit memory in the"
                 " model's code"
             )
         return found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from actors.values.datatypes import DataType
+from actors.values.hardware.gpus import GpuMemory
 from actors.values.specs import (
     ControlKind,
     ControlSpec,
@@ -187,6 +188,26 @@ def test_instance_groups_become_workers(load, text, gpus, expected):
         InstanceSpec(name=name, kind=kind, device_id=device, lanes=lanes)
         for name, kind, device, lanes in expected
     )
+
+
+def test_a_group_whose_gpu_is_open_has_its_count_in_all(load):
+    text = PYTORCH + "instance_group { kind: KIND_GPU count: 2 gpus: [ 1, 0 ] } "
+    (spec,) = load(text + parameter("tritium.gpu_placement", "free_memory"), gpus=2).specs
+    assert spec.instances == tuple(
+        InstanceSpec(name=f"m_0_{number}", kind="GPU", device_id=1, candidates=(1, 0)) for number in range(2)
+    )
+
+
+def test_on_a_machine_without_gpus_none_is_open(load):
+    (spec,) = load(PYTORCH + parameter("tritium.gpu_placement", "free_memory"), gpus=0).specs
+    assert {(each.kind, each.candidates) for each in spec.instances} == {("CPU", ())}
+
+
+def test_an_instance_may_see_its_own_gpu_only_and_take_a_part_of_it(load):
+    settings = parameter("tritium.gpus_seen", "own") + parameter("tritium.gpu_memory", "50%")
+    (spec,) = load(PYTORCH + settings + parameter("tritium.gpu_compute", "30"), gpus=1).specs
+    assert [each.own_gpu for each in spec.instances] == [True]
+    assert (spec.gpu_memory, spec.gpu_compute) == (GpuMemory(share=0.5), 30)
 
 
 def test_each_chosen_version_gets_a_specification(load):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.values.confinement import Confinement, Sandbox
+from actors.values.hardware.gpus import GpuMemory
 from actors.values.specs import Fairness, Probe, QueueBounds, Recycle, Residency, Retry, Slo
 from actors.values.traffic import Mirror, Rollback, TrafficPlan
 from engine.config.load import load_model_config
@@ -63,6 +64,11 @@ ACCEPTED = [
     ("tritium.gpu_tensors", "on", "gpu_tensors", True),
     ("tritium.gpu_tensors", "off", "gpu_tensors", False),
     ("tritium.gpu_tensor_pool_bytes", "0", "gpu_tensor_pool", 0),
+    ("tritium.gpus_seen", "own", "gpus_seen", "own"),
+    ("tritium.gpu_placement", "free_memory", "gpu_placement", "free_memory"),
+    ("tritium.gpu_memory", "2GiB", "gpu_memory", GpuMemory(nbytes=2**31)),
+    ("tritium.gpu_memory", "25%", "gpu_memory", GpuMemory(share=0.25)),
+    ("tritium.gpu_compute", "40", "gpu_compute", 40),
     ("tritium.load_timeout", "90", "load_timeout", 90.0),
     ("tritium.drain_timeout", "0", "drain_timeout", 0.0),
     ("tritium.drain_timeout", "2.5", "drain_timeout", 2.5),
@@ -125,6 +131,15 @@ REFUSED = [
     ("tritium.threads", "9" * 30, "use a whole number, at least 0"),
     ("tritium.threads", "²", "use a whole number, at least 0"),
     ("tritium.amp", "int8", "use 'bf16' or 'fp16' or 'off'"),
+    ("tritium.gpus_seen", "none", "use 'all' or 'own'"),
+    ("tritium.gpu_placement", "any", "use 'all' or 'free_memory'"),
+    ("tritium.gpu_memory", "0", "use a size, such as '4GiB', or a share of the GPU's memory, such as '25%'"),
+    (
+        "tritium.gpu_memory",
+        "101%",
+        "use a size, such as '4GiB', or a share of the GPU's memory, such as '25%'",
+    ),
+    ("tritium.gpu_compute", "101", "use a whole number from 1 to 100"),
     ("tritium.load_timeout", "1m", "use seconds, such as '0.5'; '0' is off"),
     ("tritium.drain_timeout", "-1", "use seconds, such as '30'; '0' waits for nothing"),
     ("tritium.probe", "on", "use 'compare' or 'required' or 'off'"),
@@ -662,6 +677,26 @@ def test_a_model_whose_sandbox_is_misspelt_is_not_run(load, tmp_path):
     assert not loaded.ok
     assert any("strickt" in problem.message for problem in loaded.problems)
     assert not seen.exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["tritium.gpus_seen", "tritium.gpu_placement", "tritium.gpu_memory", "tritium.gpu_compute"]
+)
+def test_a_share_of_a_gpu_needs_a_worker_on_one(key):
+    text = {"tritium.gpus_seen": "own", "tritium.gpu_placement": "free_memory"}.get(key, "50")
+    config = ModelConfig(name="m")
+    config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU)
+    assert read_settings({key: text}, PYTORCH, config=config)[1] == ()
+    _, (problem,) = read_settings({key: text, "tritium.isolation": "thread"}, PYTORCH, config=config)
+    assert problem.message == f"'{key}' is set for a model on a thread of the server"
+    config.instance_group[0].kind = ModelInstanceGroup.KIND_MODEL
+    _, (problem,) = read_settings({key: text}, PYTORCH, config=config)
+    assert problem.message == f"'{key}' is set for a model that chooses its devices itself (KIND_MODEL)"
+    config.instance_group[0].kind = ModelInstanceGroup.KIND_CPU  # on a machine without GPUs
+    assert read_settings({key: text}, PYTORCH, config=config)[1] == ()
+    config.ensemble_scheduling.step.add(model_name="a")
+    _, (problem,) = read_settings({key: text}, PYTORCH, config=config)
+    assert problem.message == f"'{key}' is set for an ensemble, which has no workers"
 
 
 def test_tensors_stay_on_a_gpu_between_the_steps_of_ensembles_only():

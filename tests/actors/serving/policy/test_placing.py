@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.policy.gpus.placing import Room, devices_of, place, why_full, without
+from actors.serving.policy.gpus.placing import Room, devices_of, place, seat, why_full, without
+from actors.values.hardware.gpus import Gpu
 from actors.values.specs import InstanceSpec
 
 GIB = 2**30
@@ -80,6 +81,18 @@ def test_a_gpu_takes_no_model_while_more_than_its_limit_is_in_use():
 def test_a_limit_of_all_refuses_nothing(used):
     memory = {0: Room(100, int(100 - 100 * used))}
     assert why_full([InstanceSpec(name="m", kind="GPU")], memory, {0: 1.0}) == ""
+
+
+def test_a_worker_is_told_its_gpu_and_sees_it_alone_if_it_must():
+    gpus = [Gpu(name="GPU-a"), Gpu(name="GPU-b")]
+    plain, own = (InstanceSpec(name="m", kind="GPU", device_id=1, own_gpu=each) for each in (False, True))
+    host = InstanceSpec(name="c")
+    beyond = InstanceSpec(name="b", kind="GPU", device_id=2)
+    assert [each.visible for each in seat([plain, own], gpus, alone=False)] == ["", "GPU-b"]
+    assert [each.visible for each in seat([plain, own], gpus, alone=True)] == ["GPU-b", "GPU-b"]
+    assert [each.ordinal for each in seat([plain, own], gpus, alone=False)] == [1, 0]
+    assert seat([plain], gpus, alone=False)[0].gpu == gpus[1]
+    assert seat([host, beyond], gpus, alone=True) == (host, beyond)
 
 
 def test_devices_are_counted_by_instances_on_gpus():

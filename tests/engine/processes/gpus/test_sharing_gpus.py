@@ -6,6 +6,7 @@ import re
 import pytest
 
 from actors.serving.instances.launching import model_fields
+from actors.values.confinement import Confinement, Sandbox
 from actors.values.hardware.gpus import Gpu, GpuMemory
 from actors.values.specs import InstanceSpec
 from engine.processes.backends import BackendTraits
@@ -141,6 +142,8 @@ def test_what_nothing_would_keep_is_refused(mps, no_mps):
         return str(refused.value)
 
     assert re.match("'tritium.gpu_compute' is 30, which only MPS keeps", why(gpu_compute=30, usual=no_mps))
+    strict = Confinement(sandbox=Sandbox.STRICT)
+    assert "and no MPS is in reach" in why(gpu_compute=30, confinement=strict, usual=mps)
     half = GpuMemory(share=0.5)
     assert "which backend 'fake' has no means to keep" in why(
         gpu_memory=half, keeps_limit=False, usual=no_mps
