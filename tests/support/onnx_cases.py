@@ -256,8 +256,12 @@ def _on_openvino(folder: Path) -> None:
 
     precise = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(str(folder / "model.onnx"), "CPU", precise)
+    # An input that is an output as well has only the output's name.
+    places = {
+        name: at for at, port in enumerate(compiled.inputs) for name in (*port.names, port.node.friendly_name)
+    }
     for at, arrays in _sets(folder):
-        given = compiled(arrays)
+        given = compiled({places[name]: array for name, array in arrays.items()})
         np.savez(
             folder / f"out{at}.npz",
             **{f"_{name}": given[port] for port in compiled.outputs for name in port.names},
