@@ -48,6 +48,8 @@ _DATATYPES: Mapping[int, DataType] = {
     TensorProto.STRING: DataType.BYTES,
 }
 _WITHOUT_TEXT = ("openvino",)
+_UNWRITTEN = {"openvino": ("test_tile",)}
+"""Cases in whose answers a framework leaves memory unwritten, without a server too."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def generated() -> list[Case]:
 def why_not(case: Case, backend: str) -> str:
     """Return why a case can't be a request to a model of `backend`; nothing if it can."""
     ports = [*case.taken, *case.model.graph.output]
+    if case.name in _UNWRITTEN.get(backend, ()):
+        return "the framework answers with what it has not written"
     if not ports or not case.taken or not case.data:
         return "no inputs"
     if any(not port.type.HasField("tensor_type") for port in ports):
