@@ -78,8 +78,8 @@ def _nodes_fault(trees: Sequence[tuple[Array, ...]]) -> str:
         return f"its tree {_tree_of(astray, counts)} has a node whose children are not below it"
     if zeros.any():
         return (
-            f"its tree {_tree_of(zeros, counts)} was trained with zero_as_missing, which treelite does not know:"
-            " its answers would not be LightGBM's. Train with NaN for missing values"
+            f"its tree {_tree_of(zeros, counts)} was trained with zero_as_missing, which treelite does not"
+            " know: its answers would not be LightGBM's. Train with NaN for missing values"
         )
     return ""
 

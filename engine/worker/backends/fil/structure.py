@@ -124,7 +124,7 @@ _EXTENSIONS = struct.Struct("<ii").unpack_from
 
 
 class _Trees:
-    """Where the arrays of all trees lie, one tree after the other. Raises struct.error, OverflowError, Unsound.
+    """Where the arrays of all trees lie, one tree after the other.
 
     Arrays that have an element for each node must be as long as the tree says. So a few lengths of a tree say
     where the next one begins, and all others are looked at in one go: a forest has thousands of trees, and
@@ -132,7 +132,10 @@ class _Trees:
     """
 
     def __init__(self, content: bytes, at: int, trees: int, threshold: int, leaf: int) -> None:
-        """Find trees with thresholds and leaves of so many bytes each; they begin at a place."""
+        """Find trees with thresholds and leaves of so many bytes each; they begin at a place.
+
+        Raises struct.error, OverflowError or Unsound.
+        """
         self._content = memoryview(content)
         widths = (1, 4, 4, 4, 1, leaf, threshold, 1, 1)
         fixed = len(widths) * 8, sum(widths)
