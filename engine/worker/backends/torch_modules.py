@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.files import check_kind
 from engine.worker.backends.torch_loading import Program, device_of
 from engine.worker.joining import made_tensors
 
@@ -46,7 +47,8 @@ def load_module(torch: Any, model: ModelInfo) -> tuple[Program, Any]:
         module = _class_of(torch, path, model)()
         device = _device_of(module) if device is None else device
         weights = f"{path[: -len('.py')]}.pt"
-        if os.path.exists(weights):
+        if os.path.lexists(weights):
+            check_kind(model, weights)
             # Of pickles only what weights consist of is read, which is torch's default.
             module.load_state_dict(torch.load(weights, map_location=device, weights_only=True))
         else:
