@@ -25,5 +25,5 @@ def check_kind(model: ModelInfo, path: str) -> None:
         ) from error
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise LoadError(
-            f"unable to load model '{model.name}', '{path}' is a pipe, a socket or a device: put the file there"
+            f"unable to load model '{model.name}', '{path}' is a pipe, a socket or a device, and no file"
         )
