@@ -81,7 +81,8 @@ def _file(model: ModelInfo) -> str:
     names = [named, *_FILES] if named else list(_FILES)
     for name in names:
         path = os.path.join(model.version_directory, name)
-        if os.path.exists(path):
+        if os.path.lexists(path):
+            check_kind(model, path)
             return path
     raise LoadError(f"No model found in {model.version_directory}/{names}")
 
