@@ -35,9 +35,9 @@ from benchmarks.grpc import judge
 from benchmarks.grpc import payloads as grpc_payloads
 from benchmarks.grpc.payloads import SERVICE
 from benchmarks.grpc.scenarios import GRPC_SCENARIOS, Shape
+from benchmarks.helper import Helper
 from benchmarks.hostile import watched
 from benchmarks.hostile.attacker import OverGrpc, OverHttp, Send
-from benchmarks.hostile.crowds import Helper
 from benchmarks.hostile.inputs import TEXTS, Hostile
 from benchmarks.hostile.measure import write_models
 from benchmarks.hostile.watched import Word

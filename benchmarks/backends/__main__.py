@@ -13,8 +13,6 @@ what is resident of the worker, and of such a process, after the same inferences
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,12 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from benchmarks import processes
 from benchmarks.backends.frameworks import FRAMEWORKS, WIDTH, Framework
+from benchmarks.helper import Helper
 from benchmarks.payloads import Request, encode
 from benchmarks.scenarios import MIB
 from benchmarks.subjects import CHECKOUT, Subject, free_ports, infer, running, wait_ready
@@ -66,45 +65,16 @@ HEAD: Final = (
 )
 
 
-class Alone:
-    """A process of `benchmarks.backends.bare`."""
+class Alone(Helper):
+    """A framework by itself: a process of `benchmarks.backends.bare`."""
 
-    def __init__(self, child: subprocess.Popen[str]) -> None:
-        self._child = child
-        self.pid = child.pid
-        self.loaded = self._told()
-
-    def _told(self) -> Any:
-        assert self._child.stdout is not None
-        return json.loads(self._child.stdout.readline())
+    def __init__(self, framework: Framework, version: Path, threads: int) -> None:
+        super().__init__("benchmarks.backends.bare", framework.backend, str(version), str(threads))
+        self.loaded = self.read()
 
     def cpu(self, count: int, rows: int) -> float:
         """Return the CPU seconds of an inference."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(f"{count} {rows}\n")
-        self._child.stdin.flush()
-        return float(self._told()["cpu"]) / count
-
-
-@contextmanager
-def alone(framework: Framework, version: Path, threads: int) -> Iterator[Alone]:
-    """Run a framework by itself."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.backends.bare",
-        framework.backend,
-        str(version),
-        str(threads),
-    ]
-    with subprocess.Popen(
-        command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            yield Alone(child)
-        finally:
-            assert child.stdin is not None
-            child.stdin.close()
+        return float(self.tell(f"{count} {rows}")["cpu"]) / count
 
 
 @contextmanager
@@ -168,10 +138,10 @@ def measure(framework: Framework, scratch: Path, given: argparse.Namespace) -> F
         served = time.perf_counter() - begun
         begun = time.perf_counter()
         for version in versions:
-            with alone(framework, version, given.threads):
+            with Alone(framework, version, given.threads):
                 pass
         by_itself = time.perf_counter() - begun
-        with alone(framework, versions[0], given.threads) as bare:
+        with Alone(framework, versions[0], given.threads) as bare:
             pairs = []
             worker = 0
             for at in range(given.rounds + 1):

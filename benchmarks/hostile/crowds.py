@@ -12,19 +12,18 @@ At the end it prints what the crowd cost in memory while it stood.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 
 from benchmarks import processes
+from benchmarks.helper import Helper
 from benchmarks.hostile import watched
 from benchmarks.hostile.crowd import KINDS
 from benchmarks.hostile.measure import NEIGHBOUR, write_models
@@ -33,35 +32,6 @@ from benchmarks.subjects import CHECKOUT, Subject, free_ports, running, wait_rea
 
 _STANDS: Final = 3.0  # seconds
 _AFTER: Final = 2.0  # seconds in which what was begun comes to its end
-
-
-class Helper:
-    """A process that answers lines of orders with lines of JSON."""
-
-    def __init__(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", module, *arguments]
-        self._child = subprocess.Popen(
-            command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def tell(self, order: str) -> Any:
-        """Give an order, and return what came of it."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(order + "\n")
-        self._child.stdin.flush()
-        return json.loads(self._child.stdout.readline())
-
-    def kill(self) -> None:
-        """Kill the process: the kernel closes all of its connections at once."""
-        self._child.kill()
-        self._child.wait()
 
 
 class Phases:

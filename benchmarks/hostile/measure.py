@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from benchmarks import processes
+from benchmarks.helper import Helper
 from benchmarks.hostile import watched
 from benchmarks.hostile.beside_stream import StreamNeighbour, write_languages
 from benchmarks.hostile.inputs import FLOATS, TEXTS, Hostile, infer_path
 from benchmarks.hostile.languages import everything
 from benchmarks.results import Attack, Skipped, percentile
 from benchmarks.runner import Progress
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, printing_port, running, wait_ready
+from benchmarks.subjects import NotStarted, Subject, free_ports, printing_port, running, wait_ready
 
 NEIGHBOUR: Final = "neighbour"
 _MODEL: Final = """\
@@ -161,39 +160,24 @@ class Siege:
             wait_ready(subject, child, log)
             yield subject, openai if languages else 0
 
-    @contextmanager
-    def _attacker(self, hostile: Hostile, server: Subject, openai: int, sink: int) -> Iterator[_Attacker]:
-        command = [sys.executable, "-m", "benchmarks.hostile.attacker", f"--input={hostile.name}"]
-        command += [f"--http={server.port}", f"--grpc={server.grpc_port}", f"--sink={sink}"]
-        command += [f"--core={self._cores[-1]}", f"--openai={openai}"]
-        with subprocess.Popen(
-            command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as child:
-            try:
-                yield _Attacker(child)
-            finally:
-                child.kill()
+    def _attacker(self, hostile: Hostile, server: Subject, openai: int, sink: int) -> _Attacker:
+        return _Attacker(
+            "benchmarks.hostile.attacker",
+            f"--input={hostile.name}",
+            f"--http={server.port}",
+            f"--grpc={server.grpc_port}",
+            f"--sink={sink}",
+            f"--core={self._cores[-1]}",
+            f"--openai={openai}",
+        )
 
 
-class _Attacker:
+class _Attacker(Helper):
     """The process that attacks when it is told to."""
-
-    def __init__(self, child: subprocess.Popen[str]) -> None:
-        self._child = child
-
-    def read(self) -> Any:
-        """Return the next thing that it says. Raises OSError if it has ended."""
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        if not line:
-            raise OSError(f"the attacker ended with {self._child.wait()}")
-        return json.loads(line)
 
     def begin(self, whom: str, seconds: float) -> None:
         """Have it attack, and do not wait for the end."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(f"{whom} {seconds}\n")
-        self._child.stdin.flush()
+        self.order(f"{whom} {seconds}")
 
     def attack(self, whom: str, seconds: float) -> Any:
         """Have it attack, and return what came of it."""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from actors.serving.policy.holding import StartAfter
+from engine.core.caches import cache_directory
 from engine.models.links import Links
 from engine.settings.forms import (
     SWITCH,
@@ -28,22 +29,14 @@ EVERY_MODEL: Final = "*"
 """The name that stands for all of them in `Settings.load_models`; always the only one."""
 
 
-def default_cache_directory(environ: Mapping[str, str]) -> str:
-    """Return where remote models are kept by default (XDG Base Directory Specification)."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # unset, or one that the specification has us ignore
-        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "tritium")
-
-
 def default_environment_cache(environ: Mapping[str, str]) -> str:
     """Return where environments of Python models are kept unless the operator says otherwise."""
-    return os.path.join(default_cache_directory(environ), "environments")
+    return os.path.join(cache_directory(environ), "environments")
 
 
 def default_shim_cache(environ: Mapping[str, str]) -> str:
     """Return where the library is kept that connects C libraries to a worker, once it has been compiled."""
-    return os.path.join(default_cache_directory(environ), "shim")
+    return os.path.join(cache_directory(environ), "shim")
 
 
 def read_repositories(given: Given) -> tuple[str, ...]:

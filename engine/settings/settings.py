@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from actors.serving.policy.holding import StartAfter
 from actors.values.tracing.settings import TraceSetting
+from engine.core.caches import cache_directory
 from engine.models.links import Links
 from engine.settings.cache import CACHE_BYTES, CACHE_CONFIG, CacheSettings, cache_secret, read_cache
 from engine.settings.cloud.platforms import CloudSettings, unless_in_prediction
@@ -60,7 +61,6 @@ from engine.settings.models import (
     ProvenanceSettings,
     backend_secret,
     config_name,
-    default_cache_directory,
     default_environment_cache,
     existing,
     links_of,
@@ -179,7 +179,7 @@ class Settings:
     model_cache_directory: str = Group.MODELS.option(
         "--model-cache-directory",
         text("DIR"),
-        lambda path, given: path or default_cache_directory(given.environ),
+        lambda path, given: path or cache_directory(given.environ),
     ).means(
         "Tritium's own: where models of remote repositories are kept. [default: tritium in"
         " ${XDG_CACHE_HOME}, else in ~/.cache]"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.backends.__main__ import HEAD, Figures, alone
+from benchmarks.backends.__main__ import HEAD, Alone, Figures
 from benchmarks.backends.frameworks import FRAMEWORKS, WIDTH, weights
 
 
@@ -24,7 +24,7 @@ def test_every_framework_computes_the_same_model(tmp_path, backend):
 def test_a_framework_by_itself_tells_its_cpu_time(tmp_path):
     framework = FRAMEWORKS["onnxruntime"]
     framework.write(tmp_path)
-    with alone(framework, tmp_path, 1) as bare:
+    with Alone(framework, tmp_path, 1) as bare:
         assert bare.loaded["cpu"] > 0
         assert bare.cpu(3, 64) > 0
 

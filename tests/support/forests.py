@@ -251,7 +251,9 @@ def skl(estimator: str, target: int = 0, *, gaps: bool = False, **options: Any) 
         path.write_bytes(converted())
 
     classes = 1 if not classifier or (boosted and target == 1) else target + 1
-    return Made(expected, save, "treelite_checkpoint", classes, classifier, gaps=gaps)
+    # treelite takes a category that it has not seen for one of no list, scikit-learn for a missing value.
+    strange = "categorical_features" not in options
+    return Made(expected, save, "treelite_checkpoint", classes, classifier, gaps=gaps, strange=strange)
 
 
 FEW: Mapping[str, Any] = {"n_estimators": 10}

@@ -48,6 +48,8 @@ _DATATYPES: Mapping[int, DataType] = {
     TensorProto.STRING: DataType.BYTES,
 }
 _WITHOUT_TEXT = ("openvino",)
+_UNWRITTEN = {"openvino": ("test_tile",)}
+"""Cases in whose answers a framework leaves memory unwritten, without a server too."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def generated() -> list[Case]:
 def why_not(case: Case, backend: str) -> str:
     """Return why a case can't be a request to a model of `backend`; nothing if it can."""
     ports = [*case.taken, *case.model.graph.output]
+    if case.name in _UNWRITTEN.get(backend, ()):
+        return "the framework answers with what it has not written"
     if not ports or not case.taken or not case.data:
         return "no inputs"
     if any(not port.type.HasField("tensor_type") for port in ports):
@@ -256,8 +260,12 @@ def _on_openvino(folder: Path) -> None:
 
     precise = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(str(folder / "model.onnx"), "CPU", precise)
+    # An input that is an output as well has only the output's name.
+    places = {
+        name: at for at, port in enumerate(compiled.inputs) for name in (*port.names, port.node.friendly_name)
+    }
     for at, arrays in _sets(folder):
-        given = compiled(arrays)
+        given = compiled({places[name]: array for name, array in arrays.items()})
         np.savez(
             folder / f"out{at}.npz",
             **{f"_{name}": given[port] for port in compiled.outputs for name in port.names},

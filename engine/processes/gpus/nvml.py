@@ -16,6 +16,7 @@ from actors.serving.policy.gpus.placing import Room
 from actors.serving.policy.gpus.visible import FoundGpu, FoundPart, unnamed, visible
 from actors.values.hardware.gpus import Gpu
 from engine.processes.placement import DEVICES, gpu_nodes
+from engine.settings.extras import how_to_install
 
 Load = Callable[[str], Any]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.files import check_kind
 from engine.worker.backends.torch_accelerating import is_compiler, runtime
 from engine.worker.backends.torch_loading import Program, device_of
 from engine.worker.joining import made_tensors
@@ -47,7 +48,8 @@ def load_module(torch: Any, model: ModelInfo) -> tuple[Program, Any]:
         module = _class_of(torch, path, model)()
         device = _device_of(module) if device is None else device
         weights = f"{path[: -len('.py')]}.pt"
-        if os.path.exists(weights):
+        if os.path.lexists(weights):
+            check_kind(model, weights)
             # Of pickles only what weights consist of is read, which is torch's default.
             module.load_state_dict(torch.load(weights, map_location=device, weights_only=True))
         else:
@@ -80,7 +82,8 @@ def _file(model: ModelInfo) -> str:
     names = [named, *_FILES] if named else list(_FILES)
     for name in names:
         path = os.path.join(model.version_directory, name)
-        if os.path.exists(path):
+        if os.path.lexists(path):
+            check_kind(model, path)
             return path
     raise LoadError(f"No model found in {model.version_directory}/{names}")
 

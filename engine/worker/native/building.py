@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from engine.worker.compilers import c_compiler
 from engine.worker.native.table import SOURCES
 
 if TYPE_CHECKING:
@@ -67,19 +67,9 @@ def digest(folder: str = SOURCES, flags: Sequence[str] = FLAGS) -> str:
     return hashed.hexdigest()
 
 
-def compiler(environ: Mapping[str, str]) -> str:
-    """Return the C compiler: `CC` if it is set, else the first of cc, gcc and clang; empty without one."""
-    named = environ.get("CC", "")
-    for name in (named,) if named else ("cc", "gcc", "clang"):
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found:
-            return found
-    return ""
-
-
 def build(path: str, environ: Mapping[str, str], flags: Sequence[str] = FLAGS) -> None:
     """Compile the shim to `path`, whole or not at all. Raises CanNotBuild."""
-    found = compiler(environ)
+    found = c_compiler(environ)
     if not found:
         named = environ.get("CC", "")
         raise CanNotBuild(

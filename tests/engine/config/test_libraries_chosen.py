@@ -8,8 +8,9 @@ import pytest
 from actors.values.errors import ErrorCode
 from engine.config.load import load_model_config
 from engine.processes.backends import discover
+from engine.worker.compilers import c_compiler
 from engine.worker.native import building
-from engine.worker.native.building import CanNotBuild, build, compiler, find_or_build
+from engine.worker.native.building import CanNotBuild, build, find_or_build
 from engine.worker.native.library import SHIM
 from engine.worker.native.symbols import NotALibrary, read_symbols
 from engine.worker.native.table import ENTRY_POINTS, functions, parse, shortcomings
@@ -203,7 +204,7 @@ def test_a_compiler_that_is_named_and_not_there_is_told(tmp_path):
 
 
 def test_what_a_compiler_says_is_told_and_nothing_is_left(tmp_path):
-    if not compiler(os.environ):
+    if not c_compiler(os.environ):
         pytest.skip("there is no C compiler here (cc, gcc or clang)")
     with pytest.raises(CanNotBuild, match="failed with status 1"):
         build(str(tmp_path / building.NAME), os.environ, ("--no-such-flag",))

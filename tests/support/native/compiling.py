@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.native.building import compiler, find_or_build
+from engine.worker.compilers import c_compiler
+from engine.worker.native.building import find_or_build
 
 SOURCE = Path(__file__).with_name("doing.c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
@@ -32,10 +33,10 @@ def library(source: Path = SOURCE, name: str = "doing") -> Path:
     """Return the library of a backend in one C file. Skips the test where nothing can compile it."""
     _need_compiler()
     path = Path(tempfile.mkdtemp(prefix="tritium-c-")) / f"libtriton_{name}.so"
-    subprocess.run([compiler(os.environ), *FLAGS, str(source), "-o", str(path)], check=True, timeout=120)
+    subprocess.run([c_compiler(os.environ), *FLAGS, str(source), "-o", str(path)], check=True, timeout=120)
     return path
 
 
 def _need_compiler() -> None:
-    if not compiler(os.environ):
+    if not c_compiler(os.environ):
         pytest.skip("there is no C compiler here (cc, gcc or clang)")

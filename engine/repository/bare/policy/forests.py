@@ -6,7 +6,6 @@ A wrong number costs a clear error of the backend.
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +16,7 @@ from engine.repository.bare.policy.formats import (
     XGBOOST_UBJ,
     ModelFormat,
 )
+from engine.worker.backends.fil.formats import TREELITE_HEAD
 
 _JSON_COLUMNS: Final = re.compile(rb'"num_feature"\s{0,8}:\s{0,8}"(\d{1,9})"')
 _JSON_GOAL: Final = re.compile(rb'"objective"\s{0,8}:\s{0,8}\{\s{0,40}"name"\s{0,8}:\s{0,8}"([a-z:_]{1,40})"')
@@ -29,12 +29,6 @@ _CLASSIFYING: Final = frozenset(
     (b"binary", b"multiclass", b"multiclassova", b"cross_entropy", b"multi:softmax", b"multi:softprob")
 )
 
-_TREELITE: Final = struct.Struct("<iiiBBQiB")
-"""Version, types of thresholds and leaves, trees, columns and task: the beginning of a checkpoint."""
-_MAJORS: Final = (3, 4, 5)
-_TYPES: Final = (1, 2, 3)  # uint32, float32, float64
-_BYTES_A_TREE: Final = 40  # at least
-_TASKS: Final = 8
 _BINARY, _MULTICLASS = 0, 2
 
 
@@ -67,23 +61,6 @@ def _of_texts(text: bytes, columns: re.Pattern[bytes], goal: re.Pattern[bytes], 
     )
 
 
-def is_checkpoint(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes begins as treelite's checkpoints do."""
-    if len(head) < _TREELITE.size:
-        return False
-    major, minor, patch, thresholds, leaves, trees, columns, task = _TREELITE.unpack_from(head)
-    return (
-        major in _MAJORS
-        and 0 <= minor < 100
-        and 0 <= patch < 100
-        and thresholds in _TYPES
-        and leaves in _TYPES
-        and 0 < trees <= size // _BYTES_A_TREE
-        and columns > 0
-        and task < _TASKS
-    )
-
-
 def _of_checkpoint(head: bytes) -> Forest:
-    *_, columns, task = _TREELITE.unpack_from(head)
+    *_, columns, task = TREELITE_HEAD.unpack_from(head)
     return Forest(columns=columns, classifies=task in (_BINARY, _MULTICLASS))

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.repository.bare.policy import formats
-from engine.repository.bare.policy.forests import is_checkpoint
 from engine.repository.bare.policy.formats import ModelFormat
 from engine.repository.bare.policy.protobuf import Skeleton, recognise_message
+from engine.worker.backends.fil import formats as forest_files
 
 HEAD: Final = 256 * 1024
 """Bytes of a file's beginning that are looked at."""
@@ -31,7 +31,6 @@ _AT_THE_START: Final = (
     (b"vtrt", formats.TENSORRT),  # of TensorRT-RTX
     (b"\x93NUMPY", formats.ARRAYS),
     (b"CBM1", formats.CATBOOST),
-    (b"binf", formats.XGBOOST_BINARY),
 )
 _AT_BYTE_4: Final = (
     (b"TFL3", formats.TFLITE),
@@ -55,12 +54,14 @@ _MODULES: Final = re.compile(
 )
 _OF_WEIGHTS: Final = frozenset((b"collections", b"torch", b"torch._utils", b"torch.serialization", b"numpy"))
 
+_FORESTS: Final = {
+    forest_files.XGBOOST_JSON: formats.XGBOOST_JSON,
+    forest_files.XGBOOST_UBJ: formats.XGBOOST_UBJ,
+    forest_files.XGBOOST_BINARY: formats.XGBOOST_BINARY,
+    forest_files.LIGHTGBM: formats.LIGHTGBM,
+    forest_files.CHECKPOINT: formats.TREELITE,
+}
 _JSON: Final = re.compile(rb"\s*\{")
-_XGBOOST_JSON: Final = re.compile(rb'"learner"\s{0,8}:\s{0,8}\{')
-_UBJ: Final = re.compile(rb"\{(?:L\0{7}\x07|[iU]\x07|I\0\x07|l\0{3}\x07)learner\{")
-_LEGACY: Final = 136  # bytes of XGBoost's `LearnerModelParamLegacy`, before the objective's name
-_OBJECTIVE: Final = re.compile(rb"(?:reg|binary|multi|rank|count|survival):[a-z_]{1,30}\Z")
-_LIGHTGBM: Final = re.compile(rb"tree\r?\nversion=v?\d")
 _XML: Final = re.compile(
     rb"(?:\xef\xbb\xbf)?\s{0,64}(?:<\?xml[^>]{0,256}\?>)?\s{0,64}"
     rb"(?:<!--[^>]{0,1024}-->\s{0,64})?<(\w{1,16})\b"
@@ -111,7 +112,7 @@ def recognise(file: Glimpse) -> Recognised | None:
         return _archive(file)
     if PICKLE.match(file.pickle):
         return Recognised(form=_of_pickle(file.pickle))
-    told = _of_numbers(file) or _of_text(head)
+    told = _forest(file) or _safetensors(file) or _of_text(head)
     if told is not None:
         return Recognised(form=told)
     told, cut = recognise_message(file.message)
@@ -169,27 +170,22 @@ def _of_pickle(pickle: bytes) -> ModelFormat:
     return formats.PICKLED_MODULE if b"torch" in modules else formats.PICKLE
 
 
-def _of_numbers(file: Glimpse) -> ModelFormat | None:
-    """Return what a file is that begins with lengths and counts."""
+def _forest(file: Glimpse) -> ModelFormat | None:
+    found = forest_files.recognise_among_all(file.head, file.size)
+    return None if found is None else _FORESTS[found]
+
+
+def _safetensors(file: Glimpse) -> ModelFormat | None:
+    """Tell weights, which begin with the length of their list, from what else begins with a number."""
     head = file.head
     if len(head) > 16 and head[8:9] == b"{":
         (length,) = struct.unpack_from("<Q", head)
         if 2 <= length <= file.size - 8 and re.match(rb'\{\s{0,8}(?:"|\})', head[8:32]):
             return formats.SAFETENSORS
-    if _UBJ.match(head):
-        return formats.XGBOOST_UBJ
-    if is_checkpoint(head, file.size):
-        return formats.TREELITE
-    if len(head) > _LEGACY + 8:
-        (length,) = struct.unpack_from("<Q", head, _LEGACY)
-        if length < 64 and _OBJECTIVE.match(head[_LEGACY + 8 : _LEGACY + 8 + length]):
-            return formats.XGBOOST_BINARY
     return None
 
 
 def _of_text(head: bytes) -> ModelFormat | None:
-    if _LIGHTGBM.match(head):
-        return formats.LIGHTGBM
     if _JSON.match(head):
         return _of_json(head)
     root = _XML.match(head)
@@ -206,8 +202,6 @@ def _of_text(head: bytes) -> ModelFormat | None:
 
 
 def _of_json(head: bytes) -> ModelFormat | None:
-    if _XGBOOST_JSON.search(head):
-        return formats.XGBOOST_JSON
     if b'"modelTopology"' in head and b'"weightsManifest"' in head:
         return formats.TFJS
     if b'"base_code"' in head and b'"program"' in head:

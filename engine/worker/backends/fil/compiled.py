@@ -11,15 +11,17 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from engine.core.caches import cache_directory
+from engine.worker.compilers import c_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +95,7 @@ def compiled(forest: Forest, *, wanted: str, threads: int, phase: Callable[[str]
             f"it has {forest.nodes} nodes, and more than {MOST_NODES} take long to compile"
             " (parameter tritium.fil.compile 'on' compiles it nevertheless)"
         )
-    folder = cache_folder(os.environ)
+    folder = os.path.join(cache_directory(os.environ), "forests")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         status = os.stat(folder)
@@ -107,12 +109,6 @@ def compiled(forest: Forest, *, wanted: str, threads: int, phase: Callable[[str]
     except OSError as error:
         raise CannotCompile(f"the cache {folder} can't be used: {error.strerror or error}") from error
     return CompiledForest(library, forest)
-
-
-def cache_folder(environ: Any) -> str:
-    """Return where libraries are kept."""
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "tritium", "forests")
 
 
 def key_of(path: str) -> str:
@@ -139,9 +135,14 @@ def _alone(path: str) -> Iterator[None]:
 
 
 def _build(forest: Forest, library: str, threads: int) -> None:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise CannotCompile("there is no C compiler (gcc) here")
+    compiler = c_compiler(os.environ)
+    if not compiler:
+        named = os.environ.get("CC", "")
+        raise CannotCompile(
+            f"there is no C compiler '{named}', which CC names"
+            if named
+            else "there is no C compiler (gcc) here"
+        )
     import tl2cgen
 
     with tempfile.TemporaryDirectory(dir=os.path.dirname(library), prefix="making-") as folder:

@@ -1,6 +1,7 @@
 """Which library wrote a model's file, by its first bytes: a file's name says little.
 
-XGBoost writes UBJSON whatever the suffix, unless that is `.json`.
+XGBoost writes UBJSON whatever the suffix, unless that is `.json`. `recognise` is for a file that is said to
+be a forest, and may be damaged. `recognise_among_all` is for a file of any kind, and is the server's.
 """
 
 from __future__ import annotations
@@ -36,8 +37,16 @@ _JSON = re.compile(rb"\s*\{\s*[\"}]")
 _UBJ = re.compile(rb"\{[$#iUIlLC]")
 _LIGHTGBM = re.compile(rb"\s*tree\r?\n")
 _LEARNER_BYTES = 136  # XGBoost's `LearnerModelParamLegacy`, before the objective's name
-_OBJECTIVE = re.compile(rb"[a-z]+(:[a-z_]+)?\Z")
+_OBJECTIVE = re.compile(rb"(?:reg|binary|multi|rank|count|survival):[a-z_]{1,30}\Z")
 _TREELITE_MAJOR = (3, 4, 5)
+_TREELITE_TYPES = (1, 2, 3)  # uint32, float32, float64
+_TREELITE_TASKS = 8
+_BYTES_A_TREE = 40  # at least
+TREELITE_HEAD = struct.Struct("<iiiBBQiB")
+"""How a checkpoint begins: version, types of thresholds and leaves, trees, columns and task."""
+_SURE_JSON = re.compile(rb'"learner"\s{0,8}:\s{0,8}\{')
+_SURE_UBJ = re.compile(rb"\{(?:L\0{7}\x07|[iU]\x07|I\0\x07|l\0{3}\x07)learner\{")
+_SURE_LIGHTGBM = re.compile(rb"tree\r?\nversion=v?\d")
 _FOREIGN = (
     (re.compile(rb"\x80[\x02-\x05]"), "a Python pickle"),
     (re.compile(rb"\x78[\x01\x5e\x9c\xda]|\x1f\x8b|BZ"), "compressed data, as joblib writes pickles"),
@@ -76,6 +85,36 @@ def _is_legacy(head: bytes) -> bool:
     (length,) = struct.unpack_from("<Q", head, _LEARNER_BYTES)
     name = head[_LEARNER_BYTES + 8 : _LEARNER_BYTES + 8 + length] if length < 64 else b""
     return _OBJECTIVE.match(name) is not None
+
+
+def recognise_among_all(head: bytes, size: int) -> str | None:
+    """Return which format a file of `size` bytes has that may be anything; None if it is hardly a forest.
+
+    It says so only of what bears the mark of a library, for which it looks at all of `head`.
+    """
+    found = recognise(head)
+    sure = {
+        XGBOOST_JSON: lambda: _SURE_JSON.search(head) is not None,
+        XGBOOST_UBJ: lambda: _SURE_UBJ.match(head) is not None,
+        LIGHTGBM: lambda: _SURE_LIGHTGBM.match(head) is not None,
+        CHECKPOINT: lambda: _is_whole_checkpoint(head, size),
+    }
+    return None if found in sure and not sure[found]() else found
+
+
+def _is_whole_checkpoint(head: bytes, size: int) -> bool:
+    if len(head) < TREELITE_HEAD.size:
+        return False
+    _, minor, patch, thresholds, leaves, trees, columns, task = TREELITE_HEAD.unpack_from(head)
+    return (
+        0 <= minor < 100
+        and 0 <= patch < 100
+        and thresholds in _TREELITE_TYPES
+        and leaves in _TREELITE_TYPES
+        and 0 < trees <= size // _BYTES_A_TREE
+        and columns > 0
+        and task < _TREELITE_TASKS
+    )
 
 
 def mistaken(head: bytes, model_type: str) -> str:

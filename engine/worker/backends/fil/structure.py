@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from actors.values.tensors import Array
 
 MAJOR = 4
@@ -40,7 +38,7 @@ class Structure:
         reader = _Reader(serialised)
         try:
             self._read(reader)
-        except struct.error:
+        except (struct.error, OverflowError):  # of a place that is not there, or that no address can name
             raise Unsound("it is cut short") from None
 
     def _read(self, reader: _Reader) -> None:
@@ -71,12 +69,10 @@ class Structure:
             raise Unsound("its leaves are of a shape that its classes do not have")
         if bases.size != self.targets * self.classes:
             raise Unsound("it has another number of base scores than of classes")
-        found = [_Tree(reader, _SIZES[threshold], _SIZES[leaf]) for _ in range(self.trees)]
-        if reader.left:
-            raise Unsound("it goes on after its last tree")
-        self.nodes = sum(tree.count for tree in found)
-        self._nodes = _Nodes(found)
-        self._nodes.check(self.columns, int(np.prod(shape)))
+        trees = _Trees(reader.content, reader.at, self.trees, _SIZES[threshold], _SIZES[leaf])
+        self.nodes = trees.nodes
+        self._nodes = _Nodes(trees)
+        self._nodes.check(trees, self.columns, int(np.prod(shape)))
 
     def depth(self) -> int:
         """Return how many tests the longest way through a tree has."""
@@ -84,135 +80,153 @@ class Structure:
 
 
 class _Reader:
-    """Takes a serialised model apart, front to back. Raises struct.error where it ends too early."""
+    """Takes the head of a serialised model apart. Raises struct.error where it ends too early."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
+        self.content = content
         self.at = 0
 
     @property
     def left(self) -> int:
-        return len(self._content) - self.at
+        return len(self.content) - self.at
 
     def take(self, form: str) -> tuple[Any, ...]:
         """Return the values of a form of `struct`, and pass over them."""
-        values = struct.unpack_from(form, self._content, self.at)
+        values = struct.unpack_from(form, self.content, self.at)
         self.at += struct.calcsize(form)
         return values
-
-    def peek(self) -> int:
-        """Return the whole number that comes next."""
-        (word,) = struct.unpack_from("<i", self._content, self.at)
-        return int(word)
 
     def skip(self, nbytes: int) -> None:
         if nbytes > self.left:
             raise struct.error
         self.at += nbytes
 
-    def look(self, kind: str, count: int, at: int) -> Array:
-        """Return an array that begins at a place before this one."""
-        return np.frombuffer(self._content, kind, count, at)
-
     def array(self, kind: str) -> Array:
         """Return an array behind its count."""
         (count,) = self.take("<Q")
         at = self.at
         self.skip(count * int(kind[-1]))
-        return self.look(kind, count, at)
+        return np.frombuffer(self.content, kind, count, at)
 
     def nothing(self) -> None:
         """Pass over a list of what newer versions add, which has to be empty."""
         if self.take("<i")[0]:
-            raise Unsound("it was written by a newer treelite, and has what this one does not know")
+            raise Unsound(_NEWER)
 
 
-class _Tree:
-    """The arrays of one tree that decide where a walk leads."""
+_NEWER = "it was written by a newer treelite, and has what this one does not know"
+_UNEVEN = "the arrays of a tree's nodes are not of one length"
+_HEAD = 5  # bytes of a tree before its arrays: the count of its nodes, and whether it has categorical tests
+_STATISTICS = (8, 1, 8, 1, 8, 1)  # bytes of an element: data_count, sum_hess and gain, each with who has it
+_WORD = struct.Struct("<Q").unpack_from
+_COUNT = struct.Struct("<i").unpack_from
+_EXTENSIONS = struct.Struct("<ii").unpack_from
 
-    __slots__ = ("categories", "cleft", "cmp", "count", "cright", "kinds", "spans", "split", "vectors")
 
-    def __init__(self, reader: _Reader, threshold: int, leaf: int) -> None:
-        """Read a tree with thresholds and leaves of so many bytes each.
+class _Trees:
+    """Where the arrays of all trees lie, one tree after the other.
 
-        All arrays that have an element for each node must be as long as the tree says, so where they begin is
-        known, and one look reads all their lengths.
+    Arrays that have an element for each node must be as long as the tree says. So a few lengths of a tree say
+    where the next one begins, and all others are looked at in one go: a forest has thousands of trees, and
+    Python takes its time.
+    """
+
+    def __init__(self, content: bytes, at: int, trees: int, threshold: int, leaf: int) -> None:
+        """Find trees with thresholds and leaves of so many bytes each; they begin at a place.
+
+        Raises struct.error, OverflowError or Unsound.
         """
-        n = self.count = reader.peek()
-        if not 1 <= n <= reader.left:
-            raise Unsound("it has a tree without nodes, or one that is cut short")
-        at = (
-            reader.at + 5 + 8
-        )  # the count, whether there is a categorical test, the length of the first array
-        sizes = (n, 4 * n, 4 * n, 4 * n, n, leaf * n, threshold * n, n, n)
-        *lengths, self.vectors = reader.take("<5x" + "".join(f"Q{size}x" for size in sizes) + "Q")
-        begins = [at + 8 * place + sum(sizes[:place]) for place in range(8)]
-        self.kinds = reader.look("i1", n, begins[0])
-        self.cleft, self.cright, self.split = (reader.look("<i4", n, begins[place]) for place in (1, 2, 3))
-        self.cmp = reader.look("i1", n, begins[7])
-        reader.skip(leaf * self.vectors)
-        vectors = reader.array("<u8"), reader.array("<u8")
-        (self.categories,) = reader.take("<Q")
-        reader.skip(4 * self.categories)
-        self.spans = (*vectors, reader.array("<u8"), reader.array("<u8"))
-        lengths += [span.size for span in self.spans]
-        for size in (8, 1, 8, 1, 8, 1):  # data_count, sum_hess and gain, each with which nodes have it
-            (length,) = reader.take("<Q")
-            reader.skip(size * length)
-            lengths.append(length or n)
-        if any(length != n for length in lengths):
-            raise Unsound("the arrays of a tree's nodes are not of one length")
-        reader.nothing()
-        reader.nothing()
+        self._content = memoryview(content)
+        widths = (1, 4, 4, 4, 1, leaf, threshold, 1, 1)
+        fixed = len(widths) * 8, sum(widths)
+        found = []
+        for _ in range(trees):
+            (n,) = _COUNT(content, at)
+            if not 1 <= n <= len(content) - at:
+                raise Unsound("it has a tree without nodes, or one that is cut short")
+            behind = at + _HEAD + fixed[0] + n * fixed[1]
+            (vectors,) = _WORD(content, behind)
+            spans = behind + 8 + leaf * vectors
+            behind = spans + 16 + 16 * n
+            (categories,) = _WORD(content, behind)
+            tests = behind + 8 + 4 * categories
+            found.append((n, at + _HEAD, spans, tests, vectors, categories))
+            at = _end(content, tests + 16 + 16 * n, n)
+        if at != len(content):
+            raise Unsound("it goes on after its last tree")
+        self.counts, arrays, spans, tests, self.vectors, self.categories = np.array(found, np.int64).T
+        self.nodes = int(self.counts.sum())
+        # Where each array's length is, its elements behind it.
+        before = np.concatenate([[0], np.cumsum(widths[:-1])])
+        own = [arrays + 8 * place + self.counts * nbytes for place, nbytes in enumerate(before)]
+        pairs = [begin + each * (8 + 8 * self.counts) for begin in (spans, tests) for each in (0, 1)]
+        self._own, self._pairs = own, pairs
+        places = np.stack([*own, *pairs])[..., np.newaxis] + np.arange(8)
+        lengths = np.frombuffer(content, np.uint8)[places].view("<u8")[..., 0]
+        if (lengths != self.counts).any():
+            raise Unsound(_UNEVEN)
+
+    def array(self, place: int, kind: str) -> Array:
+        """Return one of the arrays of numbers, of all trees."""
+        return self._joined(self._own[place], kind)
+
+    def spans(self, place: int) -> Array:
+        """Return where leaf vectors begin (0) and end (1), or lists of categories (2, 3), of all nodes."""
+        return self._joined(self._pairs[place], "<u8")
+
+    def _joined(self, places: Array, kind: str) -> Array:
+        view, begins = self._content, places + 8
+        ends = begins + int(kind[-1]) * self.counts
+        parts = [view[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())]
+        return np.frombuffer(b"".join(parts), kind)
+
+
+def _end(content: bytes, at: int, nodes: int) -> int:
+    """Return where a tree ends whose statistics begin at a place."""
+    for width in _STATISTICS:
+        (length,) = _WORD(content, at)
+        if length and length != nodes:
+            raise Unsound(_UNEVEN)
+        at += 8 + width * length
+    if any(_EXTENSIONS(content, at)):
+        raise Unsound(_NEWER)
+    return at + 8
 
 
 class _Nodes:
     """The nodes of all trees, one tree after the other."""
 
-    def __init__(self, trees: Sequence[_Tree]) -> None:
-        self._trees = trees
-        counts = np.array([tree.count for tree in trees])
-        self._roots = np.cumsum(counts) - counts
-        self._counts = np.repeat(counts, counts)
-        self._first = np.repeat(self._roots, counts)
-        self._left = np.concatenate([tree.cleft for tree in trees]).astype(np.int64)
-        self._right = np.concatenate([tree.cright for tree in trees]).astype(np.int64)
+    def __init__(self, trees: _Trees) -> None:
+        self._roots = np.cumsum(trees.counts) - trees.counts
+        self._first = np.repeat(self._roots, trees.counts)
+        self._left, self._right = trees.array(1, "<i4"), trees.array(2, "<i4")
 
-    def check(self, columns: int, leaf_width: int) -> None:
+    def check(self, trees: _Trees, columns: int, leaf_width: int) -> None:
         """Raise Unsound if a walk could leave its tree, or read what is not there."""
-        kinds = np.concatenate([tree.kinds for tree in self._trees])
-        inner = self._left != -1
-        if (inner != (kinds != _LEAF)).any() or kinds.min() < _LEAF or kinds.max() > _CATEGORICAL:
+        kinds = trees.array(0, "i1")
+        tests = self._left != -1
+        if (tests != (kinds != _LEAF)).any() or kinds.min() < _LEAF or kinds.max() > _CATEGORICAL:
             raise Unsound("it has a node that is neither a leaf nor a test")
-        children = np.concatenate([self._left[inner], self._right[inner]])
-        counts, first = np.tile(self._counts[inner], 2), np.tile(self._first[inner], 2)
-        if ((children < 1) | (children >= counts)).any():
-            raise Unsound("it has a node whose children are not in its tree")
-        if children.size and np.bincount(children + first).max() > 1:
-            raise Unsound("it has a node with two parents")
-        tested = np.concatenate([tree.split for tree in self._trees])[inner]
-        if ((tested < 0) | (tested >= columns)).any():
-            raise Unsound(f"it tests a column that is not among its {columns}")
-        compared = np.concatenate([tree.cmp for tree in self._trees])[kinds == _NUMERICAL]
+        inner = np.flatnonzero(tests)
+        if inner.size:
+            self._check_children(trees, inner)
+            tested = trees.array(3, "<i4")[inner]
+            if tested.min() < 0 or tested.max() >= columns:
+                raise Unsound(f"it tests a column that is not among its {columns}")
+        compared = trees.array(7, "i1")[kinds == _NUMERICAL]
         if ((compared < 1) | (compared > 5)).any():
             raise Unsound("it has a test without a comparison")
-        self._check_spans(~inner, kinds, leaf_width)
+        _check_spans(trees, ~tests, leaf_width)
 
-    def _check_spans(self, leaves: Array, kinds: Array, leaf_width: int) -> None:
-        begin, end, first, last = (
-            np.concatenate([tree.spans[at] for tree in self._trees]) for at in range(4)
-        )
-        vectors = np.repeat([tree.vectors for tree in self._trees], [tree.count for tree in self._trees])
-        categories = np.repeat(
-            [tree.categories for tree in self._trees], [tree.count for tree in self._trees]
-        )
-        if (begin > end).any() or (end > vectors).any():
-            raise Unsound("it has a leaf with values that are not there")
-        if (first > last).any() or (last > categories).any():
-            raise Unsound("it has a test of categories that are not there")
-        widths = (end - begin)[leaves]
-        if leaf_width > 1 and (widths != leaf_width).any():
-            raise Unsound("it has a leaf of another width than the others")
+    def _check_children(self, trees: _Trees, inner: Array) -> None:
+        most, first = np.repeat(trees.counts, trees.counts)[inner], self._first[inner]
+        has_parent = np.zeros(self._left.size, np.bool_)
+        for children in (self._left[inner], self._right[inner]):
+            if children.min() < 1 or (children >= most).any():
+                raise Unsound("it has a node whose children are not in its tree")
+            has_parent[children + first] = True
+        if np.count_nonzero(has_parent) != 2 * inner.size:
+            raise Unsound("it has a node with two parents")
 
     def depth(self) -> int:
         """Return how many tests the longest way down has; only after `check`."""
@@ -223,3 +237,13 @@ class _Nodes:
             first = self._first[inner]
             level = np.concatenate([self._left[inner] + first, self._right[inner] + first])
         return depth
+
+
+def _check_spans(trees: _Trees, leaves: Array, leaf_width: int) -> None:
+    begin, end, first, last = (trees.spans(place) for place in range(4))
+    if (begin > end).any() or (end > np.repeat(trees.vectors.astype("u8"), trees.counts)).any():
+        raise Unsound("it has a leaf with values that are not there")
+    if (first > last).any() or (last > np.repeat(trees.categories.astype("u8"), trees.counts)).any():
+        raise Unsound("it has a test of categories that are not there")
+    if leaf_width > 1 and ((end - begin)[leaves] != leaf_width).any():
+        raise Unsound("it has a leaf of another width than the others")

@@ -6,6 +6,9 @@ execution lays OpenVINO's tensors over the batch's memory, inputs and outputs al
 Where the size of an output is only known afterwards, OpenVINO writes into memory of its own, and the batch
 copies that out.
 
+OpenVINO does not write an output that is an input as it came: to set the tensor of one sets the other's. So
+such an output is never set, and the batch copies it from the input.
+
 OpenVINO keeps the addresses of an infer request's tensors and nothing that keeps their memory alive. So every
 execution sets them all, those of outputs that no request wants included.
 
@@ -87,7 +90,7 @@ class OpenVinoBackend(Backend):
         self._batches = model.max_batch_size > 0
         self._exact = model.max_batch_size if options.fixed_batch else 0
         self._pads = options.pads
-        self._idle = deque(_Run(make, len(graph.outputs)) for _ in range(model.lanes))
+        self._idle = deque(_Run(make) for _ in range(model.lanes))
         if self._idle[0].stateful:
             model.log(
                 "warning",
@@ -138,7 +141,7 @@ class OpenVinoBackend(Backend):
         feeds = [(self._inputs[name], array) for name, array in inputs.items()]
         places: dict[int, Array] = {}
         if allocate is not None and self._placing and (not self._exact or rows == self._exact):
-            places = self._places(wanted, rows, allocate)
+            places = self._places(run, wanted, rows, allocate)
         try:
             self._run(run, feeds, places)
         except Exception as error:  # OpenVINO raises RuntimeError for everything
@@ -151,15 +154,22 @@ class OpenVinoBackend(Backend):
             except Exception as again:
                 raise Internal(f"openvino error: {reading.describe(again)}") from again
             self._placing = False
-        return [self._output(run, port, places, rows) for port in self._outputs if port.name in wanted]
+        given = {port.index: array for port, array in feeds}
+        passed = {at: given[source] for at, source in run.passed.items()}
+        return [
+            self._output(run, port, places, passed, rows) for port in self._outputs if port.name in wanted
+        ]
 
-    def _places(self, wanted: frozenset[str], rows: int, allocate: Allocate) -> dict[int, Array]:
+    def _places(self, run: _Run, wanted: frozenset[str], rows: int, allocate: Allocate) -> dict[int, Array]:
         """Return memory of the batch for the outputs whose size is known, by their place in the model."""
         lead = [rows] if self._batches else []
         return {
             port.index: allocate(port.name, port.datatype, [*lead, *port.row_shape])
             for port in self._outputs
-            if port.row_shape is not None and not port.scalar and port.name in wanted
+            if port.name in wanted
+            and port.row_shape is not None
+            and not port.scalar
+            and port.index not in run.passed
         }
 
     def _run(self, run: _Run, feeds: Sequence[tuple[Port, Array]], places: Mapping[int, Array]) -> None:
@@ -175,11 +185,18 @@ class OpenVinoBackend(Backend):
             array = np.ascontiguousarray(array)
         return self._tensor(array, () if port.scalar else array.shape, port.element_type)
 
-    def _output(self, run: _Run, port: Port, places: Mapping[int, Array], rows: int) -> Output:
+    def _output(
+        self,
+        run: _Run,
+        port: Port,
+        places: Mapping[int, Array],
+        passed: Mapping[int, Array],
+        rows: int,
+    ) -> Output:
         array = places.get(port.index)
         if array is not None and run.shape(port.index) == array.shape:
             return port.name, port.datatype, array
-        array = run.array(port.index, port.datatype)
+        array = passed[port.index] if port.index in passed else run.array(port.index, port.datatype)
         if port.scalar:
             array = array.reshape(1)
         if self._exact and rows != self._exact:
@@ -203,18 +220,31 @@ class OpenVinoBackend(Backend):
 
 
 class _Run:
-    """One infer request. One thread has it at a time."""
+    """One infer request. One thread has it at a time.
 
-    def __init__(self, make: Maker, outputs: int) -> None:
+    `passed` are the outputs that are an input as it came, each with that input's place.
+    """
+
+    def __init__(self, make: Maker) -> None:
         self._make = make
-        self._outputs = outputs
         self._renew()
         self.stateful = bool(self._request.query_state())
 
     def _renew(self) -> None:
-        self._request = self._make()
+        self._request = request = self._make()
+        # OpenVINO gives an input and an output the same names only where they are one tensor.
+        self.passed = {
+            at: source
+            for at, output in enumerate(request.model_outputs)
+            for source, given in enumerate(request.model_inputs)
+            if output.names & given.names
+        }
         # Memory of OpenVINO's own, which grows as an output does.
-        self._own = [self._request.get_output_tensor(at) for at in range(self._outputs)]
+        self._own = {
+            at: request.get_output_tensor(at)
+            for at in range(len(request.model_outputs))
+            if at not in self.passed
+        }
         self._spoilt = False
 
     def infer(self, inputs: Sequence[tuple[int, Any]], outputs: Mapping[int, Any]) -> None:
@@ -225,7 +255,7 @@ class _Run:
         try:
             for at, tensor in inputs:
                 request.set_input_tensor(at, tensor)
-            for at, own in enumerate(self._own):
+            for at, own in self._own.items():
                 request.set_output_tensor(at, outputs.get(at, own))
             if self.stateful:
                 request.reset_state()

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.files import check_kind
 from engine.worker.backends.openvino.parameters import Options
 from engine.worker.backends.openvino.ports import find, name_of, shape_of, spell
 
@@ -45,7 +46,11 @@ def read(openvino: Any, model: ModelInfo, options: Options) -> tuple[Any, Any]:
 def _artifact(model: ModelInfo) -> str:
     """Return the path of the model: a file, or the folder of a SavedModel."""
     path = os.path.join(model.version_directory, model.artifact or DEFAULT_ARTIFACT)
-    if os.path.exists(path):
+    if os.path.lexists(path):
+        check_kind(model, path)
+        weights = f"{path[: -len('.xml')]}.bin"
+        if path.endswith(".xml") and os.path.lexists(weights):
+            check_kind(model, weights)
         return path
     there = [name for name in _OTHERS if os.path.exists(os.path.join(model.version_directory, name))]
     hint = f"; there is '{there[0]}', which 'default_model_filename' may name" if there else ""

@@ -261,6 +261,47 @@ def test_outputs_of_unknown_size_are_copied_out(version_directory):
     assert answer.outputs["P"].tolist() == [[0, 0], [1, 3]]
 
 
+@pytest.mark.parametrize("size", [4, -1])
+def test_an_output_that_is_an_input_is_that_input(version_directory, size):
+    x = parameter([-1, size])
+    save(version_directory, {"X": x}, {"DOUBLE": ops.add(x, x)})
+    core = openvino.Core()
+    graph = core.read_model(version_directory / "model.xml")
+    graph.add_results([ops.result(graph.inputs[0])])
+    openvino.save_model(graph, version_directory / "passing.xml", False)
+    outputs = [("X", FP32, [size]), ("DOUBLE", FP32, [size])]
+    loaded = Loaded(
+        version_directory, [("X", FP32, [size])], outputs, max_batch_size=8, artifact="passing.xml"
+    )
+    for count in (2, 3, 1):
+        parts = [rows(count), rows(1)]
+        for part, answer in zip(parts, loaded(*({"X": part} for part in parts)), strict=True):
+            np.testing.assert_array_equal(answer.outputs["X"], part)
+            np.testing.assert_array_equal(answer.outputs["DOUBLE"], 2 * part)
+    placed, _ = loaded.placed({"X": rows(1)})
+    assert "X" not in placed
+
+
+def test_a_scalar_that_is_passed_on_has_one_element(version_directory):
+    x = parameter([])
+    save(version_directory, {"X": x}, {"X": x})
+    loaded = Loaded(version_directory, [("X", FP32, [1])], [("X", FP32, [1])])
+    [answer] = loaded({"X": np.array([5], "f4")})
+    assert answer.outputs["X"].tolist() == [5]
+
+
+def test_what_is_passed_on_is_cut_to_the_rows_that_came(version_directory):
+    x = parameter([4, 2])
+    save(version_directory, {"X": x}, {"X": x})
+    settings = {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES", "ENABLE_BATCH_PADDING": "YES"}
+    loaded = Loaded(
+        version_directory, [("X", FP32, [2])], [("X", FP32, [2])], max_batch_size=4, parameters=settings
+    )
+    part = rows(3, 2)
+    [answer] = loaded({"X": part})
+    np.testing.assert_array_equal(answer.outputs["X"], part)
+
+
 def test_an_answer_is_not_overwritten_by_the_next_batch(version_directory):
     x = parameter([-1, 4])
     save(version_directory, {"X": x}, {"Y": ops.relu(x), "Z": ops.negative(x)})

@@ -303,6 +303,12 @@ def test_without_a_compiler_treelite_serves(load, binary, cache, monkeypatch):
     assert (level, "there is no C compiler" in text) == ("warning", True)
 
 
+def test_a_compiler_that_is_named_and_not_there_is_told(load, binary, cache, monkeypatch):
+    monkeypatch.setenv("CC", "nonesuch")
+    _, _, [(level, text)] = load_compiling(load, binary)
+    assert (level, "there is no C compiler 'nonesuch', which CC names" in text) == ("warning", True)
+
+
 @pytest.mark.system
 def test_a_compiler_that_fails_leaves_the_model_served(load, binary, cache, monkeypatch, tmp_path):
     folder = tmp_path / "bin"
