@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
+from engine.worker.backends.agreement import check_first_dimension, check_shape
 from engine.worker.backends.base import LoadError
 from engine.worker.joining import Joining, made_tensors
 
@@ -87,11 +88,6 @@ def shape_of(port: Any) -> Shape:
 def datatype_of(port: Any) -> DataType | None:
     """Return the datatype that requests have for a port; None if they have none."""
     return DATATYPES.get(port.get_element_type().get_type_name())
-
-
-def spell(shape: Shape) -> str:
-    """Return a shape for a message."""
-    return "[...]" if shape is None else f"[{','.join(map(str, shape))}]"
 
 
 def check_inputs(model: ModelInfo, ports: Sequence[Any]) -> list[Port]:
@@ -174,40 +170,9 @@ def _checked(model: ModelInfo, tensor: TensorInfo, ports: Sequence[Any], side: s
         return Port(tensor, at, element_type, row_shape=[] if side == "output" else None, scalar=True)
     if shape is None:
         return Port(tensor, at, element_type)
-    if batches and (not shape or shape[0] not in (-1, model.max_batch_size)):
-        raise LoadError(
-            f"model '{model.name}', tensor '{tensor.name}': for the model to support batching the shape"
-            " should"
-            " have at least 1 dimension and the first dimension must be -1; but shape expected by the"
-            " model is"
-            f" {spell(shape)}"
-        )
-    _compare(model, tensor, shape, configured, batches=batches)
+    if batches:
+        check_first_dimension(model, tensor, shape, (-1, model.max_batch_size))
+    check_shape(model, tensor, shape, configured, batches=batches)
     own = shape[batches:]
     known = min(own, default=1) >= 0
     return Port(tensor, at, element_type, row_shape=own if side == "output" and known else None)
-
-
-def _compare(
-    model: ModelInfo, tensor: TensorInfo, shape: Sequence[int], configured: Sequence[int], *, batches: bool
-) -> None:
-    """Compare loosely: a dimension of any size in the model fits all, as does one that is padded or cut."""
-    cut = {each.axis for each in tensor.cuts}
-    if tensor.padded is not None:
-        cut |= set(tensor.padded.buckets)
-    fits = len(shape) == len(configured) and all(
-        theirs in (-1, ours) or axis in cut or (batches and not axis)
-        for axis, (theirs, ours) in enumerate(zip(shape, configured))
-    )
-    if fits:
-        return
-    whole = (
-        "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
-        " making"
-        f" complete shape {spell(configured)})"
-    )
-    raise LoadError(
-        f"model '{model.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
-        f" {spell(shape)}) but the model configuration specifies {len(configured)} dimensions"
-        f" {whole if batches else f'(shape {spell(configured)})'}"
-    )
