@@ -22,6 +22,9 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 Keys = Callable[[ModelConfig], Iterator[str]]
 
 
+_TENSORFLOW: Final = "tensorflow"  # has accelerators of its own, and refuses them in its own words
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     field: str  # as the message names it
@@ -108,9 +111,18 @@ def _operators(config: ModelConfig) -> Iterator[str]:
 def _on_cpu_by_others(config: ModelConfig) -> Iterator[str]:
     """Yield each accelerator of CPUs that no backend here has."""
     field = "optimization.execution_accelerators.cpu_execution_accelerator"
+    if config.backend == _TENSORFLOW:
+        return
     for at, accelerator in enumerate(attrgetter(field)(config)):
         if (config.backend, accelerator.name) != ("onnxruntime", "openvino"):
             yield f"{field}[{at}]"
+
+
+def _on_gpu_by_others(config: ModelConfig) -> Iterator[str]:
+    """Yield the accelerators of GPUs unless the backend has some."""
+    field = "optimization.execution_accelerators.gpu_execution_accelerator"
+    if config.backend != _TENSORFLOW and attrgetter(field)(config):
+        yield field
 
 
 def _by_capability(config: ModelConfig) -> Iterator[str]:
@@ -127,7 +139,7 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "optimization.execution_accelerators",
-        _not_empty("optimization.execution_accelerators.gpu_execution_accelerator"),
+        _on_gpu_by_others,
         "instances of KIND_GPU use CUDA without it, and its options are parameters of the model",
     ),
     _Refusal(

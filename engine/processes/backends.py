@@ -26,6 +26,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
+    "tensorflow": "engine.worker.backends.tensorflow.backend:TensorFlowBackend",
     "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
     "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
 }
@@ -36,6 +37,7 @@ _NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "openvino"),
     "pytorch": ("torch", "torch"),
+    "tensorflow": ("tensorflow", "tensorflow"),
     "transformers": ("transformers", "llm"),
 }
 """What workers of our backends import, and the extra of Tritium that brings it."""

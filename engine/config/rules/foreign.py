@@ -22,10 +22,6 @@ _KNOWN: Final[Mapping[str, str]] = {
         f"TensorRT's backend is a C++ library: {_LIBRARY}; or serve the model that the plan was built from by"
         " 'onnxruntime'"
     ),
-    "tensorflow": (
-        f"TensorFlow's backend is a C++ library: {_LIBRARY}; or convert the model with 'tf2onnx' and serve it"
-        " by 'onnxruntime'; or import package 'tensorflow-cpu' from a model.py"
-    ),
     "paddle": (
         f"Paddle's backend is a C++ library: {_LIBRARY}; or serve the model by 'openvino'"
         " (docs/backends/openvino.md)"
