@@ -462,7 +462,9 @@ def _versions(
         return []
     if traits.implementation:  # which is the backend's
         return list(_closed(chosen))
-    return [*_closed(chosen), *_led_out(config, chosen, artifact(config, traits), model_directory, links)]
+    named = {"default_model_filename": artifact(config, traits)}
+    named |= {f'cc_model_filenames["{at}"]': name for at, name in sorted(config.cc_model_filenames.items())}
+    return [*_closed(chosen), *_led_out(config, chosen, named, model_directory, links)]
 
 
 def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
@@ -483,7 +485,11 @@ def _closed(chosen: list[VersionDirectory]) -> Iterator[Problem]:
 
 
 def _led_out(
-    config: ModelConfig, chosen: list[VersionDirectory], file_name: str, model_directory: Path, links: Links
+    config: ModelConfig,
+    chosen: list[VersionDirectory],
+    named: Mapping[str, str],
+    model_directory: Path,
+    links: Links,
 ) -> list[Problem]:
     return [
         Problem(
@@ -491,10 +497,11 @@ def _led_out(
                 f"model file '{file_name}' of model '{config.name}', version {directory.number},"
                 " is outside the model repository"
             ),
-            key="default_model_filename",
+            key=key,
             versions=(directory.number,),
         )
         for directory in chosen
+        for key, file_name in named.items()
         if leads_out(directory.path, file_name, model_directory.parent, links)
     ]
 

@@ -21,8 +21,9 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 
 Keys = Callable[[ModelConfig], Iterator[str]]
 
-
-_TENSORFLOW: Final = "tensorflow"  # has accelerators of its own, and refuses them in its own words
+_TENSORRT: Final = "tensorrt"
+_TENSORFLOW: Final = "tensorflow"  # it has accelerators of its own, and refuses them in its own words
+_ACCELERATED: Final = frozenset(("onnxruntime", "pytorch", _TENSORFLOW))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,30 @@ def _on_cpu_by_others(config: ModelConfig) -> Iterator[str]:
 
 
 def _on_gpu_by_others(config: ModelConfig) -> Iterator[str]:
-    """Yield the accelerators of GPUs unless the backend has some."""
+    """Yield each accelerator of GPUs whose backend knows none.
+
+    A backend that knows some judges names and parameters by itself.
+    """
     field = "optimization.execution_accelerators.gpu_execution_accelerator"
-    if config.backend != _TENSORFLOW and attrgetter(field)(config):
-        yield field
+    if config.backend not in _ACCELERATED or config.runtime == SCRIPT:
+        yield from (f"{field}[{at}]" for at, _ in enumerate(attrgetter(field)(config)))
+
+
+def _other_than_tensorrt(keys: Keys) -> Keys:
+    """Yield the same keys, but for models whose backend is TensorRT's own, which honours them."""
+
+    def others(config: ModelConfig) -> Iterator[str]:
+        if config.backend != _TENSORRT:
+            yield from keys(config)
+
+    return others
+
+
+def _shape_tensors_in_batches(config: ModelConfig) -> Iterator[str]:
+    for side in ("input", "output") if config.max_batch_size > 0 else ():
+        for at, tensor in enumerate(getattr(config, side)):
+            if tensor.is_shape_tensor:
+                yield f"{side}[{at}].is_shape_tensor"
 
 
 def _by_capability(config: ModelConfig) -> Iterator[str]:
@@ -140,7 +161,7 @@ _REFUSALS: Final = (
     _Refusal(
         "optimization.execution_accelerators",
         _on_gpu_by_others,
-        "instances of KIND_GPU use CUDA without it, and its options are parameters of the model",
+        "for GPUs there are 'cuda' and 'tensorrt' for ONNX models, and 'tensorrt' for PyTorch",
     ),
     _Refusal(
         "optimization.execution_accelerators",
@@ -149,12 +170,17 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         "instance_group.secondary_devices",
-        _in_each("instance_group", "secondary_devices"),
+        _other_than_tensorrt(_in_each("instance_group", "secondary_devices")),
         "they are DLA cores, which only TensorRT engines run on",
     ),
     _Refusal(
+        "is_shape_tensor",
+        _shape_tensors_in_batches,
+        "batches of several requests have none here: write max_batch_size: 0, and dims with the batch's",
+    ),
+    _Refusal(
         "cc_model_filenames",
-        _by_capability,
+        _other_than_tensorrt(_by_capability),
         "use 'default_model_filename', or one repository for each GPU kind",
     ),
 )
@@ -170,13 +196,24 @@ _HINTS: Final = (
         _in_each("sequence_batching.state", "use_growable_memory"),
         "states are kept in the server's memory, and each may have another size than the one before",
     ),
-    _Hint(_not_empty("optimization.priority"), "the operating system's priority of a worker is left alone"),
-    _Hint(_not_empty("optimization.cuda.graphs"), "no backend here uses CUDA graphs"),
-    _Hint(_not_empty("optimization.cuda.busy_wait_events"), "no backend here waits on CUDA events"),
-    _Hint(_not_empty("optimization.cuda.graph_spec"), "no backend here uses CUDA graphs"),
     _Hint(
-        _not_empty("optimization.cuda.output_copy_stream"),
-        "no backend here copies on CUDA streams of its own",
+        _other_than_tensorrt(_not_empty("optimization.priority")),
+        "the operating system's priority of a worker is left alone",
+    ),
+    _Hint(
+        _other_than_tensorrt(_not_empty("optimization.cuda.graphs")), "only TensorRT uses CUDA graphs here"
+    ),
+    _Hint(
+        _other_than_tensorrt(_not_empty("optimization.cuda.busy_wait_events")),
+        "only TensorRT waits on CUDA events here",
+    ),
+    _Hint(
+        _other_than_tensorrt(_not_empty("optimization.cuda.graph_spec")),
+        "only TensorRT uses CUDA graphs here",
+    ),
+    _Hint(
+        _other_than_tensorrt(_not_empty("optimization.cuda.output_copy_stream")),
+        "only TensorRT copies on CUDA streams of its own here",
     ),
     _Hint(
         _not_empty("optimization.gather_kernel_buffer_threshold"),

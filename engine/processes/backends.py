@@ -27,20 +27,22 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
     "tensorflow": "engine.worker.backends.tensorflow.backend:TensorFlowBackend",
+    "tensorrt": "engine.worker.backends.tensorrt.backend:TensorRtBackend",
     "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
     "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
 }
 
 
-_NEEDS: Final[Mapping[str, tuple[str, str]]] = {
-    "fil": ("treelite", "fil"),
-    "onnxruntime": ("onnxruntime", "onnx"),
-    "openvino": ("openvino", "openvino"),
-    "pytorch": ("torch", "torch"),
-    "tensorflow": ("tensorflow", "tensorflow"),
-    "transformers": ("transformers", "llm"),
+_NEEDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "fil": ("fil", ("treelite",)),
+    "onnxruntime": ("onnx", ("onnxruntime",)),
+    "openvino": ("openvino", ("openvino",)),
+    "pytorch": ("torch", ("torch",)),
+    "tensorflow": ("tensorflow", ("tensorflow",)),
+    "tensorrt": ("tensorrt", ("tensorrt", "tensorrt_lean", "tensorrt_dispatch", "tensorrt_rtx")),
+    "transformers": ("llm", ("transformers",)),
 }
-"""What workers of our backends import, and the extra of Tritium that brings it."""
+"""What workers of our backends import, and the extra of Tritium that brings it. Any one of several does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,8 @@ def _missing(name: str) -> str:
 
     Its workers have the server's interpreter.
     """
-    package, extra = _NEEDS.get(name, ("", ""))
-    if not package or not is_missing(package):
+    extra, packages = _NEEDS.get(name, ("", ()))
+    if not packages or not all(map(is_missing, packages)):
         return ""
-    return f"the package '{package}' is not installed: {how_to_install(extra)}"
+    others = f" (or {', '.join(packages[1:])})" if packages[1:] else ""
+    return f"the package '{packages[0]}'{others} is not installed: {how_to_install(extra)}"

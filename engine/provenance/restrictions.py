@@ -38,6 +38,7 @@ _CARRIERS: Final = (
 )
 # Parameters that name a native library, wherever that lies and whatever its name.
 _LIBRARIES: Final = ("CPU_EXTENSION_PATH",)
+_PLUGINS: Final = "trt_extra_plugin_lib_paths"  # of an execution accelerator, separated by semicolons
 _WHY: Final = "--no-code-models forbids models that carry code"
 
 
@@ -87,9 +88,9 @@ def _code(config: ModelConfig, traits: BackendTraits, model_directory: Path) -> 
             message=f"custom operators are a native library, '{library}'; {_WHY}",
             key="model_operations.op_library_filename",
         )
-    for key, library in _libraries(config):
+    for _, key, library in _libraries(config):
         if not carried(library):
-            yield Problem(message=f"'{library}' is a native library; {_WHY}", key=f'parameters["{key}"]')
+            yield Problem(message=f"'{library}' is a native library; {_WHY}", key=key)
     if _environment(config):
         yield Problem(
             message=f"'{PATH_PARAMETER}' brings an environment of packages; {_WHY}",
@@ -101,24 +102,30 @@ def _code(config: ModelConfig, traits: BackendTraits, model_directory: Path) -> 
     yield from _files(model_directory)
 
 
-def _libraries(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield what a configuration names a native library by: key and value."""
-    for key in _LIBRARIES:
-        if key in config.parameters and config.parameters[key].string_value:
-            yield key, config.parameters[key].string_value
+def _libraries(config: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield what a configuration names a native library by: its name, key and value."""
+    for name in _LIBRARIES:
+        if name in config.parameters and config.parameters[name].string_value:
+            yield name, f'parameters["{name}"]', config.parameters[name].string_value
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        for path in accelerator.parameters.get(_PLUGINS, "").split(";"):
+            if path:
+                yield _PLUGINS, "optimization.execution_accelerators", path
 
 
 def _libraries_outside(config: ModelConfig, model_directory: Path) -> Iterator[Problem]:
     """Tell of libraries that the signature of a model's folder does not cover."""
-    for key, library in _libraries(config):
+    for name, key, library in _libraries(config):
         if not Path(library).resolve().is_relative_to(model_directory.resolve()):
             yield Problem(
                 message=(
-                    f"'{key}' is '{library}', outside the model's folder, so that no signature covers it;"
+                    f"'{name}' is '{library}', outside the model's folder, so that no signature covers it;"
                     " --require-signed forbids that"
                 ),
-                key=f'parameters["{key}"]',
-                hint=f"let the operator name it: --backend-config={config.backend},{key}={library}",
+                key=key,
+                hint=f"let the operator name it: --backend-config={config.backend},{name}={library}"
+                if name in _LIBRARIES
+                else "put it into the model's folder, and sign that again",
             )
 
 

@@ -1,5 +1,6 @@
 """A server on a machine whose GPUs are the stand-in of `fake_gpu`, as tests of whole servers start it."""
 
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,15 +11,18 @@ import trio
 from tests.survival.server import ServerProcess, until
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = "FAKE_PACKAGES"
 
 
 class ServerWithGpus(ServerProcess):
     @staticmethod
     def launch(command, environ, stdout, stderr):
+        # What stands in for a framework, in a folder that a test has named.
+        packages = filter(None, [environ.get(PACKAGES)])
         return subprocess.Popen(
             [sys.executable, "-m", "tests.support.serving_with_gpus", *command[4:]],
             cwd=ROOT,
-            env={**environ, "PYTHONPATH": str(ROOT)},
+            env={**environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *packages])},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -15,6 +15,8 @@ from actors.values.errors import ErrorCode
 from engine.config.inspection.wire import Port, Ports
 from engine.models.problems import Problem, Severity, did_you_mean
 from engine.settings.parameters import read_parameters, settings_of
+from engine.worker.backends.onnx_texts import unsupported
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from protocols.kserve.proto.model_config_pb2 import BatchInput, ModelConfig, ModelInput, ModelWarmup
 
 _CONTAINERS: Final = ("sequence", "map", "opaque", "sparse_tensor", "optional")
@@ -88,15 +90,18 @@ def _misfit(
         shape = port.shape or ()
         given = [1] * (config.max_batch_size > 0) + list(source.dims)
     if source.data_type in BY_NUMBER and typed in BY_NUMBER and typed != source.data_type:
-        spelt, wanted = BY_NUMBER[source.data_type].config_name, BY_NUMBER[typed].config_name
+        typed_as, wanted = BY_NUMBER[source.data_type].config_name, BY_NUMBER[typed].config_name
         yield Problem(
-            message=f"{what} gives input '{tensor.name}' as {spelt}, and the model takes {wanted}",
+            message=f"{what} gives input '{tensor.name}' as {typed_as}, and the model takes {wanted}",
             severity=severity,
             key=f"{key}.data_type",
         )
     if not _fits(shape, given) and min(given, default=0) >= 0:
         yield Problem(
-            message=f"{what} gives input '{tensor.name}' the shape {_spelt(given)}, and the model takes {_spelt(shape)}",
+            message=(
+                f"{what} gives input '{tensor.name}' the shape {spelt(given)}, and the model takes"
+                f" {spelt(shape)}"
+            ),
             severity=severity,
             key=f"{key}.dims",
         )
@@ -114,8 +119,7 @@ def _tensor(
         yield _refused(config, said, key=f"{side}[{at}].name", hint=did_you_mean(name, ports))
         return
     if port.spelling in _CONTAINERS:
-        said = f"{side} '{name}' is of type {port.spelling} and not a tensor"
-        yield _refused(config, said, key=f"{side}[{at}].name")
+        yield _told(unsupported(name, port.spelling), key=f"{side}[{at}].name")
         return
     wanted = BY_NUMBER.get(tensor.data_type)
     untyped = port.datatype is None and port.spelling.startswith("element type")
@@ -128,7 +132,7 @@ def _tensor(
             said = (
                 f"configuration expects model provides input with shape [-1]  for ragged input '{name}',"
                 " model provides"
-                f" {_spelt(port.shape)}"
+                f" {spelt(port.shape)}"
             )
             yield _refused(
                 config, said, key=f"{side}[{at}].allow_ragged_batch", hint=f"{file} has that shape"
@@ -138,13 +142,14 @@ def _tensor(
         return
     batches = config.max_batch_size > 0
     configured = [-1] * batches + _dims(tensor)
-    if not _fits(_open(config, side, name, port.shape or ()), configured):
-        batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
+    shape = _open(config, side, name, port.shape or ())
+    if not _fits(shape, configured):
         said = (
-            f"{side} '{name}': the model has shape {_spelt(port.shape or ())} but the configuration makes"
-            f" {_spelt(configured)}{batch}"
+            unbatchable(config.name, name, shape)
+            if batches and shape[0] != -1
+            else misfit(config.name, name, shape, configured, batches=batches)
         )
-        yield _refused(config, said, key=f"{side}[{at}].dims", hint=f"{file} has that shape")
+        yield _told(said, key=f"{side}[{at}].dims", hint=f"{file} has that shape")
 
 
 def _made(config: ModelConfig, ports: Mapping[str, Port], file: str) -> Iterator[Problem]:
@@ -169,12 +174,8 @@ def _made(config: ModelConfig, ports: Mapping[str, Port], file: str) -> Iterator
                 )
                 yield _refused(config, said, key=f"batch_input[{at}].data_type", hint=f"{file} has that type")
             if not _fits(port.shape or (), shape):
-                said = (
-                    f"input '{name}': the model has shape {_spelt(port.shape or ())} but the configuration"
-                    " makes"
-                    f" {_spelt(shape)}"
-                )
-                yield _refused(config, said, key=f"batch_input[{at}]", hint=f"{file} has that shape")
+                said = misfit(config.name, name, port.shape or (), shape, batches=False)
+                yield _told(said, key=f"batch_input[{at}]", hint=f"{file} has that shape")
 
 
 def _open(config: ModelConfig, side: str, name: str, shape: Sequence[int]) -> Sequence[int]:
@@ -197,7 +198,10 @@ def _dims(tensor: Any) -> list[int]:
 
 
 def _refused(config: ModelConfig, message: str, *, key: str, hint: str = "") -> Problem:
-    message = f"unable to load model '{config.name}', {message}"
+    return _told(f"unable to load model '{config.name}', {message}", key=key, hint=hint)
+
+
+def _told(message: str, *, key: str, hint: str = "") -> Problem:
     return Problem(message=message, key=key, hint=hint, code=ErrorCode.INTERNAL)
 
 
@@ -206,7 +210,3 @@ def _fits(shape: Sequence[int], given: Sequence[int]) -> bool:
     return not shape or (
         len(shape) == len(given) and all(own in (-1, other) for own, other in zip(shape, given, strict=True))
     )
-
-
-def _spelt(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

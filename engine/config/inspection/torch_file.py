@@ -151,26 +151,24 @@ def _signature(document: Any) -> Ports:
 
 
 def _check_arguments(spec: Any, count: int) -> None:
-    positional, keyword = spec[1]["children_spec"]
-    leaves = [*positional["children_spec"], *keyword["children_spec"]]
-    if any(leaf["children_spec"] for leaf in leaves) or len(leaves) != count:
-        raise Unreadable("its arguments are nested; only tensors are supported")
+    if sum(_leaves(spec[1], "takes")) != count:
+        raise Unreadable("its arguments can't be told apart")
 
 
 def _check_results(spec: Any, count: int) -> None:
-    if sum(_leaves(spec[1])) != count:
+    if sum(_leaves(spec[1], "returns")) != count:
         raise Unreadable("its results can't be told apart")
 
 
-def _leaves(spec: Any) -> Iterator[int]:
+def _leaves(spec: Any, verb: str) -> Iterator[int]:
     """Yield 1 for each leaf of a tree spec. Raises Unreadable for a container whose order is not known."""
     if spec["type"] is None:
         yield 1
     elif spec["type"] in _CONTAINERS:
         for child in spec["children_spec"]:
-            yield from _leaves(child)
+            yield from _leaves(child, verb)
     else:
-        raise Unreadable(f"it returns a {spec['type']}, whose parts have no order that is known here")
+        raise Unreadable(f"it {verb} a {spec['type']}, whose parts have no order that is known here")
 
 
 def _port(name: str, argument: Any, tensors: Any) -> Port:
@@ -225,7 +223,7 @@ def _package_sketch(in_spec: str, out_spec: str, code: str) -> Sketch:
         positional, keyword = json.loads(in_spec)[1]["children_spec"]
         names = [f"argument {at}" for at in range(len(positional["children_spec"]))]
         names += [f"'{key}'" for key in json.loads(keyword["context"])]
-        results = sum(_leaves(json.loads(out_spec)[1]))
+        results = sum(_leaves(json.loads(out_spec)[1], "returns"))
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise Unreadable("its generated code is of no form that is known here") from error
     if max(len(names), results) > _MOST_ARGUMENTS:

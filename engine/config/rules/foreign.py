@@ -18,10 +18,6 @@ _KNOWN: Final[Mapping[str, str]] = {
         f"DALI's backend is a C++ library: {_LIBRARY}; or serve 'model.dali' and 'dali.py' by package"
         f" 'nvidia-dali-cuda120', with {_SCRIPTED}"
     ),
-    "tensorrt": (
-        f"TensorRT's backend is a C++ library: {_LIBRARY}; or serve the model that the plan was built from by"
-        " 'onnxruntime'"
-    ),
     "paddle": (
         f"Paddle's backend is a C++ library: {_LIBRARY}; or serve the model by 'openvino'"
         " (docs/backends/openvino.md)"

@@ -1,13 +1,11 @@
-"""What a configuration and a model's file have to agree on, in the words of Triton's backends.
-
-Contract: backends.md section 1.3.
-"""
+"""What a configuration and a model's file have to agree on, for several backends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +21,7 @@ _DEFAULT = 4
 
 def spell(shape: Shape) -> str:
     """Return a shape for a message."""
-    return "[...]" if shape is None else f"[{','.join(map(str, shape))}]"
+    return "[...]" if shape is None else spelt(shape)
 
 
 def check_first_dimension(
@@ -32,11 +30,7 @@ def check_first_dimension(
     """Raise LoadError if a tensor of the model has no first dimension that can be the batch."""
     if shape and shape[0] in allowed:
         return
-    raise LoadError(
-        f"model '{model.name}', tensor '{tensor.name}': for the model to support batching the shape should"
-        " have at least 1 dimension and the first dimension must be -1; but shape expected by the model is"
-        f" {spell(shape)}"
-    )
+    raise LoadError(unbatchable(model.name, tensor.name, shape))
 
 
 def check_shape(
@@ -54,17 +48,8 @@ def check_shape(
         theirs in (-1, ours) or axis in cut or (batches and not axis)
         for axis, (theirs, ours) in enumerate(zip(shape, configured))
     )
-    if fits:
-        return
-    whole = (
-        "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
-        f" making complete shape {spell(configured)})"
-    )
-    raise LoadError(
-        f"model '{model.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
-        f" {spell(shape)}) but the model configuration specifies {len(configured)} dimensions"
-        f" {whole if batches else f'(shape {spell(configured)})'}"
-    )
+    if not fits:
+        raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))
 
 
 def default_batch_size(model: ModelInfo) -> int:

@@ -26,7 +26,10 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
+from engine.worker.backends import onnx_providers
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.onnx_texts import control_dims, no_such_control, unsupported
+from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -65,9 +68,6 @@ _LOST = re.compile(
     r"|ContextIsDestroyed|Assert|HardwareStackError|IllegalInstruction|MisalignedAddress|InvalidAddressSpace|InvalidPc"
     r"|LaunchFailure)\b"
 )
-_CUDA = "CUDAExecutionProvider"
-_OPENVINO = "OpenVINOExecutionProvider"
-_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 
 
 class _Port:
@@ -107,24 +107,18 @@ class OnnxRuntimeBackend(Backend):
 
         path = _artifact(model)
         options = _session_options(onnxruntime, model)
-        providers = _providers(onnxruntime, model)
+        threads = _integer(model, "intra_op_thread_count") or model.threads
+        asked = onnx_providers.providers(onnxruntime, model, threads)
         try:
             for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
                 options.register_custom_ops_library(_inside(model, library))
             # It must not fall back to providers that were not asked for.
-            self._session = onnxruntime.InferenceSession(
-                path, options, providers=providers, enable_fallback=0
-            )
+            self._session = onnxruntime.InferenceSession(path, options, providers=asked, enable_fallback=0)
         except LoadError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise LoadError(f"unable to load model '{model.name}', {_describe(error)}") from error
-        if model.kind == "GPU" and _CUDA not in self._session.get_providers():
-            # It leaves a provider out whose libraries can't be loaded, and says so in its log only.
-            raise LoadError(
-                f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but ONNX Runtime"
-                " could not start its CUDA provider; are CUDA and cuDNN installed, in the versions it was built for?"
-            )
+        onnx_providers.check_started(self._session, model, asked)
         self._run_options = _run_options(onnxruntime, model)
         self._value = onnxruntime.OrtValue
         self._log = model.log
@@ -313,10 +307,25 @@ def _integer(model: ModelInfo, key: str) -> int | None:
 
 
 def _switch(model: ModelInfo, key: str) -> bool | None:
-    value = _integer(model, key)
-    if value not in (None, 0, 1):
-        raise LoadError(f"model '{model.name}': parameter '{key}' must be 0 or 1, got '{value}'")
-    return None if value is None else bool(value)
+    text = model.parameters.get(key, model.settings.get(key))
+    if text is None:
+        return None
+    if text.lower() in ("true", "on", "1"):
+        return True
+    if text.lower() in ("false", "off", "0"):
+        return False
+    raise LoadError(f"model '{model.name}': parameter '{key}': failed to convert '{text}' to boolean")
+
+
+def _is_parallel(model: ModelInfo) -> bool:
+    text = model.parameters.get("execution_mode", "0")
+    if text not in ("0", "1"):
+        # The blanks are Triton's.
+        raise LoadError(
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got"
+            f" {text} ."
+        )
+    return text == "1"
 
 
 def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
@@ -333,7 +342,7 @@ def _session_options(onnxruntime: Any, model: ModelInfo) -> Any:
     inter = _integer(model, "inter_op_thread_count")
     if inter is not None:
         options.inter_op_num_threads = inter
-    if _switch(model, "execution_mode"):
+    if _is_parallel(model):
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     arena = _switch(model, "enable_mem_arena")
     if arena is not None:
@@ -378,45 +387,6 @@ def _inside(model: ModelInfo, filename: str) -> str:
     return path
 
 
-def _providers(onnxruntime: Any, model: ModelInfo) -> list[Any]:
-    providers = [*_of_accelerators(onnxruntime, model), "CPUExecutionProvider"]
-    if model.kind != "GPU":
-        return providers
-    onnxruntime.preload_dlls()  # CUDA and cuDNN may be pip packages, where the loader does not look
-    available = onnxruntime.get_available_providers()
-    if _CUDA not in available:
-        raise LoadError(
-            f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_GPU but the"
-            f" installed onnxruntime has no CUDA provider (it has {', '.join(available)});"
-            " install onnxruntime-gpu or use KIND_CPU"
-        )
-    cuda = {key: model.parameters[key] for key in _CUDA_KEYS if key in model.parameters}
-    return [(_CUDA, {**cuda, "device_id": str(model.device_id)}), *providers]
-
-
-def _of_accelerators(onnxruntime: Any, model: ModelInfo) -> list[Any]:
-    """Return the provider of `cpu_execution_accelerator`, whose one name is `openvino`.
-
-    As in Triton, its parameters mean nothing. It computes in FP32, on the threads that a session has.
-    """
-    accelerators = model.config.get("optimization", {}).get("execution_accelerators", {})
-    asked = accelerators.get("cpu_execution_accelerator", ())
-    if not asked:
-        return []
-    available = onnxruntime.get_available_providers()
-    if _OPENVINO not in available:
-        raise LoadError(
-            f"unable to load model '{model.name}', execution accelerator 'openvino' needs ONNX Runtime's"
-            f" provider for OpenVINO, and the installed one has {', '.join(available)}; give the server an"
-            " environment with the package onnxruntime-openvino in place of onnxruntime, or choose backend"
-            " 'openvino', which reads ONNX files as well"
-        )
-    if any(each.get("parameters") for each in asked):
-        model.log("warning", f"model '{model.name}': parameters of accelerator 'openvino' have no effect")
-    threads = _integer(model, "intra_op_thread_count") or model.threads
-    return [(_OPENVINO, {"device_type": "CPU", "precision": "FP32", "num_of_threads": str(threads)})]
-
-
 def _run_options(onnxruntime: Any, model: ModelInfo) -> Any:
     shrink = model.parameters.get("memory.enable_memory_arena_shrinkage")
     if not shrink:
@@ -443,6 +413,7 @@ def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
                 f" ragged input '{tensor.name}', which is not supported for optional input"
             )
     made = made_tensors(model)
+    _check_controls(model, required)
     expected = sum(tensor.name not in defaulted for tensor in model.inputs) + len(made)
     if expected != len(required):
         raise LoadError(
@@ -453,6 +424,19 @@ def _check_inputs(session: Any, model: ModelInfo) -> list[_Port]:
     return [_check(tensor, nodes, model, "input") for tensor in model.inputs] + [
         _check(tensor, nodes, model, "input", made=True) for tensor in made
     ]
+
+
+def _check_controls(model: ModelInfo, nodes: Mapping[str, Any]) -> None:
+    """Compare what a scheduler sends with each request. Raises LoadError."""
+    sequences = model.config.get("sequence_batching") or {}
+    for control in sequences.get("control_input", ()):
+        name = control.get("name", "")
+        node = nodes.get(name)
+        if node is None:
+            raise LoadError(no_such_control(name))
+        dims = [dim if isinstance(dim, int) else -1 for dim in node.shape][model.max_batch_size > 0 :]
+        if dims and dims not in ([1], [-1]):
+            raise LoadError(control_dims(model.name, name, dims))
 
 
 def _check_outputs(session: Any, model: ModelInfo) -> list[_Port]:
@@ -483,7 +467,7 @@ def _check(
             raise LoadError(
                 f"unable to load model '{model.name}', configuration expects model provides input with"
                 " shape [-1]  for ragged"
-                f" input '{tensor.name}', model provides {_spell(shape)}"
+                f" input '{tensor.name}', model provides {spelt(shape)}"
             )
         return _Port(tensor, joined=True)
     batches = bool(model.max_batch_size) and not made
@@ -498,12 +482,9 @@ def _check(
             for axis, (theirs, ours) in enumerate(zip(shape, configured))
         )
     ):
-        batch = " (the first is the batch dimension, since max_batch_size > 0)" if batches else ""
-        raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}': the model has shape"
-            f" {_spell(shape)}"
-            f" but the configuration makes {_spell(configured)}{batch}"
-        )
+        if batches and shape[0] != -1:
+            raise LoadError(unbatchable(model.name, tensor.name, shape))
+        raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))
     return _Port(tensor, scalar=scalar)
 
 
@@ -527,9 +508,7 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
             f" allowed {side}s are: {', '.join(sorted(nodes))}"
         )
     if not node.type.startswith("tensor("):
-        raise LoadError(
-            f"unable to load model '{model.name}', {side} '{tensor.name}' is of type {node.type} and not a tensor"
-        )
+        raise LoadError(unsupported(tensor.name, node.type))
     provided = _DATATYPES.get(node.type)
     if provided is not tensor.datatype:
         spelt = "TYPE_INVALID" if provided is None else provided.config_name
@@ -538,7 +517,3 @@ def _check_kind(tensor: TensorInfo, nodes: Mapping[str, Any], model: ModelInfo, 
             f" for {side} '{tensor.name}', model provides {spelt}"
         )
     return node
-
-
-def _spell(shape: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"

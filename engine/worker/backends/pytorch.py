@@ -30,6 +30,7 @@ import numpy as np
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
 from engine.worker.backends.base import Backend, LoadError
+from engine.worker.backends.torch_accelerating import DTYPES
 from engine.worker.backends.torch_loading import (
     DEFAULT_ARTIFACTS,
     amp_dtype,
@@ -58,21 +59,6 @@ if TYPE_CHECKING:
     from engine.worker.backends.torch_names import Path
 
 _NOTHING: frozenset[str] = frozenset()
-_TORCH_NAMES = {
-    DataType.BOOL: "bool",
-    DataType.UINT8: "uint8",
-    DataType.UINT16: "uint16",
-    DataType.UINT32: "uint32",
-    DataType.UINT64: "uint64",
-    DataType.INT8: "int8",
-    DataType.INT16: "int16",
-    DataType.INT32: "int32",
-    DataType.INT64: "int64",
-    DataType.FP16: "float16",
-    DataType.FP32: "float32",
-    DataType.FP64: "float64",
-    DataType.BF16: "bfloat16",
-}
 
 
 class PyTorchBackend(Backend):
@@ -99,7 +85,7 @@ class PyTorchBackend(Backend):
 
         self._torch = torch
         self._log = model.log
-        self._dtypes = {datatype: getattr(torch, name) for datatype, name in _TORCH_NAMES.items()}
+        self._dtypes = {datatype: getattr(torch, name) for datatype, name in DTYPES.items()}
         fed = [*model.inputs, *made_tensors(model)]
         self._positions = {tensor.name: position for position, tensor in enumerate(fed)}
         self._bfloat16 = {tensor.name for tensor in model.inputs if tensor.datatype is DataType.BF16}

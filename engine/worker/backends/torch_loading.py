@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
-from engine.worker.backends.torch_names import output_paths, package_inputs, script_inputs
+from engine.worker.backends.torch_accelerating import accelerator_of, runtime, was_compiled
+from engine.worker.backends.torch_names import argument_paths, output_paths, package_inputs, script_inputs
 from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def load_program(torch: Any, model: ModelInfo, device: Any) -> Program:
     """Load the model's artifact, of whichever kind it is. Raises LoadError, or what torch raises."""
     path = _artifact(model)
     members = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    if members and was_compiled(path, members):
+        runtime(model)
     kinds = {member.split("/", 2)[1] for member in members if "/" in member}
     if "code" in kinds or not members:
         return _load_script(torch, path, model, device)
@@ -181,12 +184,18 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         module = torch.jit.load(path, map_location=None if model.kind == "MODEL" else device).eval()
     schema = module.forward.schema
+    accelerator = accelerator_of(model)
     arguments = schema.arguments[1:]  # without self
     inputs = [*model.inputs, *made_tensors(model)]
     names = [tensor.name for tensor in inputs]
     types = {argument.name: str(argument.type) for argument in arguments}
     paths = output_paths([tensor.name for tensor in model.outputs])
     if list(types.values()) == ["Dict[str, Tensor]"]:
+        if accelerator is not None:
+            raise LoadError(
+                f"unable to load model '{model.name}', execution accelerator 'tensorrt' takes no model whose"
+                " argument is a dict"
+            )
         return Program(
             lambda tensors: module({name: t for name, t in zip(names, tensors) if t is not None}), paths
         )
@@ -203,6 +212,15 @@ def _load_script(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
         _check_script_type(model, "input", tensor, types[keyword])
     if len(schema.returns) == 1:
         _check_script_returns(model, schema.returns[0].type, paths)
+    if accelerator is not None:
+        order = [keywords.index(name) for name in types if name in keywords]
+        if [keywords[at] for at in order] != list(types)[: len(order)]:
+            raise LoadError(
+                f"unable to load model '{model.name}', execution accelerator 'tensorrt' needs all arguments"
+                f" before the last one that is configured: {', '.join(types)}"
+            )
+        compiled = accelerator.of_script(torch, module, [inputs[at] for at in order])
+        return Program(lambda tensors: compiled(*[tensors[at] for at in order]), paths)
     return Program(
         lambda tensors: module(**{key: t for key, t in zip(keywords, tensors) if t is not None}), paths
     )
@@ -256,10 +274,22 @@ def _load_export(torch: Any, path: str, model: ModelInfo, device: Any) -> Progra
 
         program = move_to_device_pass(program, str(device))
     spec = torch.utils._pytree.treespec_dumps(program.call_spec.in_spec)  # noqa: SLF001  # no public name
-    return _package_program(program.module(), spec, model)
+    accelerator = accelerator_of(model)
+
+    def make(inputs: Sequence[TensorInfo], tree: Any) -> Any:
+        return (
+            program.module() if accelerator is None else accelerator.of_program(torch, program, inputs, tree)
+        )
+
+    return _package_program(torch, make, spec, model)
 
 
 def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInfo) -> Program:
+    if accelerator_of(model) is not None:
+        raise LoadError(
+            f"unable to load model '{model.name}', execution accelerator 'tensorrt' can't compile an"
+            " AOTInductor package, which is compiled already: serve the program that it was made of"
+        )
     if "tritium.amp" in model.parameters:
         raise LoadError(
             f"model '{model.name}': 'tritium.amp' can't change an AOTInductor package, whose precision is compiled in"
@@ -274,7 +304,7 @@ def _load_package(torch: Any, path: str, members: Sequence[str], model: ModelInf
     index = model.device_id if model.kind == "GPU" else -1
     # It is documented under this name.
     package = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001
-    return _package_program(package, package.loader.get_call_spec()[0], model)
+    return _package_program(torch, lambda inputs, tree: package, package.loader.get_call_spec()[0], model)
 
 
 def _check_machine(metadata: Mapping[str, str], model: ModelInfo) -> None:
@@ -307,26 +337,24 @@ def _cpu_flags() -> set[str]:
     return {"", *_CPU_FLAGS.values()}
 
 
-def _package_program(call: Callable[..., Any], spec: str, model: ModelInfo) -> Program:
+def _package_program(
+    torch: Any, make: Callable[[Sequence[TensorInfo], Any], Any], spec: str, model: ModelInfo
+) -> Program:
     """Return the program of a callable whose arguments are described by a serialised tree.
 
-    The tree is that of `treespec_dumps`.
+    The tree is that of `treespec_dumps`. `make` returns the callable, for the configured inputs in the order
+    of the tree's leaves.
     """
-    positional, keyword = json.loads(spec)[1]["children_spec"]
-    for child in [*positional["children_spec"], *keyword["children_spec"]]:
-        if child["children_spec"]:
-            raise LoadError(
-                f"unable to load model '{model.name}', its arguments are nested; only tensors are supported"
-            )
-    keywords = json.loads(keyword["context"])
+    pytree = torch.utils._pytree  # noqa: SLF001  # no public name
+    tree = pytree.treespec_loads(spec)
     inputs = [*model.inputs, *made_tensors(model)]
-    names = [tensor.name for tensor in inputs]
-    places = package_inputs(names, len(positional["children_spec"]), keywords, model.name)
+    places = package_inputs([tensor.name for tensor in inputs], argument_paths(spec), model.name)
     paths = output_paths([tensor.name for tensor in model.outputs])
-    order = [places.index(position) for position in range(len(positional["children_spec"]))]
-    named = [(key, places.index(key)) for key in keywords]
+    order = [places.index(leaf) for leaf in range(len(places))]
+    call = make([inputs[at] for at in order], tree)
 
     def run(tensors: Sequence[Any]) -> Any:
-        return call(*[tensors[i] for i in order], **{key: tensors[i] for key, i in named})
+        arguments, keywords = pytree.tree_unflatten([tensors[at] for at in order], tree)
+        return call(*arguments, **keywords)
 
     return Program(run, paths)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError
+from engine.worker.backends.torch_accelerating import is_compiler, runtime
 from engine.worker.backends.torch_loading import Program, device_of
 from engine.worker.joining import made_tensors
 
@@ -135,6 +136,8 @@ def _compiled(
 ) -> Any:
     """Return what `torch.compile` makes of a module. It compiles when it is first called."""
     given = options or {}
+    if is_compiler(given.get("backend")):
+        runtime(model)  # which makes the name known to torch
     if device.type == "cpu" and not given.get("disable") and given.get("backend", "inductor") == "inductor":
         compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
         if not any(shutil.which(each) for each in (compiler[0], "clang++")):

@@ -2,27 +2,27 @@
 
 Contract: model_config.md section 8.2.
 
-Decisions over names only; nothing here knows torch. A *place* says where an input goes: a position among the
-positional arguments, or a keyword. A *path* says where an output is found: the keys and indices that lead
-from the returned value to it. An `int` in place of a path counts the returned value's leaves.
+Decisions over names only; nothing here knows torch. A *path* says where an input goes or an output is found:
+the keys and indices that lead to it from the arguments, or from the returned value. An `int` in place of a
+path counts the leaves.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.base import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Union
 
-    Place = Union[int, str]
     Path = tuple[Union[int, str], ...]
 
 _INDEXED = re.compile(r".+__(\d{1,4})")
-_ARGUMENT = re.compile(r"(ARGS|KWARGS)\[\s*(?:(\d{1,4})|['\"]?([^\]\['\"]+)['\"]?)\s*\]")
+_ARGUMENT = re.compile(r"(ARGS|KWARGS)((?:\[[^\]\[]+\])+)")
 _RESULT = re.compile(r"RESULT((?:\[[^\]\[]+\])*)")
 _KEY = re.compile(r"\[\s*(?:(-?\d{1,4})|['\"]?([^\]\['\"]+)['\"]?)\s*\]")
 
@@ -42,45 +42,61 @@ def script_inputs(names: Sequence[str], arguments: Sequence[str], model: str) ->
     return _checked(indices, names, len(arguments), model) if indices else list(range(len(names)))
 
 
-def package_inputs(names: Sequence[str], positional: int, keywords: Sequence[str], model: str) -> list[Place]:
-    """Return the place of each input of a torch.export program or an AOTInductor package.
+def package_inputs(names: Sequence[str], leaves: Sequence[Path], model: str) -> list[int]:
+    """Return which argument each input of a torch.export program or an AOTInductor package is.
 
-    Inputs go by `ARGS[i]` and `KWARGS[name]`, else by `<name>__<index>` over positional and then keyword
-    arguments, else in that order. Raises LoadError if not exactly these arguments are given.
+    `leaves` are the paths of its tensors from `ARGS` and `KWARGS` on, as `argument_paths` gives them. Inputs
+    go by `ARGS[i]` and `KWARGS[name]`, with more keys behind them where arguments are nested, else by
+    `<name>__<index>` over the leaves, else in their order. Raises LoadError if not exactly these are given.
     """
-    order: list[Place] = [*range(positional), *keywords]
-    if len(names) != len(order):
-        raise _counts(model, names, len(order))
+    if len(names) != len(leaves):
+        raise _counts(model, names, len(leaves))
     matches = [_ARGUMENT.fullmatch(name) for name in names]
-    if all(matches):
-        places: list[Place] = [
-            int(match[2]) if match[1] == "ARGS" and match[2] else match[2] or match[3]
-            for match in matches
-            if match
-        ]
-    else:
+    if not all(matches):
         indices = _indices(names)
-        if not indices:
-            return order
-        places = [order[index] for index in _checked(indices, names, len(order), model)]
-    if set(places) != set(order):
-        known = ", ".join([f"ARGS[{i}]" for i in range(positional)] + [f"KWARGS[{key}]" for key in keywords])
+        return _checked(indices, names, len(leaves), model) if indices else list(range(len(names)))
+    known = [tuple(map(str, leaf)) for leaf in leaves]
+    asked = [(match[1], *map(str, _keys(match[2]))) for match in matches if match]
+    if set(asked) != set(known):
+        spelt = ", ".join(str(leaf[0]) + "".join(f"[{key}]" for key in leaf[1:]) for leaf in leaves)
         raise LoadError(
-            f"unable to load model '{model}', inputs {', '.join(names)} do not name its arguments: {known}"
+            f"unable to load model '{model}', inputs {', '.join(names)} do not name its arguments: {spelt}"
         )
-    return places
+    return [known.index(path) for path in asked]
+
+
+def argument_paths(spec: str) -> list[Path]:
+    """Return the paths of all tensors that a callable takes, in order.
+
+    `spec` describes positional and keyword arguments, as torch's `treespec_dumps` writes it.
+    """
+    positional, keyword = json.loads(spec)[1]["children_spec"]
+    return [*_leaves(positional, ("ARGS",)), *_leaves(keyword, ("KWARGS",))]
+
+
+def _leaves(node: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    if node["type"] is None:
+        yield path
+        return
+    children = node["children_spec"]
+    context = node["context"]
+    named = json.loads(context) if isinstance(context, str) else context
+    # A dict has its keys there; a list and a tuple have nothing.
+    keys = named if isinstance(named, list) and len(named) == len(children) else range(len(children))
+    for key, child in zip(keys, children):
+        yield from _leaves(child, (*path, key))
 
 
 def output_paths(names: Sequence[str]) -> list[int | Path]:
     """Return where each output lies: by `RESULT[...]`, else by `<name>__<index>`, else in order."""
     matches = [_RESULT.fullmatch(name) for name in names]
     if all(matches):
-        return [
-            tuple(int(key[1]) if key[1] else key[2] for key in _KEY.finditer(match[1]))
-            for match in matches
-            if match
-        ]
+        return [_keys(match[1]) for match in matches if match]
     return [*(_indices(names) or range(len(names)))]
+
+
+def _keys(written: str) -> Path:
+    return tuple(int(key[1]) if key[1] else key[2] for key in _KEY.finditer(written))
 
 
 def _indices(names: Sequence[str]) -> list[int]:

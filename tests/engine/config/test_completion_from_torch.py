@@ -325,7 +325,7 @@ NESTED = json.loads(results_of(None, None))[1]
         (([tensor()], [tensor(1)]), "argument 0 of its forward is a scalar"),
         (([tensor(1)], [{"as_int": 1}]), "it returns no tensor"),
         (([{"as_int": 3}], [tensor(1)]), "'INPUT__0' is of type int, and only tensors can be sent"),
-        (([tensor(1), tensor(1)], [tensor(1)], {"in_spec": spec_of(1)}), "its arguments are nested"),
+        (([tensor(1), tensor(1)], [tensor(1)], {"in_spec": spec_of(1)}), "its arguments can't be told apart"),
         (([tensor(1)], [tensor(1)], {"out_spec": results_of(None, None)}), "its results can't be told apart"),
         (([tensor(1)], [tensor(1)], {"out_spec": results_of(None, kind="mine.Output")}), "it returns a mine.Output"),
         (([tensor(1)], [tensor(1)], {"out_spec": "[]"}), "is no exported program as torch writes them"),

@@ -205,7 +205,6 @@ def test_a_backends_folder_that_has_gone_is_no_error_of_its_digest(write_model, 
             "dali",
             "put its libtriton_dali.so into <--backend-directory>/dali; or serve 'model.dali' and 'dali.py'",
         ),
-        ("tensorrt", "serve the model that the plan was built from by 'onnxruntime'"),
         ("square", "docs/decoupled.md"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from engine.config.load import load_model_config
 from engine.models.links import Links
+from engine.processes.backends import BackendTraits
 from tests.engine.config.test_configuration_loading import ONNX
 
 PYTHON = (
@@ -161,3 +162,20 @@ def test_what_the_server_may_not_read_is_told(write_model, loading, elsewhere):
     directory = write_model(config=ONNX.removesuffix("}") + "label_filename: 'labels.txt' }")
     (directory / "labels.txt").symlink_to(elsewhere / "labels")
     assert "Permission denied" in loading(directory).reason
+
+
+def test_a_plan_for_one_kind_of_gpu_may_not_lie_elsewhere(write_model, elsewhere):
+    (elsewhere / "plan").touch()
+    config = (
+        'platform: "tensorrt_plan" max_batch_size: 1 instance_group { kind: KIND_CPU }'
+        ' cc_model_filenames { key: "8.6" value: "ampere.plan" }'
+    )
+    directory = write_model(config=config, files={"1/model.plan": b""})
+    (directory / "1/ampere.plan").symlink_to(elsewhere / "plan")
+    traits = {"tensorrt": BackendTraits(name="tensorrt", default_artifact="model.plan")}
+    (error,) = load_model_config(directory, backends=traits).errors
+    assert (error.key, error.message) == (
+        'cc_model_filenames["8.6"]',
+        "model file 'ampere.plan' of model 'm', version 1, is outside the model repository",
+    )
+    assert load_model_config(directory, backends=traits, links=Links.ANYWHERE).ok

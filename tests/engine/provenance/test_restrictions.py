@@ -149,6 +149,19 @@ def test_a_backend_says_for_itself_that_it_runs_no_code():
     ]
 
 
+def plugins(paths):
+    given = f'parameters {{ key: "trt_extra_plugin_lib_paths" value: "{paths}" }}'
+    accelerator = f'gpu_execution_accelerator {{ name: "tensorrt" {given} }}'
+    return f"optimization {{ execution_accelerators {{ {accelerator} }} }}"
+
+
+def test_plugins_of_an_accelerator_are_code(tmp_path):
+    said = errors(tmp_path, {**ONNX, "config.pbtxt": plugins("/opt/plugins")})
+    assert said == ["'/opt/plugins' is a native library; --no-code-models forbids models that carry code"]
+    said = errors(tmp_path, {**ONNX, "config.pbtxt": plugins(f"{tmp_path}/m/a.so;/opt/b.so")}, SIGNED)
+    assert "'trt_extra_plugin_lib_paths' is '/opt/b.so', outside the model's folder" in said[-1]
+
+
 @pytest.mark.parametrize(("path", "forbidden"), [("/opt/libops.so", True), ("{model}/libops.so", False)])
 def test_a_library_outside_a_signed_folder_is_refused(tmp_path, path, forbidden):
     named = path.format(model=tmp_path / "m")

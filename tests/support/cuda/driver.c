@@ -202,3 +202,5 @@ int cuGetErrorName(int status, const char **name) {
           : "CUDA_ERROR_INVALID_VALUE";
     return SUCCESS;
 }
+
+#include "streams.c"

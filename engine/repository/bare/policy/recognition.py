@@ -28,6 +28,7 @@ _AT_THE_START: Final = (
     (b"\x89HDF\r\n\x1a\n", formats.HDF5),
     (b"ptrt", formats.TENSORRT),
     (b"ftrt", formats.TENSORRT),
+    (b"vtrt", formats.TENSORRT),  # of TensorRT-RTX
     (b"\x93NUMPY", formats.ARRAYS),
     (b"CBM1", formats.CATBOOST),
     (b"binf", formats.XGBOOST_BINARY),

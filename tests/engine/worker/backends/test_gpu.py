@@ -399,6 +399,31 @@ def test_onnx_takes_the_cuda_providers_options(onnx_network):
     check(backend, model, rows(4), tolerance=TF32)
 
 
+def accelerated(name, **parameters):
+    accelerator = {"name": name, "parameters": parameters}
+    return {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}}
+
+
+@needs_onnxruntime_gpu
+def test_onnx_takes_the_options_of_the_accelerator_for_cuda(onnx_network):
+    config = accelerated("cuda", cudnn_conv_algo_search="1", use_ep_level_unified_stream="1")
+    backend, model = load(OnnxRuntimeBackend, onnx_network, *ONNX, config=config)
+    check(backend, model, rows(4), tolerance=TF32)
+
+
+@pytest.mark.skipif(
+    "TensorrtExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="the installed onnxruntime has no provider for TensorRT",
+)
+@pytest.mark.parametrize("mode", ["FP32", "FP16"])
+def test_onnx_through_tensorrt_equals_the_cpu(onnx_network, tmp_path, mode):
+    cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(tmp_path)}
+    config = accelerated("tensorrt", precision_mode=mode, **cache)
+    backend, model = load(OnnxRuntimeBackend, onnx_network, *ONNX, config=config)
+    check(backend, model, rows(4), rows(1), tolerance=TF32)
+    assert list(tmp_path.iterdir())
+
+
 @needs_onnxruntime_gpu
 def test_onnx_bfloat16_keeps_its_bits(onnx_model):
     shape = ["n", 3]

@@ -142,6 +142,12 @@ def test_text_goes_through_as_utf8(onnx_model):
     assert second.outputs["Y"].tolist() == [b""]
 
 
+def test_a_nul_in_a_text_is_kept(onnx_model):
+    backend, model = text_model(onnx_model)
+    [answer] = run(backend, model, [LocalRequest({"X": np.array([b"a\0b\0"], object)})])
+    assert answer.outputs["Y"].tolist() == [b"a\0b\0a\0b\0"]
+
+
 def test_bytes_that_are_not_utf8_fail_their_own_request(onnx_model):
     backend, model = text_model(onnx_model)
     bad, good = run(
@@ -259,12 +265,14 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [("X", DataType.INT32, [4])],
             {},
-            "unable to load model 'model', configuration expects datatype TYPE_INT32 for input 'X', model provides TYPE_FP32",
+            "unable to load model 'model', configuration expects datatype TYPE_INT32 for input 'X', model"
+            " provides TYPE_FP32",
         ),
         (
             [TensorInfo("X", FP32, [4], optional=True)],
             {},
-            "unable to load model 'model', optional input 'X' is not supported for models that support batching",
+            "unable to load model 'model', optional input 'X' is not supported for models that support"
+            " batching",
         ),
         (
             [("W", FP32, [4])],
@@ -274,13 +282,16 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [("X", FP32, [5])],
             {},
-            "unable to load model 'model', input 'X': the model has shape [-1,4] but the configuration makes [-1,5]"
-            " (the first is the batch dimension, since max_batch_size > 0)",
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model"
+            " configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0"
+            " followed by the"
+            " explicit tensor shape, making complete shape [-1,5])",
         ),
         (
             [X],
             {"max_batch_size": 0},
-            "unable to load model 'model', input 'X': the model has shape [-1,4] but the configuration makes [4]",
+            "model 'model', tensor 'X': the model expects 2 dimensions (shape [-1,4]) but the model"
+            " configuration specifies 1 dimensions (shape [4])",
         ),
         (
             [X],
@@ -290,7 +301,24 @@ X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
         (
             [X],
             {"parameters": {"enable_mem_arena": "2"}},
-            "model 'model': parameter 'enable_mem_arena' must be 0 or 1, got '2'",
+            "model 'model': parameter 'enable_mem_arena': failed to convert '2' to boolean",
+        ),
+        (
+            [X],
+            {"parameters": {"execution_mode": "2"}},
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got"
+            " 2 .",
+        ),
+        (
+            [X],
+            {"config": {"sequence_batching": {"control_input": [{"name": "START"}]}}},
+            "configuration specified sequence control 'START', but model does not provide that input",
+        ),
+        (
+            [X],
+            {"config": {"sequence_batching": {"control_input": [{"name": "X"}]}}},
+            "unable to load model 'model', sequence control 'X' in model has dims [4] but dims [1] is"
+            " expected",
         ),
         (
             [X],
@@ -370,7 +398,7 @@ def test_a_non_tensor_output_is_refused_only_if_it_is_configured(onnx_model):
     model.graph.output.append(helper.make_value_info("S", helper.make_sequence_type_proto(element)))
     onnx.save(model, path)
     load(directory, [X], [Y], max_batch_size=4)
-    with pytest.raises(LoadError, match=r"output 'S' is of type seq\(tensor\(float\)\) and not a tensor"):
+    with pytest.raises(LoadError, match="Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'S', expected"):
         load(directory, [X], [Y, ("S", FP32, [4])], max_batch_size=4)
 
 

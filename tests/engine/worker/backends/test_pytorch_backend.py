@@ -91,6 +91,13 @@ class Nested(torch.nn.Module):
         return {"first": x * scale, "rest": (x, [x + 1])}
 
 
+class NestedArguments(torch.nn.Module):
+    """Tensors within arguments."""
+
+    def forward(self, plain, pair, *, named):
+        return plain + pair[0] * named["x"] + pair[1] * named["y"][0]
+
+
 def load(directory, inputs, outputs, **options):
     info = model_info(
         directory,
@@ -207,6 +214,28 @@ def test_nested_results_and_keywords_have_places(export):
     x, scale = np.array([1, 2], "f4"), np.array([3, 4], "f4")
     [answer] = run(backend, model, [LocalRequest({"ARGS[0]": x, "KWARGS[scale]": scale})])
     assert [array.tolist() for array in answer.outputs.values()] == [[3, 8], [2, 3]]
+
+
+NESTED = {
+    "ARGS[0]": 1,
+    "ARGS[1][0]": 10,
+    "ARGS[1][1]": 100,
+    "KWARGS[named]['x']": 2,
+    "KWARGS[named][y][0]": 3,
+}
+
+
+@pytest.mark.parametrize("names", [list(NESTED), list(NESTED)[::-1], [f"INPUT__{at}" for at in range(5)]])
+def test_nested_arguments_have_places(version_directory, names):
+    a, b, c, x, y = (torch.ones(2) for _ in range(5))
+    program = torch.export.export(NestedArguments(), (a, [b, c]), {"named": {"x": x, "y": (y,)}})
+    torch.export.save(program, version_directory / "model.pt2")
+    backend, model = load(version_directory, [(name, FP32, [2]) for name in names], [("SUM", FP32, [2])])
+    sent = NESTED if set(names) == set(NESTED) else dict(zip(names, NESTED.values(), strict=True))
+    [answer] = run(
+        backend, model, [LocalRequest({name: np.full(2, value, "f4") for name, value in sent.items()})]
+    )
+    assert answer.outputs["SUM"].tolist() == [1 + 10 * 2 + 100 * 3] * 2
 
 
 def test_threads_are_the_models(script):
@@ -610,18 +639,23 @@ def test_script_inputs_without_a_place_are_refused(names, reason):
         script_inputs(names, ["a", "b"], "m")
 
 
+TWO = [("ARGS", 0), ("ARGS", 1)]
+SCALED = [("ARGS", 0), ("KWARGS", "scale")]
+
+
 @pytest.mark.parametrize(
-    ("names", "positional", "keywords", "places"),
+    ("names", "leaves", "places"),
     [
-        (["ARGS[1]", "ARGS[0]"], 2, [], [1, 0]),
-        (["KWARGS[scale]", "ARGS[0]"], 1, ["scale"], ["scale", 0]),
-        (["KWARGS['scale']", "ARGS[ 0 ]"], 1, ["scale"], ["scale", 0]),
-        (["IN__1", "IN__0"], 1, ["scale"], ["scale", 0]),
-        (["x", "y"], 1, ["scale"], [0, "scale"]),
+        (["ARGS[1]", "ARGS[0]"], TWO, [1, 0]),
+        (["KWARGS[scale]", "ARGS[0]"], SCALED, [1, 0]),
+        (["KWARGS['scale']", "ARGS[ 0 ]"], SCALED, [1, 0]),
+        (["IN__1", "IN__0"], SCALED, [1, 0]),
+        (["x", "y"], SCALED, [0, 1]),
+        (["KWARGS[pair][1]", "ARGS[0][x]"], [("ARGS", 0, "x"), ("KWARGS", "pair", 1)], [1, 0]),
     ],
 )
-def test_package_inputs_go_by_place_then_index_then_order(names, positional, keywords, places):
-    assert package_inputs(names, positional, keywords, "m") == places
+def test_package_inputs_go_by_place_then_index_then_order(names, leaves, places):
+    assert package_inputs(names, leaves, "m") == places
 
 
 @pytest.mark.parametrize(
@@ -629,12 +663,12 @@ def test_package_inputs_go_by_place_then_index_then_order(names, positional, key
 )
 def test_package_inputs_must_name_every_argument(names):
     with pytest.raises(LoadError, match=r"do not name its arguments: ARGS\[0\], ARGS\[1\]"):
-        package_inputs(names, 2, [], "m")
+        package_inputs(names, TWO, "m")
 
 
 def test_package_inputs_must_be_as_many_as_the_arguments():
     with pytest.raises(LoadError, match="configuration expects 1 inputs, model provides 2"):
-        package_inputs(["x"], 2, [], "m")
+        package_inputs(["x"], TWO, "m")
 
 
 @pytest.mark.parametrize(
