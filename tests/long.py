@@ -20,13 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.environments import VLLM, Environment, NotMade
+from tests.support.environments import TENSORFLOW, VLLM, Environment, NotMade
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
 FRAMEWORKS: Final = "tests/survival/test_survival_frameworks.py"
 LANGUAGES: Final = ("tests/conformance/test_language_engines.py", "tests/examples/test_llm_examples.py")
 VLLM_ENGINE: Final = "tests/engine/worker/language/test_vllm_engine.py"
+OF_TENSORFLOW: Final = "tests/engine/worker/backends/tensorflow"
+SERVED_BY_TENSORFLOW: Final = "tests/conformance/test_tensorflow_models.py"
+_ELSEWHERE: Final = (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,7 @@ PARTS: Final = {
     ),
     "storms": Part(
         help="storms, leaks and campaigns at full length (tests marked `long`)",
-        commands=(
-            (*PYTEST, "-m", "long", *(f"--ignore={each}" for each in (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE))),
-        ),
+        commands=((*PYTEST, "-m", "long", *(f"--ignore={each}" for each in _ELSEWHERE)),),
         environ={"TRITIUM_TESTS_FRESH": "1"},
     ),
     "examples": Part(
@@ -100,6 +101,18 @@ PARTS: Final = {
             ),
         ),
         environments=(VLLM,),
+    ),
+    "tensorflow": Part(
+        help="models on TensorFlow, which is installed for it unless"
+        f" {TENSORFLOW.variable} names an environment",
+        commands=(
+            (
+                *("-m", "tests.support.elsewhere", TENSORFLOW.variable),
+                *("--quiet", "-m", "long or not long", "--numprocesses=0", OF_TENSORFLOW),
+            ),
+            (*PYTEST, "-m", "long", "--numprocesses=0", SERVED_BY_TENSORFLOW),
+        ),
+        environments=(TENSORFLOW,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

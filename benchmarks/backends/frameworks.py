@@ -110,4 +110,39 @@ class OpenVino(Framework):
         return lambda x: request.infer({"X": x}, share_inputs=True)["Y"]  # type: ignore[no-any-return]
 
 
-FRAMEWORKS: Final = {each.backend: each for each in (Onnx(), OpenVino())}
+class TensorFlow(Framework):
+    """TensorFlow, through the signature of a SavedModel, as its own users call it."""
+
+    backend = "tensorflow"
+
+    def write(self, version: Path) -> None:
+        """Write `model.savedmodel`."""
+        import tensorflow as tf
+
+        def layers(X: Any) -> dict[str, Any]:  # the input's name
+            node = X
+            for each in weights():
+                node = tf.nn.relu(tf.matmul(node, each))
+            return {"Y": node}
+
+        held = tf.Module()
+        held.run = tf.function(layers, input_signature=[tf.TensorSpec((None, WIDTH), tf.float32, name="X")])
+        tf.saved_model.save(held, str(version / "model.savedmodel"), signatures={"serving_default": held.run})
+
+    def load(self, version: Path, threads: int) -> Infer:
+        """Load the SavedModel."""
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        loaded = tf.saved_model.load(str(version / "model.savedmodel"))
+        call = loaded.signatures["serving_default"]
+        self._held = loaded  # a signature does not keep its variables
+        return lambda x: call(X=tf.constant(x))["Y"].numpy()  # type: ignore[no-any-return]
+
+    def configuration(self, threads: int) -> str:
+        """Return the `config.pbtxt`."""
+        return f'{super().configuration(threads)} platform: "tensorflow_savedmodel"'
+
+
+FRAMEWORKS: Final = {each.backend: each for each in (Onnx(), OpenVino(), TensorFlow())}

@@ -45,7 +45,7 @@ from engine.settings.sandbox import SandboxSettings
 from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 # Backends that must know what goes in and out. Others may have models that take and give nothing.
-_NEED_TENSORS = frozenset(("onnxruntime", "openvino", "pytorch"))
+_NEED_TENSORS = frozenset(("onnxruntime", "openvino", "pytorch", "tensorflow"))
 
 
 def load_model_config(

@@ -22,7 +22,8 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig, ModelInstanceGr
 Keys = Callable[[ModelConfig], Iterator[str]]
 
 _TENSORRT: Final = "tensorrt"
-_ACCELERATED: Final = frozenset(("onnxruntime", "pytorch"))
+_TENSORFLOW: Final = "tensorflow"  # it has accelerators of its own, and refuses them in its own words
+_ACCELERATED: Final = frozenset(("onnxruntime", "pytorch", _TENSORFLOW))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ def _operators(config: ModelConfig) -> Iterator[str]:
 def _on_cpu_by_others(config: ModelConfig) -> Iterator[str]:
     """Yield each accelerator of CPUs that no backend here has."""
     field = "optimization.execution_accelerators.cpu_execution_accelerator"
+    if config.backend == _TENSORFLOW:
+        return
     for at, accelerator in enumerate(attrgetter(field)(config)):
         if (config.backend, accelerator.name) != ("onnxruntime", "openvino"):
             yield f"{field}[{at}]"

@@ -26,6 +26,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
     "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
     "python": "engine.worker.backends.python.backend:PythonBackend",
+    "tensorflow": "engine.worker.backends.tensorflow.backend:TensorFlowBackend",
     "tensorrt": "engine.worker.backends.tensorrt.backend:TensorRtBackend",
     "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
     "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
@@ -37,6 +38,7 @@ _NEEDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "onnxruntime": ("onnx", ("onnxruntime",)),
     "openvino": ("openvino", ("openvino",)),
     "pytorch": ("torch", ("torch",)),
+    "tensorflow": ("tensorflow", ("tensorflow",)),
     "tensorrt": ("tensorrt", ("tensorrt", "tensorrt_lean", "tensorrt_dispatch", "tensorrt_rtx")),
     "transformers": ("llm", ("transformers",)),
 }

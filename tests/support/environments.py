@@ -60,3 +60,11 @@ VLLM: Final = Environment(
     without=("torchvision", "torchaudio", "torchcodec", "triton"),
 )
 """vLLM on a CPU, some 2.5 GB. What is taken out would be builds for GPUs, which fail as they are imported."""
+
+TENSORFLOW: Final = Environment(
+    name="tensorflow",
+    variable="TRITIUM_TESTS_TENSORFLOW",
+    # With a protobuf that the tests' own packages take, which come after these.
+    installs=(("tensorflow-cpu>=2.20,<3", "protobuf>=6.31.1,<7"),),
+)
+"""TensorFlow on a CPU, some 1.4 GB."""

@@ -52,14 +52,33 @@ def frozen_graph(path: Path) -> None:
 
 def saved_model(folder: Path) -> None:
     """Write a SavedModel whose signature calls its input `features` and its output `positive`."""
-    shape = _message((2, _message((1, -1))), (2, _message((1, 3))))
-    taken, given = (_message((1, f"{name}:0"), (2, _FLOAT), (3, shape)) for name in "XY")
-    signature = _message(
-        (1, _entry("features", taken)), (2, _entry("positive", given)), (3, "tensorflow/serving/predict")
-    )
-    meta = _message((1, _message((4, "serve"))), (2, _graph_def()), (5, _entry("serving_default", signature)))
-    folder.mkdir()
-    (folder / "saved_model.pb").write_bytes(_message((1, 1), (2, meta)))
+    given = [("positive", "Y:0", _FLOAT, [-1, 3])]
+    tagged_graphs(folder, {("serve",): {"serving_default": ([("features", "X:0", _FLOAT, [-1, 3])], given)}})
+
+
+def tagged_graphs(folder: Path, graphs) -> None:
+    """Write a SavedModel: by the tags of each graph its signatures, by their names.
+
+    A signature is two lists of (name, place in the graph, type's number, shape). A shape of None has no known
+    rank. The graph is always `Y = relu(X)`.
+    """
+    content = _message((1, 1))
+    for tags, signatures in graphs.items():
+        entries = [
+            _entry(
+                name, _message(*((at, _tensor(*each)) for at, side in enumerate(sides, 1) for each in side))
+            )
+            for name, sides in signatures.items()
+        ]
+        info = _message(*((4, tag) for tag in tags))
+        content += _message((2, _message((1, info), (2, _graph_def()), *((5, each) for each in entries))))
+    folder.mkdir(parents=True)
+    (folder / "saved_model.pb").write_bytes(content)
+
+
+def _tensor(name, place, number, shape):
+    dims = [(3, 1)] if shape is None else [(2, _message((1, size))) for size in shape]
+    return _entry(name, _message((1, place), (2, number), (3, _message(*dims))))
 
 
 def paddle(path: Path) -> None:

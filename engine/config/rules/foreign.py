@@ -18,10 +18,6 @@ _KNOWN: Final[Mapping[str, str]] = {
         f"DALI's backend is a C++ library: {_LIBRARY}; or serve 'model.dali' and 'dali.py' by package"
         f" 'nvidia-dali-cuda120', with {_SCRIPTED}"
     ),
-    "tensorflow": (
-        f"TensorFlow's backend is a C++ library: {_LIBRARY}; or convert the model with 'tf2onnx' and serve it"
-        " by 'onnxruntime'; or import package 'tensorflow-cpu' from a model.py"
-    ),
     "paddle": (
         f"Paddle's backend is a C++ library: {_LIBRARY}; or serve the model by 'openvino'"
         " (docs/backends/openvino.md)"

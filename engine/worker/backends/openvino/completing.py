@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.worker.backends.agreement import default_batch_size, supplied_by_the_server
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.openvino.ports import datatype_of, name_of, shape_of
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from engine.worker.backends.base import ModelInfo
-
-_SETTING = "default-max-batch-size"
-_DEFAULT = 4
 
 
 def complete(openvino: Any, graph: Any, model: ModelInfo) -> Mapping[str, Any]:
@@ -30,7 +28,7 @@ def complete(openvino: Any, graph: Any, model: ModelInfo) -> Mapping[str, Any]:
     size = int(config.get("max_batch_size", 0))
     if _batches(openvino, [*graph.inputs, *graph.outputs]):
         if size == 0:
-            size = _default_size(model)
+            size = default_batch_size(model)
         if size > 1 and "dynamic_batching" not in config and "sequence_batching" not in config:
             config["dynamic_batching"] = {}
     elif size > 0:
@@ -41,7 +39,7 @@ def complete(openvino: Any, graph: Any, model: ModelInfo) -> Mapping[str, Any]:
             " dimension is the batch",
         )
     config["max_batch_size"] = size
-    supplied = _supplied_by_the_server(config)
+    supplied = supplied_by_the_server(config)
     if not config.get("input") and not config.get("batch_input"):
         taken = [port for port in graph.inputs if name_of(port) not in supplied]
         config["input"] = [_field(model, port, "input", size) for port in taken]
@@ -56,20 +54,6 @@ def _batches(openvino: Any, ports: Sequence[Any]) -> bool:
     return bool(layouts) and all(
         not layout.empty and has_batch(layout) and index(layout) == 0 for layout in layouts
     )
-
-
-def _default_size(model: ModelInfo) -> int:
-    text = model.settings.get(_SETTING, str(_DEFAULT))
-    if not text.isdigit():
-        raise LoadError(f"autofill failed for model '{model.name}': {_SETTING} is '{text}'")
-    return max(int(text), 1)
-
-
-def _supplied_by_the_server(config: Mapping[str, Any]) -> set[str]:
-    """Return the inputs that clients do not send: a scheduler's controls and states."""
-    sequences = config.get("sequence_batching") or {}
-    controls = {each.get("name", "") for each in sequences.get("control_input", ())}
-    return controls | {each.get("input_name", "") for each in sequences.get("state", ())}
 
 
 def _field(model: ModelInfo, port: Any, side: str, max_batch_size: int) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
+from engine.worker.backends.agreement import check_first_dimension, check_shape
 from engine.worker.backends.base import LoadError
-from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
 from engine.worker.joining import Joining, made_tensors
 
 if TYPE_CHECKING:
@@ -88,11 +88,6 @@ def shape_of(port: Any) -> Shape:
 def datatype_of(port: Any) -> DataType | None:
     """Return the datatype that requests have for a port; None if they have none."""
     return DATATYPES.get(port.get_element_type().get_type_name())
-
-
-def spell(shape: Shape) -> str:
-    """Return a shape for a message."""
-    return "[...]" if shape is None else spelt(shape)
 
 
 def check_inputs(model: ModelInfo, ports: Sequence[Any]) -> list[Port]:
@@ -175,25 +170,9 @@ def _checked(model: ModelInfo, tensor: TensorInfo, ports: Sequence[Any], side: s
         return Port(tensor, at, element_type, row_shape=[] if side == "output" else None, scalar=True)
     if shape is None:
         return Port(tensor, at, element_type)
-    if batches and (not shape or shape[0] not in (-1, model.max_batch_size)):
-        raise LoadError(unbatchable(model.name, tensor.name, shape))
-    _compare(model, tensor, shape, configured, batches=batches)
+    if batches:
+        check_first_dimension(model, tensor, shape, (-1, model.max_batch_size))
+    check_shape(model, tensor, shape, configured, batches=batches)
     own = shape[batches:]
     known = min(own, default=1) >= 0
     return Port(tensor, at, element_type, row_shape=own if side == "output" and known else None)
-
-
-def _compare(
-    model: ModelInfo, tensor: TensorInfo, shape: Sequence[int], configured: Sequence[int], *, batches: bool
-) -> None:
-    """Compare loosely: a dimension of any size in the model fits all, as does one that is padded or cut."""
-    cut = {each.axis for each in tensor.cuts}
-    if tensor.padded is not None:
-        cut |= set(tensor.padded.buckets)
-    fits = len(shape) == len(configured) and all(
-        theirs in (-1, ours) or axis in cut or (batches and not axis)
-        for axis, (theirs, ours) in enumerate(zip(shape, configured))
-    )
-    if fits:
-        return
-    raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))

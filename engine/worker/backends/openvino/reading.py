@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from engine.worker.backends.agreement import spell
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.files import check_kind
 from engine.worker.backends.openvino.parameters import Options
-from engine.worker.backends.openvino.ports import find, name_of, shape_of, spell
+from engine.worker.backends.openvino.ports import find, name_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
