@@ -139,7 +139,7 @@ def _with_models(judged: Judged, elsewhere: Sequence[Path]) -> Judged:
 
 def _models(paths: Sequence[Path], flags: Sequence[str]) -> Iterator[Judgement]:
     from engine.cli.check import inspect
-    from engine.processes.placement import gpu_count
+    from engine.processes.gpus.nvml import find_gpus
     from engine.settings.settings import Settings, SettingsError
 
     wanted = (
@@ -154,7 +154,7 @@ def _models(paths: Sequence[Path], flags: Sequence[str]) -> Iterator[Judgement]:
         )
     except SettingsError:
         settings = Settings.from_argv(["--model-repository=."])
-    report = inspect(paths, settings, gpus=gpu_count(os.environ), run_model_code=False)
+    report = inspect(paths, settings, gpus=len(find_gpus(os.environ)), run_model_code=False)
     for problem in report.problems:
         yield Judgement(fate=Fate.REFUSED, what="repository", why=str(problem))
     for finding in report.findings:
