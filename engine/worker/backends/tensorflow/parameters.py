@@ -29,6 +29,7 @@ _SOFT, _MEMORY, _VERSION = "allow-soft-placement", "gpu-memory-fraction", "versi
 _ON, _OFF = ("true", "on", "1"), ("false", "off", "0")
 _MIXED, _GPU_IO, _TENSORRT = "auto_mixed_precision", "gpu_io", "tensorrt"
 _LEVELS: Mapping[int, str] = {-1: "OFF", 0: "DEFAULT", 1: "ON_1"}
+_XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 CALLERS_THREAD = -1  # operations run on the thread that asks for them
 _TURN_TO_ONNX = "convert the model with tf2onnx, and serve it by 'onnxruntime', or leave the accelerator out"
 
@@ -68,12 +69,21 @@ class TensorFlowOptions:
         self.soft_placement = _switch(_SOFT, model.settings.get(_SOFT, "true"))
         self.memory_fraction = _fraction(model)
         self.jit = _LEVELS.get(_level(model), "ON_2")
+        self._note_xla(model)
         _check_version(model)
         self.mixed_precision = self._accelerates(model)
         if self.graph_def:
             self._note_if_set(model, (_TAG, _SIGNATURE), "a GraphDef has neither")
         else:
             self._note_if_set(model, (_INIT_OPS,), "a SavedModel names its own operation to begin with")
+
+    def _note_xla(self, model: ModelInfo) -> None:
+        on = self.jit.startswith("ON") and model.kind == "CPU"
+        if on and _XLA_ON_CPU not in os.environ.get("TF_XLA_FLAGS", ""):
+            self.ineffective.append(
+                "'optimization.graph.level' has no effect on CPUs, unless the environment variable"
+                f" TF_XLA_FLAGS has {_XLA_ON_CPU}"
+            )
 
     def _note_if_set(self, model: ModelInfo, keys: Sequence[str], why: str) -> None:
         self.ineffective += [

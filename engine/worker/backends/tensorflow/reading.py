@@ -27,7 +27,6 @@ _DAMAGED = (
     " the original's"
 )
 _QUIET = "2"  # errors only: TensorFlow repeats each failed request's error as a warning
-_XLA_ON_CPU = "--tf_xla_cpu_global_jit"  # without it, the levels of XLA mean GPUs only
 
 
 def import_tensorflow() -> Any:
@@ -121,8 +120,6 @@ def configured(tensorflow: Any, model: ModelInfo, options: TensorFlowOptions) ->
     config.experimental.disable_thread_spinning = True
     optimizer = config.graph_options.optimizer_options
     optimizer.global_jit_level = optimizer.GlobalJitLevel.Value(options.jit)
-    if options.jit.startswith("ON"):
-        _allow_xla_on_cpu()
     if options.mixed_precision:
         rewriting = config.graph_options.rewrite_options
         rewriting.auto_mixed_precision = rewriting.Toggle.Value("ON")
@@ -147,12 +144,6 @@ def _check_gpu(tensorflow: Any, model: ModelInfo) -> None:
         f"unable to load model '{model.name}', instance '{model.instance_name}' has kind KIND_{model.kind}"
         f" and TensorFlow finds {there or 'no'} GPUs; install tensorflow[and-cuda], or use KIND_CPU"
     )
-
-
-def _allow_xla_on_cpu() -> None:
-    flags = os.environ.get("TF_XLA_FLAGS", "")
-    if _XLA_ON_CPU not in flags:
-        os.environ["TF_XLA_FLAGS"] = f"{flags} {_XLA_ON_CPU}".strip()
 
 
 def open_saved_model(tensorflow: Any, model: ModelInfo, path: str, tags: Sequence[str], config: Any) -> Any:

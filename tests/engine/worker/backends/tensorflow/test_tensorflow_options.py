@@ -98,6 +98,16 @@ def test_the_graph_level_is_that_of_xla(level, jit):
     assert options({**SAVED, "optimization": {"graph": {"level": level}}}).jit == jit
 
 
+def test_xla_compiles_for_cpus_where_the_environment_says_so_too(monkeypatch):
+    config = {**SAVED, "optimization": {"graph": {"level": 1}}}
+    monkeypatch.delenv("TF_XLA_FLAGS", raising=False)
+    [text] = options(config).ineffective
+    assert "'optimization.graph.level' has no effect on CPUs" in text
+    assert options(config, kind="GPU").ineffective == []
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
+    assert options(config).ineffective == []
+
+
 def test_mixed_precision_is_for_gpus_and_ignored_on_cpus():
     assert options(accelerated("auto_mixed_precision"), kind="GPU").mixed_precision
     told = options(accelerated("auto_mixed_precision"))

@@ -1,6 +1,7 @@
 """A SavedModel's signature completes a configuration and is compared with it. TensorFlow is not needed."""
 
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,7 +66,7 @@ def test_a_signature_of_fixed_sizes_does_not_batch_and_a_scalar_has_one_element(
 
 def test_what_is_written_is_kept_and_merged_by_name(version):
     write(version, [X, ("other", "O:0", INT32, [-1, -1])], [Y])
-    written = {
+    written: dict[str, Any] = {
         **CONFIG,
         "max_batch_size": 8,
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2, 2], "reshape": {"shape": [4]}}],
