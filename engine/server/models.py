@@ -32,6 +32,7 @@ from engine.server.machine import Machine, SparingLauncher
 from engine.server.residency import memory_total
 from engine.server.running import ServerFailed
 from engine.server.version_tree import ModelSubtrees
+from engine.settings.extras import how_to_install
 from engine.settings.forms import to_memory
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import Settings
@@ -170,7 +171,7 @@ def _gpu_budgets(settings: Settings, gpus: Sequence[Gpu]) -> dict[int, int]:
     if unknown is not None:
         raise ServerFailed(
             f"--resident-gpu-memory-limit is {word}, and what models take on GPU '{unknown}' is not known:"
-            " pip install 'tritium[gpu]'"
+            f" {how_to_install('gpu')}"
         )
     return {
         number: to_memory(word, gpu.total, "resident-gpu-memory-limit") for number, gpu in enumerate(gpus)

@@ -59,13 +59,7 @@ class Judged:
     repositories: tuple[str, ...] = ()
 
 
-_NOT_SERVED: Final = MappingProxyType(
-    {
-        "tensorflow": "TensorFlow's models are not served: convert them to ONNX, or serve them by OpenVINO",
-        "tensorrt": "TensorRT's plans are not served: serve the ONNX file that a plan was made from",
-        "tensorrtllm": "TensorRT-LLM's engines are not served: serve the checkpoint itself (docs/llm.md)",
-    }
-)
+_NO_ENGINES: Final = "TensorRT-LLM's engines are not served: serve the checkpoint itself (docs/llm.md)"
 DIFFERENCES: Final = MappingProxyType(
     {
         "repoagent-directory": "agents are Python classes, NAME/agent.py, and no libraries (docs/agents.md)",
@@ -75,14 +69,12 @@ DIFFERENCES: Final = MappingProxyType(
         "strict-readiness": "a load at run time does not make the server unready (docs/readiness.md)",
     }
 )
-_OF_IMAGES: Final = MappingProxyType({"trtllm": "tensorrtllm", "tf2": "tensorflow"})
-"""Parts of tags of Triton's images that have one backend alone, and that backend."""
-
 _IMAGES: Final = (
-    *(
-        (part, Fate.REFUSED, _NOT_SERVED[backend])
-        for part, backend in _OF_IMAGES.items()
-        if backend not in BUILT_IN
+    ("trtllm", Fate.REFUSED, _NO_ENGINES),
+    (
+        "tf2",
+        Fate.DIFFERS,
+        "models of TensorFlow are served where the extra 'tensorflow' is installed (docs/backends/tensorflow.md)",
     ),
     (
         "vllm",
@@ -96,8 +88,7 @@ _FILES: Final = ("backend-directory", "auth-file", "trusted-keys", "log-file", "
 def judge(found: Found) -> Judged:
     """Return what becomes of a command line."""
     if found.launcher:
-        why = _NOT_SERVED["tensorrtllm"]
-        launched = Judgement(fate=Fate.REFUSED, what="launch_triton_server.py", why=why)
+        launched = Judgement(fate=Fate.REFUSED, what="launch_triton_server.py", why=_NO_ENGINES)
         return Judged(judgements=(launched, *_of_image(found.image)))
     judgements: list[Judgement] = []
     flags: list[str] = []
@@ -223,8 +214,8 @@ def _difference(flag: Flag, value: str) -> tuple[Fate, str] | None:
 
 
 def _of_backend(backend: str, setting: str) -> tuple[Fate, str] | None:
-    if backend in _NOT_SERVED and backend not in BUILT_IN:
-        return Fate.DIFFERS, f"it sets nothing here, since {_NOT_SERVED[backend]}"
+    if backend == "tensorrtllm":
+        return Fate.DIFFERS, f"it sets nothing here, since {_NO_ENGINES}"
     if backend == "python" and setting.startswith(("shm-", "stub-")):
         return Fate.NO_EFFECT, "workers share memory without names and sizes (docs/python_backend.md)"
     if backend and backend not in BUILT_IN and not is_open(backend):

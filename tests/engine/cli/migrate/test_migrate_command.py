@@ -7,12 +7,7 @@ import json
 import pytest
 
 from engine.__main__ import main
-from engine.processes.backends import BUILT_IN
 from tests.support import triton_commands as seen
-
-WITHOUT_TENSORFLOW = pytest.mark.skipif(
-    "tensorflow" in BUILT_IN, reason="this version has a backend for TensorFlow's models"
-)
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ def migrated(tmp_path, capsys):
         (seen.LAUNCHER, "change", {"refused": 2}),
         (seen.MPI, "differs", {"open": 1, "same": 3, "no_effect": 1}),
         (seen.CYBER_COMPOSE, "differs", {"same": 4, "differs": 1}),
-        pytest.param(seen.RECOMMENDER, "differs", {"same": 1, "differs": 1}, marks=WITHOUT_TENSORFLOW),
+        (seen.RECOMMENDER, "works", {"same": 2}),
         (seen.LANGUAGE, "differs", {"same": 1, "differs": 1}),
         (seen.CACHE, "differs", {"same": 1, "differs": 3}),
         (seen.TRACES, "works", {"same": 5}),
@@ -49,9 +44,7 @@ def migrated(tmp_path, capsys):
         (seen.OLD, "change", {"same": 2, "refused": 1}),
         (seen.MISTAKEN, "change", {"same": 2, "refused": 1}),
         (seen.TUNED, "differs", {"same": 2, "no_effect": 3}),
-        pytest.param(
-            seen.SCRIPT_IN_POD, "change", {"open": 1, "same": 1, "refused": 1}, marks=WITHOUT_TENSORFLOW
-        ),
+        (seen.SCRIPT_IN_POD, "differs", {"open": 1, "same": 1, "differs": 1}),
         (seen.RATES, "differs", {"same": 5, "differs": 1}),
     ],
 )
