@@ -74,7 +74,8 @@ _IMAGES: Final = (
     (
         "tf2",
         Fate.DIFFERS,
-        "models of TensorFlow are served where the extra 'tensorflow' is installed (docs/backends/tensorflow.md)",
+        "models of TensorFlow are served where the extra 'tensorflow' is installed"
+        " (docs/backends/tensorflow.md)",
     ),
     (
         "vllm",

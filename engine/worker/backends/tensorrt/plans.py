@@ -65,5 +65,5 @@ def runtime_for(family: Family, who: str) -> Any:
             found.append(f"; '{name}' is there and can't be imported: {error}")
     raise LoadError(
         f"{who}, its plan is for {family.title}, and no package here reads it"
-        f" ({', '.join(family.modules)}){''.join(found)}. Install: pip install 'tritium[{family.extra}]'"
+        f" ({', '.join(family.modules)}){''.join(found)}. Install Tritium's extra '{family.extra}'"
     )
