@@ -281,6 +281,7 @@ def test_instances_share_a_session_as_said(version, share, seen):
         batch = Waiting(loaded.info, [LocalRequest({"x": np.zeros((1, 1), "f4")})])
         loaded.backend.execute(batch)
         [answer] = [request.answer for request in batch.requests]
+        assert answer is not None
         answers.append(answer.outputs["y"].item())
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
