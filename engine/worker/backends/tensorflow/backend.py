@@ -159,12 +159,12 @@ class _Session:
     ) -> tuple[Sequence[TensorFlowPort], Callable[..., Sequence[Any]]]:
         """Return the outputs that are computed for those that are wanted, and what computes them."""
         found = self._made.get(wanted)
+        if found is None and len(self._made) >= _MOST_CALLABLES:
+            wanted = frozenset(port.name for port in outputs)
+            found = self._made.get(wanted)
         if found is None:
-            if len(self._made) >= _MOST_CALLABLES:
-                wanted = frozenset(port.name for port in outputs)
             ports = [port for port in outputs if port.name in wanted]
-            found = ports, self._callable(inputs, ports)
-            self._made[wanted] = found
+            found = self._made[wanted] = ports, self._callable(inputs, ports)
         return found
 
     def _callable(

@@ -16,7 +16,7 @@ from engine.settings.extras import is_missing
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.tensorflow.backend import TensorFlowBackend
 from engine.worker.backends.tensorflow.ports import DATATYPES
-from engine.worker.backends.testing import LocalRequest, model_info, run
+from engine.worker.backends.testing import LocalBatch, LocalRequest, model_info, run
 
 if is_missing("tensorflow"):
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -172,6 +172,18 @@ def test_outputs_that_no_request_wants_are_not_computed(version):
     assert set(answer.outputs) == {"sum"}
 
 
+def test_any_choice_of_outputs_is_answered(version):
+    names = [f"y{at}" for at in range(6)]
+    save(version, lambda x: {name: x + at for at, name in enumerate(names)}, spec("x"))
+    loaded = Loaded(version, [X], [(name, FP32, [4]) for name in names], max_batch_size=8)
+    for bits in range(1, 64):
+        wanted = [name for at, name in enumerate(names) if bits >> at & 1]
+        [answer] = loaded({"x": np.zeros((1, 4), "f4")}, requested_outputs=wanted)
+        assert {name: array[0, 0] for name, array in answer.outputs.items()} == {
+            name: names.index(name) for name in wanted
+        }
+
+
 def test_tables_and_files_of_a_saved_model_are_there(version, tmp_path):
     vocabulary = tmp_path / "words.txt"
     vocabulary.write_text("red\ngreen\nblue\n")
@@ -253,15 +265,23 @@ def test_instances_share_a_session_as_said(version, share, seen):
         lanes=3,
         parameters={"TF_INIT_OPS_FILE": "init.json", "MAX_SESSION_SHARE_COUNT": share},
     )
-    answers, inside = [], threading.Barrier(3)
+    answers, inside, one_by_one = [], threading.Barrier(3), threading.Lock()
 
-    class Waiting(LocalRequest):
-        def input(self, name):
+    class Waiting(LocalBatch):
+        def feeds(self):
             inside.wait()  # each instance has one request
-            return super().input(name)
+            one_by_one.acquire()
+            return super().feeds()
+
+        def respond(self, outputs):
+            super().respond(outputs)
+            one_by_one.release()
 
     def ask():
-        [answer] = run(loaded.backend, loaded.info, [Waiting({"x": np.zeros((1, 1), "f4")})])
+        batch = Waiting(loaded.info, [LocalRequest({"x": np.zeros((1, 1), "f4")})])
+        loaded.backend.execute(batch)
+        [answer] = [request.answer for request in batch.requests]
+        assert answer is not None
         answers.append(answer.outputs["y"].item())
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
