@@ -10,6 +10,8 @@ from benchmarks.backends.frameworks import FRAMEWORKS, WIDTH, weights
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", FRAMEWORKS)
 def test_every_framework_computes_the_same_model(tmp_path, backend):
+    if backend == "tensorflow":  # in an environment of its own: `python -m tests.long tensorflow`
+        pytest.importorskip("tensorflow")
     framework = FRAMEWORKS[backend]
     framework.write(tmp_path)
     x = np.random.default_rng(1).normal(size=(3, WIDTH)).astype("f4")

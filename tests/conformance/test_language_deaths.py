@@ -148,6 +148,7 @@ def test_tokens_that_lay_in_the_socket_of_the_dead_count_as_generated(server, st
     assert recomputed - len(asked["prompt"]) > seen[0] + 8, "what the window had room for came, too"
 
 
+@pytest.mark.long
 def test_an_answer_that_is_taken_whole_begins_again_whatever_it_is(server):
     """With a seed, and two choices: neither could go on behind what was sent."""
     asked = {"model": "paced", "prompt": saying(TEXT), "seed": 1, "temperature": 1.0, "n": 2}

@@ -76,6 +76,7 @@ def test_every_text_goes_on_when_its_engine_stands_still(server, stall):
     assert trio.run(counted) == len(hung)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [pytest.param("texts", marks=pytest.mark.long), "engine"])
 def test_every_text_goes_on_when_a_process_is_stopped_from_outside(server, part):
     async def is_stopped():

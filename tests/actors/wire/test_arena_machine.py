@@ -386,4 +386,4 @@ def mapped_by_this_process():
 
 
 TestArenas = pytest.mark.slow(Arenas.TestCase)
-TestArenas.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)
+TestArenas.settings = settings(max_examples=examples(10), stateful_step_count=30, deadline=None)

@@ -70,7 +70,7 @@ def test_without_the_library_the_reason_is_the_gpu_or_the_library(monkeypatch):
     with pytest.raises(NoGpus, match="there is no NVIDIA GPU here"):
         open_nvml({}, load)
     monkeypatch.setattr("engine.processes.gpus.nvml.gpu_nodes", lambda: 1)
-    with pytest.raises(NoGpus, match=r"nvidia-ml-py is not installed: pip install 'tritium\[gpu\]'"):
+    with pytest.raises(NoGpus, match=r"nvidia-ml-py is not installed: pip install .*\[gpu\]'"):
         open_nvml({}, load)
 
 

@@ -43,6 +43,7 @@ class Forest:
         self.kind = np.float64 if self.wide else np.float32
         self.targets, self.classes, self.nodes = structure.targets, structure.classes, structure.nodes
         self._structure = structure
+        self._granted: dict[int, int] = {}
 
     def depth(self) -> int:
         """Return how many tests the longest way down a tree has."""
@@ -52,15 +53,29 @@ class Forest:
         """Return the scores [rows, classes] of `x`, FP32 [rows, columns], in the model's own precision."""
         from treelite import gtil
 
-        scores: Array = gtil.predict(self.model, x, nthread=threads)
+        scores: Array = gtil.predict(self.model, x, nthread=self._threads(threads))
         return scores.reshape(len(x), self.classes)
 
     def leaves(self, x: Array, threads: int) -> Array:
         """Return the number of the leaf that each row ends in, INT32 [rows, trees]."""
         from treelite import gtil
 
-        leaves: Array = gtil.predict_leaf(self.model, x, nthread=threads)
+        leaves: Array = gtil.predict_leaf(self.model, x, nthread=self._threads(threads))
         return leaves.astype(np.int32).reshape(len(x), self.trees)
+
+    def _threads(self, wanted: int) -> int:
+        """Return what to ask treelite for. It refuses more threads than OpenMP has; 0 takes those."""
+        from treelite import gtil
+        from treelite.core import TreeliteError
+
+        if wanted not in self._granted:
+            row = np.zeros((1, self.columns), np.float32)
+            try:
+                gtil.predict(self.model, row, nthread=wanted)
+                self._granted[wanted] = wanted
+            except TreeliteError:
+                self._granted[wanted] = 0
+        return self._granted[wanted]
 
 
 def read_forest(path: str, options: Options, *, bounded: bool) -> Forest:

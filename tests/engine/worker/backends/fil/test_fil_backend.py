@@ -294,6 +294,16 @@ def test_large_forests_are_left_alone_by_default(load, binary, cache, monkeypatc
     assert "nodes, and more than 10 take long to compile" in told[0][1]
     x = rows(30_000, seed=4)
     [answer] = run(backend, model, [LocalRequest({"input__0": x})])
+    assert answer.code is None, answer.message
+    np.testing.assert_allclose(answer.outputs["output__0"], binary.expected(x), rtol=1e-5, atol=1e-6)
+
+
+def test_more_threads_than_there_are_cores_are_as_many_as_there_are(load, binary):
+    options = {"tritium.fil.compile": "off", "predict_proba": "true", "cpu_nthread": "512"}
+    backend, model = load(binary, [output(1)], parameters=options)
+    x = rows(100, seed=4)
+    [answer] = run(backend, model, [LocalRequest({"input__0": x})])
+    assert answer.code is None, answer.message
     np.testing.assert_allclose(answer.outputs["output__0"], binary.expected(x), rtol=1e-5, atol=1e-6)
 
 
