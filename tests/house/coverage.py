@@ -27,6 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 CONTRACT: Final = "pure modules know no clock, loop or log"
 TESTS: Final = (
     *("tests/actors", "tests/protocols", "tests/engine/audit", "tests/engine/identity"),
+    "tests/engine/cli/migrate",
     "tests/engine/observability/spans",
     "tests/engine/repository/bare",
     "tests/engine/worker/backends/fil",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.policy.batching import BatchPolicy, DirectPolicy, Dispatch, Wait
-from actors.serving.policy.slo import FAMILIES, LONGEST_RETRY, PROBE_AFTER, Admission, Controller
+from actors.serving.policy.slo import FAMILIES, LONGEST_RETRY, PROBE_AFTER, Admission, Controller, TunedPolicy
 from actors.values.errors import Unavailable
 from actors.values.families import once
 from actors.values.specs import Slo
@@ -172,6 +172,12 @@ def test_batches_begin_as_they_are_configured(controller):
     feed(controller, 0.01)
     assert controller.policy is CONFIGURED
     assert controller.measured == 0.01
+
+
+def test_what_is_set_now_can_be_read():
+    admission = Admission(Slo(p99=0.05, tune=True), CONFIGURED)
+    assert isinstance(admission.policy, TunedPolicy)
+    assert admission.policy.present == CONFIGURED
 
 
 def test_answers_that_come_late_halve_the_delay_and_then_it_comes_back_step_by_step(controller):

@@ -12,6 +12,7 @@ from engine.worker.backends.fil.formats import (
     XGBOOST_UBJ,
     mistaken,
     recognise,
+    recognise_among_all,
 )
 
 LEGACY = bytes(136) + struct.pack("<Q", 16) + b"reg:squarederror" + struct.pack("<Q", 6) + b"gbtree"
@@ -48,6 +49,12 @@ def test_each_library_is_recognised(head, found):
 )
 def test_other_files_are_not(head):
     assert recognise(head) is None
+
+
+def test_the_beginning_of_a_checkpoint_may_be_anything():
+    head = struct.pack("<iiiBBQ", 4, 1, 2, 2, 2, 9)[:14]
+    assert recognise(head) == CHECKPOINT
+    assert recognise_among_all(head, len(head)) is None
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,21 @@ def test_what_follows_the_last_tree_is_refused(forest):
         Structure(forest.serialize_bytes() + b"\0")
 
 
+def test_statistics_of_other_nodes_are_refused(forest):
+    raw = forest.serialize_bytes()
+    (nodes,) = forest.get_tree_accessor(2).get_field("num_nodes")
+    # Behind the last tree's last list, which says which nodes have gains, are the two counts of extensions.
+    at = len(raw) - 8 - int(nodes) - 8
+    assert struct.unpack_from("<Q", raw, at) == (nodes,)
+    with pytest.raises(Unsound, match="one length"):
+        Structure(patched(raw, at, "<Q", int(nodes) - 1))
+
+
+def test_a_tree_of_one_leaf_is_sound():
+    alike = treelite.sklearn.import_model(RandomForestClassifier(1).fit(X, np.zeros(len(X))))
+    assert Structure(alike.serialize_bytes()).nodes == 1
+
+
 def test_a_tree_without_nodes_is_refused(forest):
     raw = forest.serialize_bytes()
     place = additions(forest) + 4
