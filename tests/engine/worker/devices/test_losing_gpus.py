@@ -8,6 +8,8 @@ from engine.worker.devices import cuda
 from engine.worker.devices.losing import is_short, why_lost
 from tests.support.fake_gpu import built, in_this_process, lose
 
+pytestmark = pytest.mark.system  # a compiler is started for the stand-in
+
 
 @pytest.mark.parametrize(
     "said",

@@ -15,6 +15,8 @@ from engine.worker.backends.testing import model_info
 from engine.worker.devices.limits import is_limited, limit_as_share, limit_in_bytes
 from tests.support.fake_gpu import built, in_this_process
 
+pytestmark = pytest.mark.system  # a compiler is started for the stand-in
+
 GIB = 2**30
 
 
