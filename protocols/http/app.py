@@ -227,20 +227,9 @@ class V2App:
                 answer = error.answer
         if answer is None:
             return
-        body = b"".join(answer.buffers)
-        if answer.release is not None:
-            answer.release()
-        headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
         if KEY in scope:
             sending(scope[KEY])
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        if not foreign.ended:
-            # A server that learns that the answer is complete would
-            # close the connection while the body still comes.
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            await foreign.discard()
-            body = b""
-        await send({"type": "http.response.body", "body": body})
+        await foreign.answer(send, answer, answer.headers)
 
     def admit(
         self, peer: Peer, method: str, path: bytes, headers: Sequence[Header], length: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import trio
@@ -21,7 +21,7 @@ from protocols.http.admission import (
     short,
     unread,
 )
-from protocols.http.answers import Answer, error_answer, failure
+from protocols.http.answers import Answer, Receive, Send, error_answer, failure
 from protocols.http.fields import Header
 from protocols.http.routes import Endpoint, Route
 from protocols.kserve.caps import REPOSITORY_BODY, check_json_size
@@ -30,7 +30,6 @@ from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
 
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 
 NO_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 ONLY_IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
@@ -152,7 +151,22 @@ class ForeignBody:
             self.ended = True
         self._size += len(message.get("body", b""))
 
-    async def discard(self) -> None:
+    async def answer(self, send: Send, answer: Answer, headers: Sequence[Header]) -> None:
+        """Send a whole answer with these headers; its end only behind that of the request's body."""
+        body = b"".join(answer.buffers)
+        if answer.release is not None:
+            answer.release()
+        fields = [*headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+        if not self.ended:
+            # A server that learns that the answer is complete would close the connection while the body
+            # still comes.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._discard()
+            body = b""
+        await send({"type": "http.response.body", "body": body})
+
+    async def _discard(self) -> None:
         """Drop the rest as it comes, so that the client reads its answer; see `protocols.http.admission`.
 
         In a `stream` there is no bound but the server's own: for how long it waits for its client's bytes

@@ -26,7 +26,17 @@ from actors.values.tensors import Buffer
 from protocols.kserve.caps import MAX_NAME
 from protocols.kserve.documents import MAX_DEPTH, refuse, too_deep
 from protocols.kserve.faults import SAID_OF_ARRAY, SAID_OF_OBJECT, Fault, locate_fault
-from protocols.kserve.text_pieces import end_of, flat, liberal, packed_strings, resolved, survey, text_of
+from protocols.kserve.text_pieces import (
+    IN_STRING,
+    SPACE,
+    end_of,
+    flat,
+    liberal,
+    packed_strings,
+    resolved,
+    survey,
+    text_of,
+)
 
 # Values and names of members outside arrays of plain values. A request names each input in some ten of them.
 MAX_VALUES: Final = 16_384
@@ -48,15 +58,10 @@ _LONGEST_NUMBER: Final = 4096
 _PRICE_OF_OBJECT: Final = 15
 _SMALL_ARRAY: Final = 1024
 
-_SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _BEFORE_FIRST: Final = re.compile(rb"[\[ \t\n\r]*+")
 _FLAT: Final = re.compile(rb'\[[^\[\]{}"]*\]')
 _SCALAR: Final = re.compile(
     rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|-?NaN|-?Inf(?:inity)?"
-)
-_IN_STRING: Final = re.compile(
-    rb'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u(?:[0-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|[dD][0-7][0-9A-Fa-f]{2}'
-    rb"|[dD][89ABab][0-9A-Fa-f]{2}\\u[dD][C-Fc-f][0-9A-Fa-f]{2}))*+"
 )
 _QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE, _END_BRACE = b'",[]{}'
 _COLON: Final = ord(":")
@@ -151,7 +156,7 @@ class LongString:
         """Yield the string's bytes, escapes resolved, in pieces."""
         at = self._start
         while at < self._end:
-            end = end_of(_IN_STRING, self._text, at, min(at + _STRING_PIECE, self._end))
+            end = end_of(IN_STRING, self._text, at, min(at + _STRING_PIECE, self._end))
             piece = bytes(self._text[at:end])
             yield resolved(piece) if b"\\" in piece else piece
             at = end
@@ -223,7 +228,7 @@ class LongText:
     def _skip_space(self) -> Generator[None, None, None]:
         while True:
             limit = self._at + _SPACE_PIECE
-            self._at = end_of(_SPACE, self._text, self._at, limit)
+            self._at = end_of(SPACE, self._text, self._at, limit)
             if self._at < limit:
                 return
             yield
@@ -317,7 +322,7 @@ class LongText:
         while True:
             before = self._at
             limit = before + _STRING_PIECE
-            self._at = end_of(_IN_STRING, self._text, before, limit)
+            self._at = end_of(IN_STRING, self._text, before, limit)
             if self._here() == _QUOTE and self._at < self._size:
                 self._at += 1
                 return self._at - 1

@@ -15,6 +15,16 @@ from protocols.kserve.faults import locate_fault
 # Numbers that must not be left to the standard library: see `documents.as_integer`.
 _UNUSUAL: Final = re.compile(rb"[eE]|[0-9]{19}")
 _QUOTE, _COMMA, _OPEN, _CLOSE, _BRACE, _SPACE = b'",[]{ '
+
+SPACE: Final = re.compile(rb"[ \t\n\r]*+")
+"""Blanks between values, or none."""
+
+IN_STRING: Final = re.compile(
+    rb'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u(?:[0-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|[dD][0-7][0-9A-Fa-f]{2}'
+    rb"|[dD][89ABab][0-9A-Fa-f]{2}\\u[dD][C-Fc-f][0-9A-Fa-f]{2}))*+"
+)
+"""What a string may have between its quotes, up to an end between two characters."""
+
 # With fewer strings, numpy's start-up cost is more than what it saves.
 _WORTH_PACKING: Final = 64
 

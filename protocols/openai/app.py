@@ -208,17 +208,7 @@ class OpenAiApp:
                 answer = error.answer
         if answer is None:
             return
-        body = b"".join(answer.buffers)
-        fields = _with_id(answer, scope["tritium.request_id"]).headers
-        fields = [*fields, (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
-        if not foreign.ended:
-            # A server that learns that the answer is complete would close the connection while the body
-            # still comes.
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            await foreign.discard()
-            body = b""
-        await send({"type": "http.response.body", "body": body})
+        await foreign.answer(send, answer, _with_id(answer, scope["tritium.request_id"]).headers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
         method, headers = scope["method"], scope["headers"]

@@ -21,6 +21,7 @@ import orjson
 
 from actors.values.generation.facts import BadAsk
 from actors.values.tensors import Buffer
+from protocols.kserve.text_pieces import IN_STRING, SPACE, end_of
 
 SHORT: Final = 32 * 1024
 """Bytes of a text that is parsed at once: within five milliseconds, even where it is an attack."""
@@ -51,13 +52,8 @@ _LONGEST_NUMBER: Final = 400
 # Fewer whole numbers than fill so many bytes are read one by one.
 _RUN: Final = 64
 
-_SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*+)(\.[0-9]++)?([eE][+-]?[0-9]++)?")
 _NUMBERS: Final = re.compile(rb"[0-9, \t\n\r-]*+")
-_IN_STRING: Final = re.compile(
-    rb'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u(?:[0-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|[dD][0-7][0-9A-Fa-f]{2}'
-    rb"|[dD][89ABab][0-9A-Fa-f]{2}\\u[dD][C-Fc-f][0-9A-Fa-f]{2}))*+"
-)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _WORDS: Final = ((b"true", True), (b"false", False), (b"null", None))
 _QUOTE, _COMMA, _COLON, _OPEN, _CLOSE, _BRACE, _END_BRACE = b'",:[]{}'
@@ -205,15 +201,10 @@ class LongDocument:
     def _skip_space(self) -> Reading:
         while True:
             limit = self._at + PIECE
-            self._at = self._end_of(_SPACE, limit)
+            self._at = end_of(SPACE, self._text, self._at, limit)
             if self._at < limit:
                 return
             yield
-
-    def _end_of(self, pattern: re.Pattern[bytes], limit: int) -> int:
-        found = pattern.match(self._text, self._at, limit)
-        assert found is not None, "these patterns match nothing, too"
-        return found.end()
 
     def _begin(self, opened: list[_Open]) -> Reading:
         """Read a value that is no array or object, or an empty one; or open one."""
@@ -294,7 +285,7 @@ class LongDocument:
         What follows them is left to be read one by one.
         """
         while True:
-            end = self._end_of(_NUMBERS, self._at + PIECE)
+            end = end_of(_NUMBERS, self._text, self._at, self._at + PIECE)
             whole = self._text[end] == _CLOSE if end < self._size else False
             piece = bytes(self._text[self._at : end])
             if not whole:
@@ -329,7 +320,7 @@ class LongDocument:
         while True:
             before = self._at
             limit = min(before + PIECE, self._size)
-            end = self._end_of(_IN_STRING, limit)
+            end = end_of(IN_STRING, self._text, before, limit)
             closed = end < self._size and self._text[end] == _QUOTE
             if not closed:
                 if end < limit - _LONGEST_ESCAPE or limit == self._size:

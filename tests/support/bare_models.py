@@ -11,25 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-
-def _varint(value):
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def fields(*pairs):
-    """Encode (number, value) pairs as protocol buffers do: ints as varints, text and bytes with a length."""
-    out = b""
-    for number, value in pairs:
-        if isinstance(value, int):
-            out += _varint(number << 3) + _varint(value)
-        else:
-            data = value.encode() if isinstance(value, str) else value
-            out += _varint(number << 3 | 2) + _varint(len(data)) + data
-    return out
+from tests.support.protobufs import message
 
 
 @cache
@@ -116,8 +98,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 EXPORTED = EXAMPLES / "digits_pt2" / "1" / "model.pt2"
 """A torch.export program: torch takes long to make one."""
 
-_NODE = fields((1, "x"), (2, "Placeholder"))
-_DESCRIPTION = fields((1, fields((1, "image"))))
+_NODE = message((1, "x"), (2, "Placeholder"))
+_DESCRIPTION = message((1, message((1, "image"))))
 
 FOREIGN = {
     "GGUF": b"GGUF\x03\0\0\0" + bytes(64),
@@ -136,12 +118,12 @@ FOREIGN = {
     "AOTInductor package": archive("model/data/aotinductor/model/a.so", "model/version"),
     "safetensors weights": safetensors(),
     "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-    "TensorFlow SavedModel": fields((1, 1), (2, fields((1, fields((4, "serve"))), (2, _NODE)))),
-    "TensorFlow GraphDef": fields((1, _NODE), (1, _NODE), (4, fields((1, 1645)))),
-    "PaddlePaddle": fields((1, b"\x08\x00\x10" + b"\xff" * 9 + b"\x01"), (4, b"\x08\x00")),
-    "Core ML": fields((1, 5), (2, _DESCRIPTION), (500, b"\n\x00")),
-    "Caffe weights": fields((1, "net"), (100, fields((1, "conv")))),
-    "DALI pipeline": fields((1, 4), (2, 8), (3, fields((1, "Copy")))),
+    "TensorFlow SavedModel": message((1, 1), (2, message((1, message((4, "serve"))), (2, _NODE)))),
+    "TensorFlow GraphDef": message((1, _NODE), (1, _NODE), (4, message((1, 1645)))),
+    "PaddlePaddle": message((1, b"\x08\x00\x10" + b"\xff" * 9 + b"\x01"), (4, b"\x08\x00")),
+    "Core ML": message((1, 5), (2, _DESCRIPTION), (500, b"\n\x00")),
+    "Caffe weights": message((1, "net"), (100, message((1, "conv")))),
+    "DALI pipeline": message((1, 4), (2, 8), (3, message((1, "Copy")))),
     "PMML": b'<?xml version="1.0"?>\n<PMML version="4.4"/>',
     "OpenVINO IR": b'<?xml version="1.0"?>\n<net name="m" version="11"><layers/></net>',
     "TensorFlow.js": b'{"format":"graph-model","modelTopology":{},"weightsManifest":[]}',

@@ -9,40 +9,21 @@ from pathlib import Path
 
 import flatbuffers
 
+from tests.support.protobufs import message
+
 _FLOAT = 1  # tensorflow.DT_FLOAT
 
 
-def _varint(value):
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _message(*fields):
-    """Encode (number, value) pairs: an int as a varint, text and bytes with their length."""
-    out = b""
-    for number, value in fields:
-        if isinstance(value, int):
-            out += _varint(number << 3) + _varint(value)
-        else:
-            data = value.encode() if isinstance(value, str) else value
-            out += _varint(number << 3 | 2) + _varint(len(data)) + data
-    return out
-
-
 def _entry(key, value):
-    return _message((1, key), (2, value))
+    return message((1, key), (2, value))
 
 
 def _graph_def():
-    shape = _message((2, _message((1, -1))), (2, _message((1, 3))))
-    dtype, of_shape = _message((6, _FLOAT)), _message((7, shape))
-    x = _message((1, "X"), (2, "Placeholder"), (5, _entry("dtype", dtype)), (5, _entry("shape", of_shape)))
-    y = _message((1, "Y"), (2, "Relu"), (3, "X"), (5, _entry("T", dtype)))
-    return _message((1, x), (1, y), (4, _message((1, 1645))))
+    shape = message((2, message((1, -1))), (2, message((1, 3))))
+    dtype, of_shape = message((6, _FLOAT)), message((7, shape))
+    x = message((1, "X"), (2, "Placeholder"), (5, _entry("dtype", dtype)), (5, _entry("shape", of_shape)))
+    y = message((1, "Y"), (2, "Relu"), (3, "X"), (5, _entry("T", dtype)))
+    return message((1, x), (1, y), (4, message((1, 1645))))
 
 
 def frozen_graph(path: Path) -> None:
@@ -62,51 +43,51 @@ def tagged_graphs(folder: Path, graphs) -> None:
     A signature is two lists of (name, place in the graph, type's number, shape). A shape of None has no known
     rank. The graph is always `Y = relu(X)`.
     """
-    content = _message((1, 1))
+    content = message((1, 1))
     for tags, signatures in graphs.items():
         entries = [
             _entry(
-                name, _message(*((at, _tensor(*each)) for at, side in enumerate(sides, 1) for each in side))
+                name, message(*((at, _tensor(*each)) for at, side in enumerate(sides, 1) for each in side))
             )
             for name, sides in signatures.items()
         ]
-        info = _message(*((4, tag) for tag in tags))
-        content += _message((2, _message((1, info), (2, _graph_def()), *((5, each) for each in entries))))
+        info = message(*((4, tag) for tag in tags))
+        content += message((2, message((1, info), (2, _graph_def()), *((5, each) for each in entries))))
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_bytes(content)
 
 
 def _tensor(name, place, number, shape):
-    dims = [(3, 1)] if shape is None else [(2, _message((1, size))) for size in shape]
-    return _entry(name, _message((1, place), (2, number), (3, _message(*dims))))
+    dims = [(3, 1)] if shape is None else [(2, message((1, size))) for size in shape]
+    return _entry(name, message((1, place), (2, number), (3, message(*dims))))
 
 
 def paddle(path: Path) -> None:
     """Write a program of PaddlePaddle that has no weights."""
     dims = ((2, -1), (2, 3))
-    dense = _message((1, 7), (3, _message((1, _message((1, 5), *dims)))))
-    variables = [_message((1, name), (2, dense)) for name in ("X", "Y")]
+    dense = message((1, 7), (3, message((1, message((1, 5), *dims)))))
+    variables = [message((1, name), (2, dense)) for name in ("X", "Y")]
     variables += [
-        _message((1, "feed"), (2, _message((1, 9))), (3, 1)),
-        _message((1, "fetch"), (2, _message((1, 10))), (3, 1)),
+        message((1, "feed"), (2, message((1, 9))), (3, 1)),
+        message((1, "fetch"), (2, message((1, 10))), (3, 1)),
     ]
 
     def operator(kind, taken, given, *attributes):
-        return _message(
-            *((1, _message((1, "X"), (2, name))) for name in taken),
-            *((2, _message((1, "Out"), (2, name))) for name in given),
+        return message(
+            *((1, message((1, "X"), (2, name))) for name in taken),
+            *((2, message((1, "Out"), (2, name))) for name in given),
             (3, kind),
             *((4, attribute) for attribute in attributes),
         )
 
-    column = _message((1, "col"), (2, 0), (3, 0))
+    column = message((1, "col"), (2, 0), (3, 0))
     operators = [
         operator("feed", ["feed"], ["X"], column),
         operator("relu", ["X"], ["Y"]),
         operator("fetch", ["Y"], ["fetch"], column),
     ]
-    block = _message((1, 0), (2, -1), *((3, each) for each in variables), *((4, each) for each in operators))
-    path.write_bytes(_message((1, block), (4, _message((1, 2_006_000)))))
+    block = message((1, 0), (2, -1), *((3, each) for each in variables), *((4, each) for each in operators))
+    path.write_bytes(message((1, block), (4, message((1, 2_006_000)))))
 
 
 def tflite(path: Path) -> None:

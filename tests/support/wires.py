@@ -51,10 +51,8 @@ class Wire(ABC):
         """Send requests at once, and return their answers, or the errors."""
 
 
-class _Http(Wire):
-    """HTTP, with tensors as bytes or as JSON."""
-
-    binary: bool
+class _OverHttp(Wire):
+    """By Triton's client over HTTP."""
 
     def __enter__(self) -> Self:
         self._client = http_client.InferenceServerClient(
@@ -64,6 +62,12 @@ class _Http(Wire):
 
     def __exit__(self, *exc: object) -> None:
         self._client.close()
+
+
+class _Http(_OverHttp):
+    """HTTP, with tensors as bytes or as JSON."""
+
+    binary: bool
 
     def ask(self, model: str, asks: Sequence[Ask], datatypes: Mapping[str, DataType]) -> list[Answer]:
         pending = []
@@ -130,19 +134,10 @@ class Grpc(Wire):
         ]
 
 
-class SharedMemory(Wire):
+class SharedMemory(_OverHttp):
     """HTTP, with tensors of both sides in regions of system shared memory."""
 
     name = "shared_memory"
-
-    def __enter__(self) -> Self:
-        self._client = http_client.InferenceServerClient(
-            self._addresses.http, concurrency=_AT_ONCE, network_timeout=120
-        )
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._client.close()
 
     def ask(self, model: str, asks: Sequence[Ask], datatypes: Mapping[str, DataType]) -> list[Answer]:
         regions = [_Region(self._client) for _ in asks]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
+from engine.worker.joining import made_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -50,6 +51,28 @@ def check_shape(
     )
     if not fits:
         raise LoadError(misfit(model.name, tensor.name, shape, configured, batches=batches))
+
+
+def check_all_inputs(model: ModelInfo, names: Collection[str], what: str) -> list[TensorInfo]:
+    """Return what the server makes for a model whose file has inputs of these `names`, and needs them all.
+
+    Raises LoadError for an optional input, and if the configuration has more inputs, or fewer. `what` is the
+    model in a message: "an OpenVINO model".
+    """
+    for tensor in model.inputs:
+        if tensor.optional:
+            raise LoadError(
+                f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported:"
+                f" {what} needs all its inputs"
+            )
+    made = made_tensors(model)
+    expected = len(model.inputs) + len(made)
+    if expected != len(names):
+        raise LoadError(
+            f"unable to load model '{model.name}', configuration expects {expected} inputs, model provides"
+            f" {len(names)}: {', '.join(names) or 'none'}"
+        )
+    return made
 
 
 def default_batch_size(model: ModelInfo) -> int:

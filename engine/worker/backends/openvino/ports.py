@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
-from engine.worker.backends.agreement import check_first_dimension, check_shape
+from engine.worker.backends.agreement import check_all_inputs, check_first_dimension, check_shape
 from engine.worker.backends.base import LoadError
-from engine.worker.joining import Joining, made_tensors
+from engine.worker.joining import Joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,24 +96,13 @@ def check_inputs(model: ModelInfo, ports: Sequence[Any]) -> list[Port]:
     Raises LoadError if they can't meet.
     """
     for tensor in model.inputs:
-        if tensor.optional:
-            raise LoadError(
-                f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported:"
-                " an OpenVINO model needs all its inputs"
-            )
         if tensor.ragged:
             # OpenVINO's inputs would be 1-D, as ONNX Runtime's are; Triton's backend does not have it.
             raise LoadError(
                 f"unable to load model '{model.name}', ragged input '{tensor.name}' is not supported by the"
                 " OpenVINO backend; leave 'allow_ragged_batch' out"
             )
-    made = made_tensors(model)
-    expected = len(model.inputs) + len(made)
-    if expected != len(ports):
-        raise LoadError(
-            f"unable to load model '{model.name}', configuration expects {expected} inputs, model provides"
-            f" {len(ports)}: {', '.join(map(name_of, ports)) or 'none'}"
-        )
+    made = check_all_inputs(model, [*map(name_of, ports)], "an OpenVINO model")
     batches = model.max_batch_size > 0
     return [_checked(model, tensor, ports, "input", batches=batches) for tensor in model.inputs] + [
         _checked(model, tensor, ports, "input", batches=False) for tensor in made

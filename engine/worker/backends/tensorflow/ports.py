@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actors.values.datatypes import DataType
-from engine.worker.backends.agreement import check_first_dimension, check_shape, spell
+from engine.worker.backends.agreement import check_all_inputs, check_first_dimension, check_shape, spell
 from engine.worker.backends.base import LoadError
-from engine.worker.joining import Joining, made_tensors
+from engine.worker.joining import Joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,20 +76,8 @@ def check_inputs(model: ModelInfo, tensors: Sequence[GraphTensor]) -> list[Tenso
 
     Raises LoadError if the two can't meet.
     """
-    for tensor in model.inputs:
-        if tensor.optional:
-            raise LoadError(
-                f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported:"
-                " a TensorFlow model needs all its inputs"
-            )
-    made = made_tensors(model)
-    expected = len(model.inputs) + len(made)
     _check_controls(model, tensors)
-    if expected != len(tensors):
-        raise LoadError(
-            f"unable to load model '{model.name}', configuration expects {expected} inputs, model provides"
-            f" {len(tensors)}: {', '.join(each.name for each in tensors) or 'none'}"
-        )
+    made = check_all_inputs(model, [each.name for each in tensors], "a TensorFlow model")
     batches = model.max_batch_size > 0
     return [_checked(model, tensor, tensors, "input", batches=batches) for tensor in model.inputs] + [
         _checked(model, tensor, tensors, "input", batches=False) for tensor in made

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from actors.values.datatypes import DataType
+from engine.worker.backends.agreement import check_all_inputs
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
-from engine.worker.joining import Joining, made_tensors
+from engine.worker.joining import Joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,19 +132,7 @@ def fit(model: ModelInfo, ports: Sequence[Port], profiles: Sequence[int]) -> tup
     """Return the configured inputs and outputs. Raises LoadError if they and the engine can't meet."""
     inputs = {port.name: port for port in ports if port.is_input}
     outputs = {port.name: port for port in ports if not port.is_input}
-    for tensor in model.inputs:
-        if tensor.optional:
-            raise LoadError(
-                f"unable to load model '{model.name}', optional input '{tensor.name}' is not supported: a"
-                " TensorRT engine needs all its inputs"
-            )
-    made = made_tensors(model)
-    expected = len(model.inputs) + len(made)
-    if expected != len(inputs):
-        raise LoadError(
-            f"unable to load model '{model.name}', configuration expects {expected} inputs, model provides"
-            f" {len(inputs)}: {', '.join(inputs) or 'none'}"
-        )
+    made = check_all_inputs(model, inputs, "a TensorRT engine")
     marks = _marks(model)
     fed = [_fit(model, tensor, inputs, "input", marks) for tensor in model.inputs]
     fed += [_fit(model, tensor, inputs, "input", marks, whole=True) for tensor in made]

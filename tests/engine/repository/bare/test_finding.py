@@ -7,7 +7,8 @@ import pytest
 from engine.repository.bare import finding
 from engine.repository.bare.finding import find
 from engine.repository.bare.policy import formats
-from tests.support.bare_models import DOUBLING, FOREIGN, TRITON_MODEL, fields, onnx_model, safetensors
+from tests.support.bare_models import DOUBLING, FOREIGN, TRITON_MODEL, onnx_model, safetensors
+from tests.support.protobufs import message
 
 
 @pytest.fixture
@@ -90,9 +91,9 @@ def test_weights_beside_an_onnx_model_belong_to_it(tree, tmp_path):
 
 @pytest.mark.parametrize("place", ["/etc/passwd", "../secret"])
 def test_weights_elsewhere_are_not_fetched(tree, place):
-    tensor = fields((8, "w"), (13, fields((1, "location"), (2, place))), (14, 1))
-    graph = fields((2, "g"), (5, tensor))
-    (model,) = find(tree({"m.onnx": fields((1, 10), (7, graph), (8, fields((2, 21))))})).models
+    tensor = message((8, "w"), (13, message((1, "location"), (2, place))), (14, 1))
+    graph = message((2, "g"), (5, tensor))
+    (model,) = find(tree({"m.onnx": message((1, 10), (7, graph), (8, message((2, 21))))})).models
     assert model.problem == f"its weights are in '{place}', which leads out of its folder"
 
 

@@ -29,12 +29,12 @@ from tests.support.bare_models import (
     FOREIGN,
     TRITIUM_MODEL,
     archive,
-    fields,
     onnx_model,
     safetensors,
     scores,
     script,
 )
+from tests.support.protobufs import message
 
 
 def glimpse(content):
@@ -164,10 +164,18 @@ def test_python_files_of_tritium_and_of_dali(seen):
         ),
         *(archive("word/document.xml"), archive(), b"@model\ndef f(): ...\n", b"import tritium\n"),
         # Protocol buffers of something else, or almost of a model.
-        *(fields((1, 1)), fields((1, 1), (2, b"x")), fields((1, "text"), (2, "text")), fields((3, 7))),
-        *(fields((1, 1), (7, b"")), fields((1, 1), (7, b"\n\0")), fields((1, 500), (7, b"\n\0"), (8, b"\0"))),
-        *(fields((1, 1), (2, 1), (3, b"")), fields((1, 1), (2, 1)), fields((1, b"\x08\x00\x10"), (9, 1))),
-        *(fields((1, 2), (2, b"\n\0")), fields((100, b"x"), (50, 1)), fields((1, 1), (2, b"x"), (5000, 1))),
+        *(message((1, 1)), message((1, 1), (2, b"x")), message((1, "text"), (2, "text")), message((3, 7))),
+        *(
+            message((1, 1), (7, b"")),
+            message((1, 1), (7, b"\n\0")),
+            message((1, 500), (7, b"\n\0"), (8, b"\0")),
+        ),
+        *(message((1, 1), (2, 1), (3, b"")), message((1, 1), (2, 1)), message((1, b"\x08\x00\x10"), (9, 1))),
+        *(
+            message((1, 2), (2, b"\n\0")),
+            message((100, b"x"), (50, 1)),
+            message((1, 1), (2, b"x"), (5000, 1)),
+        ),
         # Numbers of fixed size, a number without an end, a number of no field.
         *(
             b"\x09" + b"1" * 8,
@@ -271,7 +279,7 @@ def test_a_walk_over_any_message_ends_within_it(message):
 
 
 def test_a_walk_sees_some_fields_of_many():
-    content = fields(*([(1, "x")] * 1000))
+    content = message(*([(1, "x")] * 1000))
     walked = skeleton(lambda offset, count: content[offset : offset + count], len(content))
     assert (len(walked.fields), walked.sound) == (64, True)
     assert recognise_message(Skeleton((), sound=True)) == (None, False)
