@@ -1,0 +1,40 @@
+"""Which replicas serve a model: those that have it already, then by a hash that all controllers agree on.
+
+A replica's share of a hash is that of rendezvous hashing (Thaler, Ravishankar: *Using name-based mappings to
+increase hit rates*, 1998): a replica that joins or leaves moves only the models that it gets or had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from engine.fleet.policy.values import Seen, Wish
+
+
+def place(wishes: Iterable[Wish], seen: Mapping[str, Seen]) -> dict[str, tuple[str, ...]]:
+    """Return the replicas of each model, sorted by name.
+
+    The largest models choose first. A model gets fewer replicas than it should where no more have its labels
+    and room for it.
+    """
+    left = {name: each.room for name, each in seen.items()}
+    placed = {}
+    for wish in sorted(wishes, key=lambda each: (-each.memory, each.model)):
+        able = [each for each in seen.values() if _may(each, wish, left[each.name])]
+        able.sort(key=lambda each: (not each.served(wish.model).ready, _weight(each.name, wish.model)))
+        chosen = [each.name for each in able[: wish.replicas]]
+        for name in chosen:
+            room = left[name]
+            left[name] = None if room is None else room - wish.memory
+        placed[wish.model] = tuple(sorted(chosen))
+    return placed
+
+
+def _may(replica: Seen, wish: Wish, room: int | None) -> bool:
+    fits = room is None or room >= wish.memory
+    return fits and all(replica.labels.get(key) == value for key, value in wish.labels.items())
+
+
+def _weight(replica: str, model: str) -> bytes:
+    return hashlib.blake2b(f"{model}\0{replica}".encode(), digest_size=8).digest()
