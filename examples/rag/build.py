@@ -62,10 +62,12 @@ def check_files(folder):
 
 def read_corpus(folder):
     """Return the passages of all Markdown pages in a folder. Raises SystemExit if there are none."""
+    left_out = {"changes", "reliability"}  # of Tritium's documentation: notes, and records of runs
     found = [
         each
-        for page in sorted(folder.glob("*.md"))
-        for each in passages(f"{folder.name}/{page.name}", page.read_text(encoding="utf-8"))
+        for page in sorted(folder.rglob("*.md"))
+        if left_out.isdisjoint(page.relative_to(folder).parts)
+        for each in passages(f"{folder.name}/{page.relative_to(folder)}", page.read_text(encoding="utf-8"))
     ]
     if not found:
         raise SystemExit(f"no Markdown pages with text in {folder}")
