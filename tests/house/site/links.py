@@ -1,9 +1,9 @@
 """Documents, pages, and where a link in a document leads.
 
-A document is named by its path below the root of the repository. Most documents lie in `docs` and are pages of
-the site under the same name; `_AROUND` and the READMEs of examples are pages, too. A link of a document is
-written for a forge, where it leads to a file of the repository. On the site it leads to a page. The project has
-no public URL, so a link to any other file becomes text there, with the file's path, which a checkout has.
+A document is named by its path below the root of the repository. Most documents lie in `docs` and are pages
+of the site under the same name; `_AROUND` and the READMEs of examples are pages, too. A link of a document is
+written for a forge, where it leads to a file of the repository. On the site it leads to a page. The project
+has no public URL, so a link to any other file becomes text there, with the file's path, which a checkout has.
 """
 
 from __future__ import annotations

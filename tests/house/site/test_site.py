@@ -23,7 +23,6 @@ UNSEEN = {
     "protocols.http2": "the wire of gRPC, with no setting of its own",
     "actors.catalog": "what storage.md, of `engine.repository`, makes happen",
     "actors.seams": "ports between rooms",
-    "actors.values": "values that rooms share",
     "actors.wire": "what server and worker say to each other",
 }
 """Rooms without behaviour of their own that a user sees, and why."""
