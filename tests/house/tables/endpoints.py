@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, Final
 
-from actors.values.callers import RESTRICTABLE
 from protocols.http.routes import TABLE, Endpoint, match
 from protocols.openai import routes as openai
 from tests.house.graph import ROOT
@@ -71,17 +70,17 @@ This page is written by `python -m tests.house.reference` from the tables by whi
 protocol is [KServe v2](https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol)
 with Triton's extensions. [errors.md](errors.md) has the statuses, [grpc.md](grpc.md) the same over gRPC.
 
-*Category* is what `--http-restricted-api` puts behind a header. *Action* is what a rule of an [auth
-file](../identity.md) allows; where a POST needs another one, it stands behind the stroke. `[…]` may be left
-out.
+`[…]` may be left out. The last column is the category that `--http-restricted-api` puts behind a header, and
+the action that a rule of an [auth file](../identity.md) allows. Where the action has another name, it stands
+behind the stroke.
 
 ## The v2 API
 
 By default on port 8000. [Management on an address of its
 own](../serving.md#management-on-an-address-of-its-own) moves a part of it.
 
-| path | method | category | action | |
-|---|---|---|---|---|
+| path | method | | needs |
+|---|---|---|---|
 """
 _OPENAI_HEAD: Final = """
 ## The OpenAI API
@@ -90,7 +89,7 @@ With `--openai-port`. *Area* is what `--openai-restricted-api` names; an auth fi
 the endpoint above that does as much. [llm.md](../llm.md) tells of the API, and
 [openai_fields.md](../openai_fields.md) of its fields.
 
-| path | method | area | |
+| path | method | | area |
 |---|---|---|---|
 """
 _OTHERS: Final = """
@@ -119,18 +118,17 @@ def _rows() -> Iterator[str]:
                 paths.setdefault(found.endpoint, []).append(shown)
     for endpoint in Endpoint:
         listed = "<br>".join(f"`{path}`" for path in paths[endpoint])
-        category = f"`{endpoint.category.value}`" if endpoint.category in RESTRICTABLE else "–"
-        actions = dict.fromkeys(endpoint.action(method).value for method in endpoint.methods)
-        needed = " / ".join(f"`{action}`" for action in actions)
+        actions = [endpoint.category, *map(endpoint.action, endpoint.methods)]
+        needed = " / ".join(f"`{action.value}`" for action in dict.fromkeys(actions))
         methods = ", ".join(endpoint.methods)
-        yield f"| {listed} | {methods} | {category} | {needed} | {_ABOUT[endpoint]} |\n"
+        yield f"| {listed} | {methods} | {_ABOUT[endpoint]} | {needed} |\n"
 
 
 def _openai_rows() -> Iterator[str]:
     paths = {template: openai.match(sample) for template, sample in (_fixed() | _OF_MODELS).items()}
     named = {route.path: template for template, route in paths.items() if route is not None}
     for path in openai.Path:
-        yield f"| `{named[path]}` | {path.method} | `{path.area.value}` | {_OPENAI[path]} |\n"
+        yield f"| `{named[path]}` | {path.method} | {_OPENAI[path]} | `{path.area.value}` |\n"
 
 
 def _fixed() -> dict[str, str]:

@@ -64,7 +64,7 @@ def services() -> Iterator[Any]:
 
 def _table(service: Any) -> str:
     rows = "".join(_row(service, method) for method in service.methods)
-    head = "| method | from | to | category | |\n|---|---|---|---|---|\n"
+    head = "| method | | from | to | category |\n|---|---|---|---|---|\n"
     return f"\n## `{service.full_name}`\n\n{head}{rows}"
 
 
@@ -73,4 +73,4 @@ def _row(service: Any, method: Any) -> str:
     shown = f"`{category.value}`" if category else "–"
     asked = ("stream of " if method.client_streaming else "") + f"`{method.input_type.name}`"
     told = ("stream of " if method.server_streaming else "") + f"`{method.output_type.name}`"
-    return f"| `{method.name}` | {asked} | {told} | {shown} | {_ABOUT[method.name]} |\n"
+    return f"| `{method.name}` | {_ABOUT[method.name]} | {asked} | {told} | {shown} |\n"
