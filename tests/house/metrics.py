@@ -26,6 +26,9 @@ from engine.processes import spares
 from engine.server import identity, tls
 from protocols.grpc import listener as grpc
 from protocols.transport import listening, receiving
+from tests.house.graph import ROOT
+
+PAGE: Final = ROOT / "docs" / "metrics.md"
 
 AnyFamily = Family[Any] | SplitFamily[Any]
 _OF_VERSIONS: Final = "model, version"
