@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def extents(root):
     """Yield (left, top, right, bottom, words) of each line of text, at its widest."""
     for each in root.iter(f"{SVG}text"):
-        size = float(each.get("font-size"))
+        size = float(each.attrib["font-size"])
         wide = ink.measure(each.text, size, bold=each.get("font-weight") == "bold")
         left = float(each.get("x")) - {"middle": wide / 2, "end": wide}.get(each.get("text-anchor"), 0.0)
         bottom = float(each.get("y"))
@@ -27,12 +27,12 @@ def check(picture):
     """Fail unless a picture is whole, small, of itself, and readable."""
     root = ET.fromstring(picture)
     assert len(picture) < 60_000
-    assert root.find(f"{SVG}title").text
-    assert root.find(f"{SVG}desc").text
+    assert root.findtext(f"{SVG}title")
+    assert root.findtext(f"{SVG}desc")
     assert not re.search(r"<script|<image|href=|url\(|@import|@font-face|\son\w+=", picture)
     colours = {each.get(kind) for each in root.iter() for kind in ("fill", "stroke")} - {None, "none"}
     assert all(f'[fill="{colour}"]' in ink.STYLE for colour in colours), "a colour without a dark one"
-    width, height = (float(each) for each in root.get("viewBox").split()[2:])
+    width, height = (float(each) for each in root.attrib["viewBox"].split()[2:])
     boxes = [*extents(root)]
     for place, (left, top, right, bottom, words) in enumerate(boxes):
         inside = left >= 0 and right <= width and top >= 0 and bottom <= height
@@ -40,7 +40,7 @@ def check(picture):
         for other in boxes[place + 1 :]:
             apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
             assert apart, f"{words!r} is on {other[4]!r}"
-    sizes = {float(each.get("font-size")) for each in root.iter(f"{SVG}text")}
+    sizes = {float(each.attrib["font-size"]) for each in root.iter(f"{SVG}text")}
     assert min(sizes) >= ink.SMALL, "too small on a phone"
     return root
 
