@@ -447,21 +447,15 @@ MODELS = [
     ],
 )
 def test_the_startup_table_is_plain_in_a_pipe(models, text):
-    shown = startup_text(models, [("http", "0.0.0.0:8000")], terminal=False)
+    shown = startup_text(models, [("http", "0.0.0.0:8000")])
     assert shown == f"{text}Option  Value\nhttp    0.0.0.0:8000\n"
 
 
 def test_a_model_that_is_loaded_on_demand_is_not_told_as_a_failure():
     models = [IndexEntry(name="lazy", version=1, state="UNAVAILABLE", reason="unloaded")]
-    text = startup_text(models, [], terminal=False, on_demand={ModelKey("lazy", "")})
+    text = startup_text(models, [], on_demand={ModelKey("lazy", "")})
     assert "lazy   1        ON DEMAND: loaded by its first request\n" in text
-    assert "UNAVAILABLE: unloaded" in startup_text(models, [], terminal=False)
-
-
-def test_the_startup_table_is_drawn_on_a_terminal():
-    text = startup_text([*MODELS, IndexEntry(name="c")], [("http", "0.0.0.0:8000")], terminal=True)
-    for words in ("add", "READY", "broken", "0.0.0.0:8000", "1 more model is in the repositories"):
-        assert words in text
+    assert "UNAVAILABLE: unloaded" in startup_text(models, [])
 
 
 @pytest.mark.parametrize(
