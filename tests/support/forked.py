@@ -132,15 +132,22 @@ def fresh() -> bool:
     return bool(os.environ.get("TRITIUM_TESTS_FRESH"))
 
 
+def _of_interpreter(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what an interpreter reads as it starts: packages, encodings, libraries."""
+    read = {name: text for name, text in environ.items() if name.startswith(("PYTHON", "LC_", "LANG", "LD_"))}
+    if read.get("PYTHONPATH") == str(ROOT):
+        del read["PYTHONPATH"]  # it is found there in any case
+    return read
+
+
 def start_module(
     module: str, arguments: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Run `python -m module`, which is a server in a variant of the tests', in a session of its own.
+    """Run `python -m module` in a session of its own: a server, or a variant of one.
 
-    It has other packages than this process where its PYTHONPATH names more than the tests' folder; then it is
-    not forked.
+    It is not forked where its environment asks for another interpreter than this process has.
     """
-    if env.get("PYTHONPATH") == str(ROOT) and not fresh():
+    if not fresh() and _of_interpreter(env) == _of_interpreter(os.environ):
         return FORKING.start(arguments, cwd=ROOT, env=env, stdout=stdout, stderr=stderr, module=module)
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
