@@ -52,6 +52,7 @@ def test_a_forgotten_repository_is_told_in_a_line_and_by_the_status(tmp_path, wo
     assert ended.returncode == status
 
 
+@pytest.mark.long
 def test_a_server_that_fails_after_its_start_ends_hypercorn_with_a_status(tmp_path):
     ended = started(
         ["hypercorn", "-b", "127.0.0.1:0", "tritium.asgi"],
