@@ -147,7 +147,7 @@ def _cell(x: float, y: float, sequence: int, *, padded: bool) -> Iterator[str]:
         letter = "ABCDEF"[sequence - 1]
         yield ink.text(x + _CELL / 2 - 2, y + 16.5, letter, bold=True, fill=ink.PAPER, anchor="middle")
     elif padded:
-        yield ink.box(x + 0.5, y + 0.5, _CELL - 5, _TALL - 4, stroke=ink.EDGE, dashes="3 3", radius=4)
+        yield ink.box(x + 0.5, y + 0.5, _CELL - 5, _TALL - 4, stroke=ink.GREY, dashes="2 3", radius=4)
     else:
         yield ink.box(x, y, _CELL - 4, _TALL - 3, fill=ink.GRID, opacity=0.4, radius=4)
 

@@ -9,7 +9,9 @@ from benchmarks.pictures import __main__ as command
 from benchmarks.pictures import canary, crash, ink, kill, memory, request, scheduling, supervision
 from benchmarks.pictures.load import Asked
 from benchmarks.pictures.served import Execution
+from benchmarks.subjects import CHECKOUT
 
+PAGES = [CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -23,16 +25,19 @@ def extents(root):
         yield left, bottom - 0.72 * size, left + wide, bottom, each.text
 
 
+def colours(root):
+    return {each.get(kind) for each in root.iter() for kind in ("fill", "stroke")} - {None, "none"}
+
+
 def check(picture):
     """Fail unless a picture is whole, small, of itself, and readable."""
     root = ET.fromstring(picture)
     assert len(picture) < 60_000
-    assert root.find(f"{SVG}title").text
-    assert root.find(f"{SVG}desc").text
+    assert root.findtext(f"{SVG}title")
+    assert root.findtext(f"{SVG}desc")
     assert not re.search(r"<script|<image|href=|url\(|@import|@font-face|\son\w+=", picture)
-    colours = {each.get(kind) for each in root.iter() for kind in ("fill", "stroke")} - {None, "none"}
-    assert all(f'[fill="{colour}"]' in ink.STYLE for colour in colours), "a colour without a dark one"
-    width, height = (float(each) for each in root.get("viewBox").split()[2:])
+    assert colours(root) <= ink.COLOURS, "a colour without a dark one"
+    width, height = (float(each) for each in root.attrib["viewBox"].split()[2:])
     boxes = [*extents(root)]
     for place, (left, top, right, bottom, words) in enumerate(boxes):
         inside = left >= 0 and right <= width and top >= 0 and bottom <= height
@@ -40,7 +45,7 @@ def check(picture):
         for other in boxes[place + 1 :]:
             apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
             assert apart, f"{words!r} is on {other[4]!r}"
-    sizes = {float(each.get("font-size")) for each in root.iter(f"{SVG}text")}
+    sizes = {float(each.attrib["font-size"]) for each in root.iter(f"{SVG}text")}
     assert min(sizes) >= ink.SMALL, "too small on a phone"
     return root
 
@@ -177,3 +182,11 @@ def test_a_worker_is_killed_in_a_run_and_its_picture_is_whole(tmp_path):
     assert run.errors == 0
     assert run.again
     check(kill.drawn(run))
+
+
+@pytest.mark.parametrize("path", sorted((CHECKOUT / "docs").rglob("*.svg")), ids=lambda path: path.stem)
+def test_a_drawing_of_the_documents_has_colours_for_both_themes(path):
+    drawing = path.read_text(encoding="utf-8")
+    assert ink.STYLE in drawing
+    assert colours(ET.fromstring(drawing)) <= ink.COLOURS
+    assert any(path.name in page.read_text(encoding="utf-8") for page in PAGES), "no page shows it"

@@ -49,10 +49,17 @@ def make(repository, *names):
     return done.stdout
 
 
+def found(pattern, text):
+    """Return the group of `pattern` where it is first found."""
+    match = re.search(pattern, text)
+    assert match is not None, f"no {pattern!r} in {text}"
+    return match[1]
+
+
 def shown(entry):
     """Return what the page has for an entry: the command that asks, and its answer."""
-    section = re.search(rf"^## {entry}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
-    block = re.search(r"^```console\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[1]
+    section = found(rf"(?sm)^## {entry}\n(.*?)^## ", PAGE)
+    block = found(r"(?sm)^```console\n(.*?)^```", section)
     assert f"$ python examples/gallery/build.py {entry}\n$ tritium serve examples/gallery/models" in block
     command, _, answer = block.rpartition("$ ")[2].partition("\n")
     return command, answer
@@ -107,7 +114,7 @@ def test_the_whole_gallery_is_served_at_once(tmp_path):
     assert {*QUICK, "writer"} <= {*made}
     log = tmp_path / "log"
     with process("engine", "serve", said=log, TRITIUM_OPENAI_PORT="0")(tmp_path / "models") as addresses:
-        openai = f"http://{re.search(OPENAI, log.read_text())[1]}/v1"
+        openai = f"http://{found(OPENAI, log.read_text())}/v1"
         answers = {entry: asked(entry, addresses, openai) for entry in made}
     for entry in made:
         assert_alike(answers[entry], shown(entry)[1])
@@ -119,7 +126,7 @@ def test_what_is_usual_outlives_the_worker_that_learnt_it(tmp_path):
     with process("engine", "serve", said=log)(tmp_path / "models") as addresses:
         with triton.InferenceServerClient(addresses.http, network_timeout=120) as client:
             before = [watch(client, value, start=at == 0) for at, value in enumerate((20.1, 20.4, 19.9))]
-            os.kill(int(re.search(r"worker_started .*\bpid=(\d+)", log.read_text())[1]), signal.SIGKILL)
+            os.kill(int(found(r"worker_started .*\bpid=(\d+)", log.read_text())), signal.SIGKILL)
             after = [watch(client, value) for value in (20.2, 20.0, 27.5)]
     assert [f"{value:+.1f}" for value in before + after] == ["+0.0", "+0.0", "+0.0", "+0.3", "-0.7", "+38.4"]
 
