@@ -3,8 +3,8 @@
 Of the fenced blocks of a page, one with a `title` is a file of that path. One of `sh` holds commands; if it
 begins with `tritium serve` or `tritium run`, it is a server in a terminal of its own, which runs until the
 next one is started, or the page ends. `pip install` is left out. One of `text` is what the commands before it
-print, and of a server, lines of its log. `…` in it stands for anything, and alone on a line for any lines.
-One of `output` is the same, where numbers, and the spaces around them, are the reader's own.
+print; `…` in it stands for anything, and alone on a line for any lines. One of `output` is the same, where
+numbers, and the spaces around them, are the reader's own.
 """
 
 from __future__ import annotations
@@ -131,22 +131,20 @@ class Reader:
             )
         for _ in range(_SECONDS * 20):
             assert self.server.poll() is None, self._log.read_text()
-            self.printed = self._log.read_text()
-            if "server_ready" in self.printed:
+            said = self._log.read_text()
+            if "server_ready" in said:
                 break
             threading.Event().wait(0.05)
-        assert "server_ready" in self.printed, self.printed
+        else:
+            raise AssertionError(said)
         for port, listener in _PORTS.items():
-            [self._ports[port]] = re.findall(rf"Started {listener} at 127\.0\.0\.1:(\d+)", self.printed)
+            [self._ports[port]] = re.findall(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
         with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready") as answer:
             assert answer.status == 200
 
     def _compare(self, shown: str, *, own_numbers: bool) -> None:
-        printed = self.printed
-        if self.server is not None and printed == self._log.read_text()[: len(printed)]:
-            shown = f"…\n{shown}…"
-        told = matches(shown, printed, own_numbers=own_numbers)
-        assert told, f"the page shows\n{shown}\nbut this was printed:\n{printed}"
+        told = matches(shown, self.printed, own_numbers=own_numbers)
+        assert told, f"the page shows\n{shown}\nbut this was printed:\n{self.printed}"
 
     def _with_own_ports(self, text: str) -> str:
         for port, own in self._ports.items():
