@@ -182,8 +182,8 @@ class TestHints:
         spec = make_spec(inputs=(*make_spec().inputs, text))
         assert example(spec) == {
             "inputs": [
-                {"name": "INPUT", "shape": [1, 2], "datatype": "FP32", "data": [0, 0]},
-                {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
+                {"name": "INPUT", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]},
+                {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["text"]},
             ]
         }
 
@@ -213,7 +213,7 @@ class TestHints:
         )
         assert told["infer"].endswith(
             "/v2/models/model/infer -d "
-            """'{"inputs":[{"name":"INPUT","shape":[1,2],"datatype":"FP32","data":[0,0]}]}'"""
+            """'{"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,2],"data":[0,0]}]}'"""
         )
         assert told["gRPC"] == "127.0.0.1:1"
 
