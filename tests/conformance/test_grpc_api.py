@@ -878,7 +878,7 @@ def test_the_standard_health_check_says_serving(stubs):
 
 
 def test_the_health_service_can_be_watched(stubs):
-    """Triton's can not; clients that balance by health need it (docs/differences.md)."""
+    """Triton's can not; clients that balance by health need it (docs/differences/protocols.md)."""
     health = health_pb2_grpc.HealthStub(stubs.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
