@@ -27,7 +27,7 @@ def name_of(node):
 def exception_names(trees):
     """The builtin exceptions, and all classes that are derived from one, by name."""
     known = {name for name, value in vars(builtins).items() if is_exception(value)}
-    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees for node in run_once(tree) if isinstance(node, ast.ClassDef)]
     before = 0
     while len(known) > before:
         before = len(known)
@@ -41,14 +41,14 @@ def is_exception(value):
 
 def run_once(node):
     """Yield the nodes that are evaluated when the module is imported, and never again."""
-    if isinstance(node, DEFERRED):
-        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
-        for child in defaults:
-            yield from run_once(child)
-        return
-    yield node
-    for each in ast.iter_child_nodes(node):
-        yield from run_once(each)
+    left = [node]
+    while left:
+        node = left.pop()
+        if isinstance(node, DEFERRED):
+            left += [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+        else:
+            yield node
+            left += ast.iter_child_nodes(node)
 
 
 def kept(tree, exceptions):
