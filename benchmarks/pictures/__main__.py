@@ -12,14 +12,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.pictures import kill
+from benchmarks.pictures import canary, crash, kill, memory, request, scheduling, supervision
 from benchmarks.subjects import CHECKOUT
 
 FOLDER: Final = CHECKOUT / "docs" / "pictures"
 
 PICTURES: Final[Mapping[str, Callable[[Path], str]]] = {
     "kill": lambda scratch: kill.drawn(kill.recorded(scratch)),
+    "tree": lambda scratch: supervision.drawn(supervision.recorded(scratch)),
+    "request": lambda scratch: request.drawn(request.recorded(scratch)),
+    "crash": lambda scratch: crash.drawn(crash.recorded(scratch)),
+    "canary": lambda scratch: canary.drawn(canary.recorded(scratch)),
+    "scheduling": lambda scratch: scheduling.drawn(scheduling.recorded(scratch)),
+    "memory": lambda scratch: memory.drawn(memory.recorded(scratch)),
 }
+"""What draws each of them, given an empty folder for its run."""
 
 
 def main() -> int:

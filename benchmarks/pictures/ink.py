@@ -46,6 +46,11 @@ STYLE: Final = (
 )
 """The style sheet of a picture in these colours."""
 
+COLOURS: Final = frozenset(_DARK)
+"""All colours that a picture may have."""
+
+_FACES: Final = "Segoe UI, Roboto, Helvetica, Arial, sans-serif"
+
 # The advance of letters, as shares of the size, in a wide sans-serif face (DejaVu Sans, Verdana): others
 # need less. What is missing here is 0.62 wide.
 _ADVANCES: Final[Mapping[str, float]] = {
@@ -61,12 +66,22 @@ def measure(words: str, size: float, *, bold: bool = False) -> float:
     return sum(_ADVANCES.get(each, 0.62) for each in words) * size * (1.1 if bold else 1.0)
 
 
+def head(width: float, height: float, title: str, command: str) -> str:
+    """Return how a drawing of any width begins. `command` draws it again."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
+        f' font-family="{_FACES}">\n'
+        f"<title>{escape(title)}</title>\n<!-- drawn by `{command}` -->\n{STYLE}"
+        f'<rect width="{width:g}" height="{height:g}" fill="{PAPER}"/>\n'
+    )
+
+
 def picture(height: float, title: str, description: str, command: str, parts: Iterable[str]) -> str:
     """Return a whole picture, with its title on top. `command` draws it again."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH * 1.125:g}" height="{height * 1.125:g}"'
         f' viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="title description"'
-        f' font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif">\n'
+        f' font-family="{_FACES}">\n'
         f'<title id="title">{escape(title)}</title>\n<desc id="description">{escape(description)}</desc>\n'
         f"<!-- drawn by `{command}` -->\n{STYLE}"
         + box(0.5, 0.5, WIDTH - 1, height - 1, fill=PAPER, stroke=EDGE, radius=10)

@@ -51,6 +51,11 @@ class Run:
         return [each for each in self.requests if each.attempts > 1]
 
     @property
+    def answers(self) -> Sequence[Asked]:
+        """Requests whose answers are in the picture."""
+        return [each for each in self.requests if -_BEFORE <= each.end - self.at <= _AFTER]
+
+    @property
     def shown(self) -> Sequence[Execution]:
         """Batches that are in the picture."""
         begin, end = self.at - _BEFORE, self.at + _AFTER
@@ -80,7 +85,7 @@ def _killed(subject: Subject, log: Path) -> tuple[int, float]:
         each.pid == pid and each.end is None and len(each.numbers) >= _ENOUGH for each in executions(log)
     ):
         time.sleep(0.001)
-    time.sleep(_WORK / 3)
+    time.sleep(_WORK * 0.6)
     at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return pid, at
@@ -118,11 +123,11 @@ def _facts() -> str:
 
 
 def _told(run: Run) -> str:
-    slowest = max(each.seconds for each in run.requests)
+    slowest = max(each.seconds for each in run.answers)
     had = "1 request" if len(run.again) == 1 else f"{len(run.again)} requests"
     return (
         f"{had} of the killed worker ran again in another one (orange). A spare worker took its place."
-        f" The slowest answer took {1000 * slowest:.0f}\u00a0ms."
+        f" The slowest of these answers took {1000 * slowest:.0f}\u00a0ms."
     )
 
 
@@ -131,7 +136,7 @@ def _x(run: Run, at: float) -> float:
 
 
 def _clients(run: Run) -> Iterator[str]:
-    shown = [each for each in run.requests if -_BEFORE <= each.end - run.at <= _AFTER]
+    shown = run.answers
     most = 50.0 * (1 + int(20 * max(each.seconds for each in shown)))
     yield ink.text(ink.MARGIN, _TOP - 21, "how long each answer took", bold=True)
     for value in range(0, int(most) + 1, 50 if most < 200 else 100):

@@ -31,6 +31,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     assert [each.name for each in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):

@@ -45,14 +45,11 @@ class Format:
         return f"{self.kit}-{self.file}"
 
 
-QUICK = [
-    Format("onnxruntime", "model.onnx"),
-    Format("openvino", "model.xml"),
-    Format("modules", "model.pt"),
-    Format("fil", "xgboost.ubj"),
-]
+QUICK = [Format("onnxruntime", "model.onnx"), Format("fil", "xgboost.ubj")]
 FORMATS = [
     *QUICK,
+    Format("openvino", "model.xml"),
+    Format("modules", "model.pt"),
     Format("openvino", "model.bin", raw=True),
     Format("torchscript", "model.pt"),
     Format("exported", "model.pt2"),

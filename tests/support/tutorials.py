@@ -3,8 +3,8 @@
 Of the fenced blocks of a page, one with a `title` is a file of that path. One of `sh` holds commands; if it
 begins with `tritium serve` or `tritium run`, it is a server in a terminal of its own, which runs until the
 next one is started, or the page ends. `pip install` is left out. One of `text` is what the commands before it
-print, and of a server, lines of its log. `…` in it stands for anything, and alone on a line for any lines.
-One of `output` is the same, where numbers, and the spaces around them, are the reader's own.
+print; `…` in it stands for anything, and alone on a line for any lines. One of `output` is the same, where
+numbers, and the spaces around them, are the reader's own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.subjects import free_ports
 from tests.support.operators import clean_environ
 
 _FENCE: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _SERVERS: Final = ("tritium serve", "tritium run")
 _ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:traffic|tree))\b")
-_PORTS: Final = ("8000", "8001", "8002")
-"""What a page says: HTTP, gRPC, metrics."""
+_PORTS: Final = {"8000": "HTTPService", "8001": "GRPCInferenceService", "8002": "Metrics Service"}
+"""The ports that a page names, and what the server's log calls the listeners. The kernel chooses others."""
 _SECONDS: Final = 60
 
 
@@ -62,13 +61,13 @@ def _line(line: str) -> str:
 
 
 class Reader:
-    """One who follows a page in `folder`, with a server's ports of their own."""
+    """One who follows a page in `folder`, with a server on ports that the kernel chooses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server: subprocess.Popen[bytes] | None = None
         self.printed = ""
-        self._ports = dict(zip(_PORTS, map(str, free_ports(3)), strict=True))
+        self._ports: dict[str, str] = {}
         self._log = folder / ".log"
         self._here = folder / ".here"
         self._here.write_text(str(folder))
@@ -105,7 +104,7 @@ class Reader:
 
     def _run(self, commands: str) -> None:
         done = [line for line in commands.splitlines() if not line.startswith("pip install ")]
-        told = _ASKS_A_SERVER.sub(rf"\1 --url http://127.0.0.1:{self._ports['8000']}", "\n".join(done))
+        told = _ASKS_A_SERVER.sub(r"\1 --url http://127.0.0.1:8000", "\n".join(done))
         script = f'set -e\n{self._with_own_ports(told)}\npwd >"$HERE"\n'
         ran = subprocess.run(
             ["bash", "-c", script],
@@ -132,23 +131,25 @@ class Reader:
             )
         for _ in range(_SECONDS * 20):
             assert self.server.poll() is None, self._log.read_text()
-            self.printed = self._log.read_text()
-            if "server_ready" in self.printed:
+            said = self._log.read_text()
+            if "server_ready" in said:
                 break
             threading.Event().wait(0.05)
-        assert "server_ready" in self.printed, self.printed
+        else:
+            raise AssertionError(said)
+        for port, listener in _PORTS.items():
+            [self._ports[port]] = re.findall(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
         with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready") as answer:
             assert answer.status == 200
 
     def _compare(self, shown: str, *, own_numbers: bool) -> None:
-        printed = self.printed
-        if self.server is not None and printed == self._log.read_text()[: len(printed)]:
-            shown = f"…\n{shown}…"
-        told = matches(shown, printed, own_numbers=own_numbers)
-        assert told, f"the page shows\n{shown}\nbut this was printed:\n{printed}"
+        told = matches(shown, self.printed, own_numbers=own_numbers)
+        assert told, f"the page shows\n{shown}\nbut this was printed:\n{self.printed}"
 
     def _with_own_ports(self, text: str) -> str:
-        return re.sub(r"127\.0\.0\.1:(800[012])\b", lambda found: f"127.0.0.1:{self._ports[found[1]]}", text)
+        for port, own in self._ports.items():
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{own}")
+        return text
 
     def _environ(self) -> dict[str, str]:
         return clean_environ(
@@ -157,9 +158,9 @@ class Reader:
             COLUMNS="80",
             TRITIUM_HTTP_ADDRESS="127.0.0.1",
             TRITIUM_GRPC_ADDRESS="127.0.0.1",
-            TRITIUM_HTTP_PORT=self._ports["8000"],
-            TRITIUM_GRPC_PORT=self._ports["8001"],
-            TRITIUM_METRICS_PORT=self._ports["8002"],
+            TRITIUM_HTTP_PORT="0",
+            TRITIUM_GRPC_PORT="0",
+            TRITIUM_METRICS_PORT="0",
         )
 
 

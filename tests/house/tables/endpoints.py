@@ -77,7 +77,7 @@ behind the stroke.
 ## The v2 API
 
 By default on port 8000. [Management on an address of its
-own](../serving.md#management-on-an-address-of-its-own) moves a part of it.
+own](../serving/access.md#management-on-an-address-of-its-own) moves a part of it.
 
 | path | method | | needs |
 |---|---|---|---|

@@ -10,7 +10,7 @@ from protocols.kserve.proto.model_config_pb2 import ModelConfig
 from tests.house.graph import ROOT
 
 PAGE: Final = ROOT / "docs" / "reference" / "configuration_fields.md"
-ABOUT: Final = ROOT / "docs" / "model_configuration.md"
+ABOUT: Final = ROOT / "docs" / "configuration" / "fields.md"
 """The page that says what becomes of each field."""
 
 _SCHEMA: Final = ROOT / "protocols" / "kserve" / "proto" / "model_config.proto"
@@ -22,8 +22,8 @@ _INTRODUCTION: Final = """\
 # Fields of `config.pbtxt`
 
 This page is written by `python -m tests.house.reference` from the schema, which is Triton's.
-[model_configuration.md](../model_configuration.md#field-by-field) says what becomes of each field, and has
-the `tritium.*` parameters.
+[configuration/fields.md](../configuration/fields.md) says what becomes of each field,
+[model_configuration.md](../model_configuration.md) has the `tritium.*` parameters.
 """
 
 
