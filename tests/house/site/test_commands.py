@@ -9,6 +9,7 @@ import importlib.util
 import io
 import re
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from urllib.parse import urlsplit
 
@@ -32,7 +33,12 @@ WITH_COMMANDS = [
 ]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OURS = ("benchmarks", "chaos", "engine", "tests")
-PATHS = {"8000": routes.match, "8003": routes.match, "8002": {"/metrics": True}.get, "9000": openai.match}
+PATHS: dict[str, Callable[[str], object]] = {
+    "8000": routes.match,
+    "8002": ("/metrics",).count,
+    "8003": routes.match,
+    "9000": openai.match,
+}
 
 
 def test_what_is_not_run_yet_only_becomes_less():
