@@ -100,6 +100,7 @@ async def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_pa
             raise AssertionError("it must not be ready")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_server_comes_back_on_its_ports_with_files_of_its_own(repository, tmp_path):
     async with served(repository, tmp_path / "server") as first:

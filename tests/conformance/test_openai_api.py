@@ -297,6 +297,7 @@ def test_a_full_queue_has_clients_try_again(server, client):
     assert answer.choices[0].text == "ok"
 
 
+@pytest.mark.long
 def test_a_deadline_before_the_first_token_is_refused_early(client):
     """The next request after one that took longer: once a second one is let in, to see whether that lasts."""
     refusals = []
@@ -314,6 +315,7 @@ def test_a_deadline_before_the_first_token_is_refused_early(client):
     assert int(refusal.response.headers["retry-after"]) >= 1
 
 
+@pytest.mark.long
 def test_tokens_of_tenants_are_told(server, client):
     for user, text in (("ann", "hello"), ("bob", "hi")):
         client.completions.create(model="promising", prompt=saying(text), user=user)

@@ -310,6 +310,7 @@ def test_a_client_may_be_killed_in_the_middle(serving, face, nbytes):
         assert face.status() == []
 
 
+@pytest.mark.long
 def test_the_server_never_removes_an_object(tmp_path):
     write_kinds(tmp_path / "models", tmp_path)
     with an_object(PAGE) as memory:

@@ -222,6 +222,7 @@ def test_old_versions_are_refused_and_any_server_name_is_told_the_same_certifica
             assert handshake(address, context, name) in {"TLSv1.2", "TLSv1.3"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
 def test_a_client_can_not_negotiate_again(serve, pem):
     server = serve(*pem.flags("http"))

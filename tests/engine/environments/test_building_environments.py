@@ -155,6 +155,7 @@ async def test_what_an_interrupted_build_has_left_is_not_used(builds, packed):
     assert run(await builds.build(packed), "print(1)") == "1"
 
 
+@pytest.mark.long
 async def test_one_whose_python_has_gone_is_built_again(builds, packed):
     runtime = await builds.build(packed)
     os.unlink(runtime.interpreter)

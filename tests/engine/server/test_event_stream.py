@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.flavours import process
 from tests.support.operators import ROOT, clean_environ, serving, write_model
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -217,7 +218,7 @@ def _until(following, event):
     raise AssertionError(f"no {event}: {following.stderr.read()}")
 
 
-@pytest.mark.parametrize("worker", ["trio", "asyncio"])
+@pytest.mark.parametrize("worker", mostly_long(["trio", "asyncio"], "asyncio"))
 def test_under_hypercorn_events_are_streamed_too(tmp_path, worker):
     write_model(tmp_path / "models")
     flavour = process(

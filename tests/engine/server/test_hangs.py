@@ -98,6 +98,7 @@ def check_refused(asked, why):
     assert all(why in text for _, text in answers)
 
 
+@pytest.mark.long
 def test_at_the_end_of_the_exit_timeout_whoever_waits_is_told(tmp_path):
     write_sleeper(tmp_path / "models")
     repository = f"--model-repository={tmp_path / 'models'}"

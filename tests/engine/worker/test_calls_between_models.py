@@ -555,6 +555,7 @@ ROUNDS = 6
 LARGE = 100_000  # elements: inputs and outputs go in segments
 
 
+@pytest.mark.long
 async def test_callers_and_callees_may_die_at_any_time():
     chance = random.Random(11)
     outcomes = []

@@ -61,6 +61,7 @@ async def test_a_spare_has_imported_its_backend_before_there_is_a_model(serve, s
         assert spare.status() in {psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING}
 
 
+@pytest.mark.long
 async def test_a_stopped_spare_is_passed_over(serve, spare_of):
     async with serve("doubling", spare_workers=1) as model:
         await waiting(model)

@@ -247,6 +247,7 @@ def talks(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 async def test_whatever_a_worker_says_each_request_has_one_answer_and_the_next_worker_serves(serve, talks):
     async with serve("greedy", parameters={"talks": str(talks)}, retry=Retry.NEVER) as model:
         for number in range(TALKS):
