@@ -92,6 +92,8 @@ class Options:
             asked["ENABLE_CPU_PINNING"] = _switch(model, "ENABLE_CPU_PINNING")
         on_cpu = {**_on_cpu(model, streams or hint), **asked}
         if self.target == "CPU":
+            if not (streams or hint) and model.lanes == 1 and on_cpu["INFERENCE_NUM_THREADS"] == 1:
+                on_cpu["NUM_STREAMS"] = "0"  # the thread that asks computes
             return on_cpu, {}
         if self.target.partition(":")[0] not in _COMPOSED:
             return asked, {}
