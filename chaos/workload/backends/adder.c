@@ -27,7 +27,8 @@ Error *TRITONBACKEND_ResponseSend(Object *, uint32_t, Error *);
         if (error_ != NULL) return error_;                                                                   \
     } while (0)
 
-static volatile int32_t smallest = INT32_MIN;
+/* Volatile: a compiler that knows the divisor negates the number, and nothing traps. */
+static volatile int32_t smallest = INT32_MIN, traps = TRAPS;
 
 /* The numbers of an input, which come in one piece, and its shape. */
 static Error *numbers(Object *request, const char *name, const int32_t **data, const int64_t **shape) {
@@ -43,7 +44,7 @@ static Error *numbers(Object *request, const char *name, const int32_t **data, c
 /* Do the harm that a row asks for. */
 static Error *harm(int32_t divisor) {
     if (divisor == 0) return TRITONSERVER_ErrorNew(INVALID_ARG, "there is no remainder of a division by 0");
-    if (divisor == TRAPS) smallest = smallest / divisor;
+    if (divisor == TRAPS) smallest = smallest / traps;
     while (divisor == HANGS) pause();
     return NULL;
 }
