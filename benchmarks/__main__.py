@@ -46,9 +46,9 @@ examples:
   python -m benchmarks --compare HEAD~1 .                 a commit and the working tree, in turn, three rounds
   python -m benchmarks --compare http://127.0.0.1:8000 .  a running server and the working tree
   python -m benchmarks --write-repository /tmp/models     the models, to serve them with something else
-  python -m benchmarks --json out.json --markdown docs/benchmarks.md
+  python -m benchmarks --json out.json --markdown docs/benchmarks/figures.md
 
-What each row means is in docs/benchmarks.md. Ends with 1 if a request failed or something could not be measured, what
+docs/benchmarks/method.md says what each row means. Ends with 1 if a request failed or something could not be measured, what
 needs a GPU on a machine without one excepted."""
 
 
@@ -122,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         "--hostile", default="", metavar="TEXT", help="only hostile inputs whose name holds this"
     )
     how.add_argument(
-        "--awake", action="store_true", help="keep a core awake: for one call at a time (docs/benchmarks.md)"
+        "--awake",
+        action="store_true",
+        help="keep a core awake: for one call at a time (docs/benchmarks/core.md)",
     )
     out = parser.add_argument_group("where to")
     out.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")

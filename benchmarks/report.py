@@ -225,7 +225,7 @@ def markdown_tables(found: Sequence[Table]) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Return the section that goes between the markers of docs/benchmarks.md."""
+    """Return the section that goes between the markers of docs/benchmarks/figures.md."""
     facts = [f"- {label}: {text}" for label, text in (*report.machine, *report.options)]
     return "\n".join(facts) + "\n\n" + markdown_tables(tables(report)) + "\n"
 

@@ -189,9 +189,12 @@ def yardstick(scratch: Path) -> Iterator[Subject]:
 
 
 @contextmanager
-def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Iterator[Subject]:
+def server(
+    label: str, checkout: Path, repository: Path, scratch: Path, options: Sequence[str] = ()
+) -> Iterator[Subject]:
     """Run `engine serve` from `checkout` on free ports of 127.0.0.1; yield once it is ready.
 
+    `options` are passed on to it, after those of the addresses.
     Raises NotStarted.
     """
     http_port, metrics_port, grpc_port = free_ports(3)
@@ -209,6 +212,7 @@ def server(label: str, checkout: Path, repository: Path, scratch: Path) -> Itera
         command.append("--cache-config=local,size=67108864")
     if (repository / "rate_limited").exists():
         command.append("--rate-limit=execution_count")
+    command += options
     with tempfile.NamedTemporaryFile(dir=scratch, prefix="server-", suffix=".log", delete=False) as created:
         log = Path(created.name)
     with running(command, cwd=checkout, log=log) as child:

@@ -16,22 +16,6 @@ _ABOUT: Final = (
     " runs in a worker process under a supervisor, so a crash, a hang or a poisonous request costs at most what"
     " that instance was doing."
 )
-_PLAIN_MARKS: Final = {
-    "✓": "+",
-    "✗": "x",
-    "○": "o",
-    "●": "*",
-    "…": "...",
-    "·": ".",
-    "–": "-",
-    "—": "-",
-    "×": "x",
-    "│": "|",
-    "├": "|",
-    "─": "-",
-    "└": "`",
-    "→": "->",
-}
 _MORE: Final = """\
 options:
   --help     show this, or with a command: its own help
@@ -129,24 +113,13 @@ def _unknown(command: str, words: Sequence[str]) -> int:
 
 def _allow_any_text() -> None:
     """Names may come from any directory, and the terminal's encoding need not have our marks."""
-    import codecs
     import io
 
-    codecs.register_error("tritium", _plainer)
+    from engine.observability.text import PLAINER
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="tritium")
-
-
-def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what stands for a character that an encoding lacks: for a mark of ours a plain one."""
-    import codecs
-
-    if isinstance(error, UnicodeEncodeError):
-        plain = _PLAIN_MARKS.get(error.object[error.start])
-        if plain is not None:
-            return plain, error.start + 1
-    return codecs.backslashreplace_errors(error)
+            stream.reconfigure(errors=PLAINER)
 
 
 def _silence_stdout() -> None:

@@ -25,7 +25,11 @@ from tests.support.environments import TENSORFLOW, VLLM, Environment, NotMade
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
 FRAMEWORKS: Final = "tests/survival/test_survival_frameworks.py"
-LANGUAGES: Final = ("tests/conformance/test_language_engines.py", "tests/examples/test_llm_examples.py")
+LANGUAGES: Final = (
+    "tests/conformance/test_language_engines.py",
+    "tests/examples/test_llm_examples.py",
+    "tests/examples/test_gallery.py",
+)
 VLLM_ENGINE: Final = "tests/engine/worker/language/test_vllm_engine.py"
 OF_TENSORFLOW: Final = "tests/engine/worker/backends/tensorflow"
 SERVED_BY_TENSORFLOW: Final = "tests/conformance/test_tensorflow_models.py"

@@ -333,6 +333,7 @@ class _Life:
             waiting={str(each.key): each.room.waiting for each in models if each.room.waiting} or None,
             loading=[str(each.key) for each in models if each.loading] or None,
             evicting=[str(each.key) for each in models if each.leaving] or None,
+            on_demand=[str(each.key) for each in models] or None,
         )
 
     # -- what is done ----------------------------------------------------------------------------------------

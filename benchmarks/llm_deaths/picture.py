@@ -8,6 +8,7 @@ from html import escape
 from typing import Final
 
 from benchmarks.llm_deaths.findings import Found, Kill, Pause, Stream
+from benchmarks.pictures import ink
 
 _WIDTH: Final = 1180
 _LEFT, _RIGHT = 132, 1160  # of the time axis
@@ -18,15 +19,8 @@ _AT_ONCE: Final = 0.1  # seconds from a kill to a pause that is surely of it
 _MOVED, _OWN = 3, 2  # streams that are shown: of the engine that died, and of the other
 _AROUND: Final = 52  # characters that are shown before and behind the seam
 
-_DEAD, _OTHER = "#1f6f8b", "#6b4fa0"
-_RED, _GREY, _BLACK = "#c62828", "#555555", "#222222"
-
-_HEAD: Final = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">
-<title>Streams that survive their engine, from a run</title>
-<!-- drawn by `python -m benchmarks.llm_deaths` -->
-<rect width="{width}" height="{height}" fill="#ffffff"/>
-"""
+_DEAD, _OTHER = ink.BLUE, ink.PURPLE
+_TITLE: Final = "Streams that survive their engine, from a run"
 
 
 class NothingToDraw(Exception):
@@ -60,7 +54,7 @@ def drawn(found: Found) -> str:
     tops = (66, 66 + lane + 22)
     bottom = tops[1] + 34 + _ROW * (len(scene.moved) + len(scene.own))
     parts = [
-        _text(
+        ink.text(
             12, 26, "An engine is killed under its streams, and another goes on with them", size=15, bold=True
         ),
         *_lane("engine A", tops[0], lane, _DEAD, _LEFT, scene.x(scene.kill.at)),
@@ -75,16 +69,20 @@ def drawn(found: Found) -> str:
         parts += _told(scene, pause, (rows[place], taken[place]))
     for place, stream in enumerate(scene.own):
         row = tops[1] + 40 + _ROW * place
-        parts.append(_text(_LEFT - 10, row + 4, f"stream {len(scene.moved) + place + 1}", anchor="end"))
+        parts.append(ink.text(_LEFT - 10, row + 4, f"stream {len(scene.moved) + place + 1}", anchor="end"))
         parts += _ticks([at for at, _ in stream.texts if scene.shows(at)], scene, row, _OTHER)
     parts += _axis(scene, tops[0], bottom)
     top = bottom + 62
-    parts.append(_text(12, top, "What clients have got around the seam", size=13, bold=True))
-    parts.append(_text(_RIGHT, top, _caption(scene), size=11, fill=_GREY, anchor="end"))
+    parts.append(ink.text(12, top, "What clients have got around the seam", size=13, bold=True))
+    parts.append(ink.text(_RIGHT, top, _caption(scene), size=11, fill=ink.GREY, anchor="end"))
     for place, (stream, pause) in enumerate(scene.moved):
         parts.append(_seam(stream, pause, place, top + 28 + 26 * place))
     height = top + 28 + 26 * len(scene.moved)
-    return _HEAD.format(width=_WIDTH, height=height) + "".join(f"{part}\n" for part in parts) + "</svg>\n"
+    return (
+        ink.head(_WIDTH, height, _TITLE, "python -m benchmarks.llm_deaths")
+        + "".join(f"{part}\n" for part in parts)
+        + "</svg>\n"
+    )
 
 
 def _scene(found: Found) -> _Scene:
@@ -134,7 +132,7 @@ def _lane(name: str, top: float, height: float, colour: str, begin: float, end: 
         f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{height}" rx="8" fill="{colour}"'
         ' fill-opacity="0.08"/>'
     )
-    yield _text(12, top + 20, name, size=13, bold=True, fill=colour)
+    yield ink.text(12, top + 20, name, size=13, bold=True, fill=colour)
 
 
 def _start(scene: _Scene, top: float, height: float) -> Iterator[str]:
@@ -145,10 +143,10 @@ def _start(scene: _Scene, top: float, height: float) -> Iterator[str]:
     end = scene.x(ready) if ready >= 0.0 else _RIGHT
     yield (
         f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{height}" rx="8" fill="none"'
-        f' stroke="{_GREY}" stroke-dasharray="3 4"/>'
+        f' stroke="{ink.GREY}" stroke-dasharray="3 4"/>'
     )
     after = f"{kill.ready - kill.at:.1f} s after the kill" if kill.ready >= 0.0 else "later"
-    yield _text(begin + 12, top + 20, f"starts again: ready {after}", fill=_GREY)
+    yield ink.text(begin + 12, top + 20, f"starts again: ready {after}", fill=ink.GREY)
     if ready >= 0.0:
         yield from _lane("", top, height, _DEAD, end, _RIGHT)
 
@@ -159,15 +157,15 @@ def _moved(
     end = pause.begin + pause.seconds
     before = [at for at, _ in stream.texts if scene.shows(at) and at <= pause.begin]
     behind = [at for at, _ in stream.texts if scene.shows(at) and at >= end]
-    yield _text(_LEFT - 10, rows[0] + 4, f"stream {place + 1}", anchor="end")
+    yield ink.text(_LEFT - 10, rows[0] + 4, f"stream {place + 1}", anchor="end")
     yield from _ticks(before, scene, rows[0], _DEAD)
     yield from _ticks(behind, scene, rows[1], _OTHER)
-    yield _text(_LEFT - 10, rows[1] + 4, f"stream {place + 1}", anchor="end")
+    yield ink.text(_LEFT - 10, rows[1] + 4, f"stream {place + 1}", anchor="end")
     x, y = scene.x(pause.begin) + 3, scene.x(end) - 3
     middle = (x + y) / 2
     yield (
         f'<path d="M{x:.1f} {rows[0]} C{middle:.1f} {rows[0]} {middle:.1f} {rows[1]} {y:.1f} {rows[1]}"'
-        f' fill="none" stroke="{_GREY}" stroke-width="1.2" stroke-dasharray="4 3"/>'
+        f' fill="none" stroke="{ink.GREY}" stroke-width="1.2" stroke-dasharray="4 3"/>'
     )
 
 
@@ -175,8 +173,10 @@ def _told(scene: _Scene, pause: Pause, rows: tuple[float, float]) -> Iterator[st
     """Write the length of a pause on its line."""
     end = pause.begin + pause.seconds
     middle = (scene.x(pause.begin) + scene.x(end)) / 2
-    yield f'<rect x="{middle - 19:.1f}" y="{sum(rows) / 2 - 8}" width="38" height="16" fill="#ffffff"/>'
-    yield _text(middle, sum(rows) / 2 + 4, f"{pause.seconds:.2f} s", size=11, fill=_GREY, anchor="middle")
+    yield f'<rect x="{middle - 19:.1f}" y="{sum(rows) / 2 - 8}" width="38" height="16" fill="{ink.PAPER}"/>'
+    yield ink.text(
+        middle, sum(rows) / 2 + 4, f"{pause.seconds:.2f} s", size=11, fill=ink.GREY, anchor="middle"
+    )
 
 
 def _ticks(times: Sequence[float], scene: _Scene, row: float, colour: str) -> Iterator[str]:
@@ -186,15 +186,20 @@ def _ticks(times: Sequence[float], scene: _Scene, row: float, colour: str) -> It
 
 def _axis(scene: _Scene, top: float, bottom: float) -> Iterator[str]:
     x = scene.x(scene.kill.at)
-    yield f'<path d="M{x:.1f} {top - 14}V{bottom + 8}" stroke="{_RED}" stroke-width="2"/>'
-    yield _text(x, top - 20, "killed", size=12, bold=True, fill=_RED, anchor="middle")
-    yield f'<path d="M{_LEFT} {bottom + 8}H{_RIGHT}" stroke="{_GREY}" stroke-width="1"/>'
+    yield f'<path d="M{x:.1f} {top - 14}V{bottom + 8}" stroke="{ink.RED}" stroke-width="2"/>'
+    yield ink.text(x, top - 20, "killed", size=12, bold=True, fill=ink.RED, anchor="middle")
+    yield f'<path d="M{_LEFT} {bottom + 8}H{_RIGHT}" stroke="{ink.GREY}" stroke-width="1"/>'
     step = 0.2 if scene.after < 3 else 1.0
     for count in range(-int(_BEFORE / step), int(scene.after / step) + 1):
         at = scene.x(scene.kill.at + count * step)
-        yield f'<path d="M{at:.1f} {bottom + 8}v5" stroke="{_GREY}" stroke-width="1"/>'
-        yield _text(
-            at, bottom + 27, f"{count * step:.1f}" if count else "0 s", size=11, fill=_GREY, anchor="middle"
+        yield f'<path d="M{at:.1f} {bottom + 8}v5" stroke="{ink.GREY}" stroke-width="1"/>'
+        yield ink.text(
+            at,
+            bottom + 27,
+            f"{count * step:.1f}" if count else "0 s",
+            size=11,
+            fill=ink.GREY,
+            anchor="middle",
         )
 
 
@@ -204,27 +209,10 @@ def _seam(stream: Stream, pause: Pause, place: int, y: float) -> str:
     behind = "".join(text for at, text in stream.texts if at > pause.begin)[:_AROUND]
     before, behind = (escape(each.replace("\n", "⏎")) for each in (before, behind))
     return (
-        f'<text x="12" y="{y}" font-size="12" fill="{_GREY}">stream {place + 1}</text>'
+        f'<text x="12" y="{y}" font-size="12" fill="{ink.GREY}">stream {place + 1}</text>'
         f'<text x="596" y="{y}" font-size="13" font-family="monospace" text-anchor="end" fill="{_DEAD}"'
         f' xml:space="preserve">…{before}</text>'
-        f'<path d="M600 {y - 14}v19" stroke="{_RED}" stroke-width="2"/>'
+        f'<path d="M600 {y - 14}v19" stroke="{ink.RED}" stroke-width="2"/>'
         f'<text x="604" y="{y}" font-size="13" font-family="monospace" fill="{_OTHER}"'
         f' xml:space="preserve">{behind}…</text>'
-    )
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: int = 12,
-    bold: bool = False,
-    fill: str = _BLACK,
-    anchor: str = "start",
-) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight} text-anchor="{anchor}" fill="{fill}">'
-        f"{escape(text)}</text>"
     )

@@ -1,7 +1,7 @@
 """Faults by way of the repository API.
 
 `REFUSED` is for a server that polls, `FAULTS` for one in explicit mode, `EXPLICIT`. A server does one of the
-two: one that polls answers every load and unload with 503 (docs/serving.md).
+two: one that polls answers every load and unload with 503 (docs/serving/models.md).
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def _model_ready(model: str, status: int, body: bytes) -> Sequence[str]:
     }
     on_its_way = f"Request for unknown model: '{model}' has no available versions: "
     if status == 503 and told.startswith(on_its_way):
-        return []  # of one that is being loaded (docs/differences.md)
+        return []  # of one that is being loaded (docs/differences/protocols.md)
     return (
         [] if told in allowed.get(status, ()) else [f"readiness of '{model}' is told by {status}: {told!r}"]
     )

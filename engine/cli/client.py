@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from engine.cli.credentials import NoCredentials, credentials
+from engine.observability.terminals import ability_of
 from engine.observability.text import printable
 from engine.settings.forms import SettingsError
 from engine.settings.scanning import CLIENT_KEY
@@ -266,8 +268,8 @@ def watch(
     A server that goes away and comes back is part of what is watched. If the output is no terminal, each
     round is written whole, below the one before.
     """
-    with _ended_by_signals():
-        if sys.stdout.isatty():
+    with ended_by_signals():
+        if ability_of(sys.stdout, os.environ).draws:
             _redraw(ask, interval, drawn)
         else:
             _write(ask, interval, plain)
@@ -276,8 +278,12 @@ def watch(
 
 def _write(ask: Callable[[], Any], interval: float, plain: Callable[[Any], str]) -> None:
     for document in _rounds(ask, interval):
-        sys.stdout.write(f"{document}\n" if isinstance(document, ServerUnavailable) else plain(document))
+        sys.stdout.write(_waiting(document) if isinstance(document, ServerUnavailable) else plain(document))
         sys.stdout.flush()
+
+
+def _waiting(error: ServerUnavailable) -> str:
+    return f"{error}; waiting for it to come back\n"
 
 
 def _redraw(ask: Callable[[], Any], interval: float, drawn: Callable[[Any], RenderableType]) -> None:
@@ -288,7 +294,7 @@ def _redraw(ask: Callable[[], Any], interval: float, drawn: Callable[[Any], Rend
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         for document in _rounds(ask, interval):
             lost = isinstance(document, ServerUnavailable)
-            live.update(Text(str(document), style="red") if lost else drawn(document), refresh=True)
+            live.update(Text(_waiting(document), style="red") if lost else drawn(document), refresh=True)
 
 
 def _rounds(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
@@ -303,7 +309,7 @@ def _rounds(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """End the block at SIGTERM as at an interrupt, so that the terminal is given back."""
 
     def end(number: int, frame: object) -> NoReturn:

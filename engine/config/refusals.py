@@ -1,6 +1,6 @@
 """What the schema has and this version does not do.
 
-Nothing is accepted in silence: docs/model_configuration.md has the table. A field that changes answers is
+Nothing is accepted in silence: docs/configuration/fields.md has the table. A field that changes answers is
 refused (UNSUPPORTED). A field that only hints at how to be fast, and hints at something that does not exist
 here, is a warning.
 """

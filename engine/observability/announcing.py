@@ -6,7 +6,7 @@ formats the tables are text for people, as Triton prints them, and a failure is 
 
 from __future__ import annotations
 
-import io
+import os
 import sys
 import threading
 import warnings
@@ -14,11 +14,15 @@ from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from actors.values.events import Event, Log
-from actors.values.interfaces import UNLOADED, IndexEntry
+from actors.values.interfaces import IndexEntry
 from actors.values.specs import ModelKey
 from engine.observability.logs import LogSink
 from engine.observability.running_logs import RunningLogs
-from engine.observability.text import aligned, printable
+from engine.observability.starting.progress import ON_DEMAND, READY, first_line, standing
+from engine.observability.starting.showing import StartDisplay
+from engine.observability.starting.summary import Loaded
+from engine.observability.terminals import ability_of
+from engine.observability.text import aligned
 
 
 class Announcer:
@@ -34,30 +38,32 @@ class Announcer:
     def _json(self) -> bool:
         return self._logs.settings.format == "json"
 
-    def tables(
-        self,
-        models: Sequence[IndexEntry],
-        options: Sequence[tuple[str, str]],
-        on_demand: Collection[ModelKey] = (),
-    ) -> None:
+    def display(self) -> StartDisplay | None:
+        """Return what shows the loads on the terminal; None where lines of the log do. In a trio loop."""
+        settings = self._logs.settings
+        if self._json or self._file or settings.split_streams or not (settings.progress and settings.info):
+            return None
+        ability = ability_of(sys.stdout, os.environ)
+        return StartDisplay(self._sink, ability) if ability.draws else None
+
+    def tables(self, loaded: Loaded) -> None:
         """Show the models with their states, and the options.
 
-        Models that were never asked to load are only counted. Those `on_demand` wait for their first request.
+        Models that were never asked to load are only counted.
         """
         if not self._json:
-            terminal = not self._file and sys.stdout.isatty()
-            text = startup_text(models, options, terminal=terminal, on_demand=on_demand)
+            text = startup_text(loaded.entries, loaded.options, loaded.on_demand)
             self._sink.write(text.removesuffix("\n"), severe=False)
             return
-        attempted = [entry for entry in models if entry.state or entry.reason]
-        self._log(Event.SERVER_CONFIGURED, options=dict(options))
+        attempted = [entry for entry in loaded.entries if entry.state or entry.reason]
+        self._log(Event.SERVER_CONFIGURED, options=dict(loaded.options))
         self._log(
             Event.SERVER_LOADED,
             models=[
                 {"model": entry.name, "version": entry.version, "state": entry.state or "UNAVAILABLE"}
                 for entry in attempted
             ],
-            not_loaded=len(models) - len(attempted),
+            not_loaded=len(loaded.entries) - len(attempted),
         )
 
     def failed(self, why: str, bug: BaseException | None = None) -> None:
@@ -116,67 +122,28 @@ def hear_python(log: Log) -> None:
 def startup_text(
     models: Sequence[IndexEntry],
     options: Sequence[tuple[str, str]],
-    *,
-    terminal: bool,
     on_demand: Collection[ModelKey] = (),
 ) -> str:
-    """Return the models with their states, and the options.
-
-    They are drawn for a terminal, plain and aligned otherwise.
+    """Return the models with their states, and the options, as Triton has them.
 
     Models that were never asked to load are counted, not listed: there may be thousands.
     """
     attempted = [entry for entry in models if entry.state or entry.reason]
     rows = [(entry.name, str(entry.version or "-"), _status(entry, on_demand)) for entry in attempted]
     rest = _not_loaded(len(models) - len(attempted))
-    out = io.StringIO()
-    if terminal:
-        _draw(rows, rest, options, out)
-    else:
-        _write(rows, rest, options, out)
-    return out.getvalue()
+    table = aligned([("Model", "Version", "Status"), *rows])
+    return f"{table}{rest}\n{aligned([('Option', 'Value'), *options])}"
 
 
 def _status(entry: IndexEntry, on_demand: Collection[ModelKey]) -> str:
-    if entry.reason == UNLOADED and ModelKey(entry.name, entry.namespace) in on_demand:
-        return "ON DEMAND: loaded by its first request"
-    state = entry.state or "UNAVAILABLE"
-    if not entry.reason or state == "READY":
-        return state
+    state = standing(entry, on_demand)
+    if state == ON_DEMAND:
+        return f"{ON_DEMAND}: loaded by its first request"
     # What follows its first line, such as the frames of a model's exception, is in the log.
-    first = entry.reason.strip().partition("\n")[0]
-    return f"{state}: {first}"
+    return f"{state}: {first_line(entry.reason)}" if entry.reason and state != READY else state
 
 
 def _not_loaded(count: int) -> str:
     if not count:
         return ""
     return f"{count} more {'model is' if count == 1 else 'models are'} in the repositories, not loaded\n"
-
-
-def _write(
-    rows: Sequence[tuple[str, str, str]], rest: str, options: Sequence[tuple[str, str]], out: TextIO
-) -> None:
-    out.write(aligned([("Model", "Version", "Status"), *rows]))
-    out.write(rest + "\n")
-    out.write(aligned([("Option", "Value"), *options]))
-
-
-def _draw(
-    rows: Sequence[tuple[str, str, str]], rest: str, options: Sequence[tuple[str, str]], out: TextIO
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=out, highlight=False, force_terminal=True)
-    table = Table("Model", "Version", "Status", title="Models", title_justify="left")
-    for name, version, status in rows:
-        style = "green" if status == "READY" else "red"
-        table.add_row(Text(printable(name), style="bold"), version, Text(printable(status), style=style))
-    console.print(table)
-    console.print(Text(rest), end="")
-    table = Table("Option", "Value", title="Options", title_justify="left")
-    for option, value in options:
-        table.add_row(option, Text(printable(value)))
-    console.print(table)

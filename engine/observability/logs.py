@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, Protocol, Self
 
@@ -31,6 +31,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from actors.values.events import Event
 from engine.observability.log_file import LogFile
+from engine.observability.starting.drawing import redrawn
+from engine.observability.text import PLAINER
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
 
@@ -92,6 +94,11 @@ class LogSink:
         self._told = 0  # of both, how many the log itself has reported
         # The last write to it failed, perhaps in the middle of a line.
         self._torn: set[LineStream] = set()
+        # Another part of the server tells of the loads at its start, and their lines are left out.
+        self.tells_loads = False
+        # What is to be kept below all lines on a terminal, and what is there.
+        self._below: Sequence[str] = ()
+        self._shown: Sequence[str] = ()
         self._thread = threading.Thread(target=self._run, name="tritium-logs", daemon=True)
         self._thread.start()
 
@@ -115,8 +122,14 @@ class LogSink:
         if not self._wake.is_set():
             self._wake.set()
 
+    def below(self, lines: Sequence[str]) -> None:
+        """Keep `lines` below all others from now on, in place of earlier ones. `out` draws. Never waits."""
+        self._below = lines
+        self._wake.set()
+
     def close(self, timeout: float = 1.0) -> None:
         """Write what is queued, for at most `timeout` seconds, and stop. A file of its own is closed."""
+        self._below = ()
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout)
@@ -140,6 +153,8 @@ class LogSink:
             while self._lines and self._lines[0][0] is severe and len(lines) < 1000:
                 lines.append(self._lines.popleft()[1])
             self._write(self._err if severe else self._out, lines)
+        if self._below is not self._shown:
+            self._write(self._out, [])
 
     def _write(self, stream: LineStream, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
@@ -148,9 +163,12 @@ class LogSink:
             text = f"{self._tell_lost(lost - self._told)}\n{text}"
         if stream in self._torn:
             text = f"\n{text}"
+        below = self._below
+        if below or self._shown:
+            text, self._shown = redrawn(text, below), below
         encoding = stream.encoding or "utf-8"
         try:
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.write(text.encode(encoding, PLAINER).decode(encoding))
             stream.flush()
         except (OSError, ValueError):  # a full disk, a reader that went away, a closed stream
             self._failed += len(lines)
@@ -227,6 +245,8 @@ def processors(
 ) -> list[Processor]:
     """Return the chain that an event passes through, from the check of its level to the sink."""
     chain: list[Processor] = [_only_what_is_on(settings), _stamp(wall_ns)]
+    if not settings.verbose:
+        chain.append(_not_told_otherwise(sink))
     if settings.format != "console":
         chain.append(
             CallsiteParameterAdder(
@@ -262,6 +282,21 @@ def _only_what_is_on(settings: LogSettings) -> Processor:
         return event
 
     return drop_what_is_off
+
+
+def _not_told_otherwise(sink: LogSink) -> Processor:
+    """Leave out what a terminal shows at the start in a better way; problems of a load that goes on stay."""
+
+    def drop_what_is_told(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        if (
+            sink.tells_loads
+            and event["event"] in _OF_STARTS
+            and not (event.get("warning") or event.get("error"))
+        ):
+            raise structlog.DropEvent
+        return event
+
+    return drop_what_is_told
 
 
 def _stamp(wall_ns: Callable[[], int]) -> Processor:
@@ -366,6 +401,23 @@ _SENTENCES: Final[Mapping[str, str]] = {
     Event.LISTENER_OPENED.value: "Started {service} at {address}",
     Event.REQUEST_FAILED.value: "[request id: {request_id}] Infer failed: {message}",
 }
+_OF_STARTS: Final = frozenset(
+    {
+        Event.SERVER_OPENED.value,
+        Event.SERVER_READY.value,
+        Event.LISTENER_OPENED.value,
+        Event.GPUS_UNAVAILABLE.value,
+        Event.MODEL_LOADING.value,
+        Event.MODEL_READY.value,
+        Event.MODEL_UNAVAILABLE.value,
+        Event.WORKER_STARTED.value,
+        Event.WORKER_LOADING.value,
+        Event.WORKER_READY.value,
+        Event.WORKER_EXITED.value,
+    }
+)
+"""Events that the lines about a start on its terminal stand for."""
+
 _PROBLEMS: Final = frozenset(
     {
         Event.MODEL_LOADING.value,

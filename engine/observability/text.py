@@ -2,7 +2,51 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
+from typing import Final
+
+PLAINER: Final = "tritium"
+"""The error handler of encodings that lack our marks: they become plain ones, and the rest is spelt out."""
+
+_PLAIN_MARKS: Final = {
+    "✓": "+",
+    "✗": "x",
+    "○": "o",
+    "●": "*",
+    "▸": ">",
+    "▾": "v",
+    "…": "...",
+    "·": ".",
+    "–": "-",
+    "—": "-",
+    "×": "x",
+    "│": "|",
+    "├": "|",
+    "─": "-",
+    "└": "`",
+    "→": "->",
+    "\N{NO-BREAK SPACE}": " ",
+}
+
+
+def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return what stands for a character that an encoding lacks: for a mark of ours a plain one."""
+    if not isinstance(error, UnicodeEncodeError):
+        return codecs.backslashreplace_errors(error)
+    # One at a time: a mark may stand behind a character that is none.
+    character = error.object[error.start]
+    plain = _PLAIN_MARKS.get(character)
+    return plain or character.encode("ascii", "backslashreplace").decode("ascii"), error.start + 1
+
+
+codecs.register_error(PLAINER, _plainer)
+
+
+def spelt_out(text: str, *, ascii_only: bool) -> str:
+    """Return `text` as `printable` does; with `ascii_only`, what is not ASCII is spelt out as well."""
+    shown = printable(text)
+    return shown.encode("ascii", PLAINER).decode("ascii") if ascii_only else shown
 
 
 def printable(text: str) -> str:

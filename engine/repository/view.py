@@ -47,11 +47,7 @@ class RepositoryView:
         # Then it is not known that something is gone.
         if listing.failures:
             there.update(ModelKey(entry.name, entry.namespace) for entry in entries)
-        return [self._with_progress(entry) for entry in merged(entries, there)]
-
-    def _with_progress(self, entry: IndexEntry) -> IndexEntry:
-        progress = self._catalog.progress(ModelKey(entry.name, entry.namespace))
-        return replace(entry, progress=progress) if progress is not None else entry
+        return with_progress(self._catalog, merged(entries, there))
 
     async def load(self, name: str, parameters: Mapping[str, object], *, permit: PermitIn = anywhere) -> None:
         """Load a model."""
@@ -62,6 +58,19 @@ class RepositoryView:
     ) -> None:
         """Unload a model."""
         await self._catalog.unload(name, unload_dependents=unload_dependents, permit=permit)
+
+
+def known(roster: Roster, catalog: Catalog) -> list[IndexEntry]:
+    """Return the versions that were ever asked to run, and the loads under way. No repository is asked."""
+    entries = roster.index()
+    there = {ModelKey(entry.name, entry.namespace) for entry in entries}
+    return with_progress(catalog, merged(entries, {*there, *catalog.busy}))
+
+
+def with_progress(catalog: Catalog, entries: Iterable[IndexEntry]) -> list[IndexEntry]:
+    """Return the entries; those of models with an operation under way tell how far that is."""
+    found = ((entry, catalog.progress(ModelKey(entry.name, entry.namespace))) for entry in entries)
+    return [entry if progress is None else replace(entry, progress=progress) for entry, progress in found]
 
 
 def merged(entries: Iterable[IndexEntry], present: Iterable[ModelKey]) -> list[IndexEntry]:

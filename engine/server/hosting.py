@@ -24,11 +24,12 @@ import trio
 
 from actors.values.events import Event
 from engine.core.ending import end
-from engine.observability.announcing import hear_python
+from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, open_sink
 from engine.observability.openness import exposures, openness
 from engine.observability.running_logs import RunningLogs
+from engine.observability.starting.showing import StartDisplay
 from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import allow_many_files, in_the_way, leaves, settle_garbage_collection
@@ -80,6 +81,7 @@ class HostedTree:
         self._lock: IO[bytes] | None = None
         self._sink: LogSink | None = None
         self._logs: RunningLogs | None = None
+        self._announcer: Announcer | None = None
         self.running: RunningServer | None = None
         self._proxies: TrustedProxies | None = None
         # Why the tree ended without being asked to.
@@ -98,6 +100,7 @@ class HostedTree:
         self._lock = _only_process()
         configure_logging(settings.log, self._sink)
         self._logs = RunningLogs(settings.log, partial(configure_logging, sink=self._sink), EventLog())
+        self._announcer = Announcer(self._logs, self._sink, EventLog())
         if settings.log.format == "json":
             hear_python(EventLog())
         allow_many_files()
@@ -110,6 +113,7 @@ class HostedTree:
         """
         kernel = this_kernel()
         found = replace(settings, sandbox=applicable(settings.sandbox, kernel))
+        display = None if self._announcer is None else self._announcer.display()
         try:
             async with (
                 open_server(found, http=False, environ=self._environ, logs=self._logs) as running,
@@ -122,8 +126,10 @@ class HostedTree:
                 tell_what_lacks(settings.sandbox, kernel, running.log)
                 running.log(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
+                if display is not None:
+                    life.start_soon(display.run, running.known)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._watch_loading, running, life)
+                    nursery.start_soon(self._watch_loading, running, display, life)
                     nursery.start_soon(self._watch_tree, running)
                     await self._stop.wait()
                     nursery.cancel_scope.cancel()
@@ -171,8 +177,13 @@ class HostedTree:
         if self._proxies is not None:
             put_client(scope, self._proxies)
 
-    async def _watch_loading(self, running: RunningServer, life: trio.Nursery) -> None:
+    async def _watch_loading(
+        self, running: RunningServer, display: StartDisplay | None, life: trio.Nursery
+    ) -> None:
         await running.wait_loaded()
+        if display is not None:
+            display.sum_up(await running.loaded(took=display.took))
+            display.end_start()
         settle_garbage_collection()
         life.start_soon(collect_garbage)
         if failure := await running.start_failure():

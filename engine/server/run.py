@@ -14,15 +14,14 @@ from types import FrameType
 import trio
 
 from actors.seams.bell import Bell
-from actors.seams.threads import in_thread
 from actors.serving.standing import Status
 from actors.values.events import Event, Log
-from engine.core.chosen import CORE
 from engine.observability.announcing import Announcer, hear_python
 from engine.observability.events import EventLog
 from engine.observability.logs import LogSink, configure_logging, json_line, open_sink
 from engine.observability.openness import exposures, openness
 from engine.observability.running_logs import RunningLogs
+from engine.observability.starting.showing import StartDisplay
 from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
 from engine.processes.process import (
@@ -38,9 +37,6 @@ from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import AddressInUse
 from engine.server.tree import open_server
 from engine.settings.settings import Settings, SettingsError
-
-_GPUS_WITHIN = 1.0
-"""Seconds that the table at the start waits for a driver to tell its GPUs."""
 
 Beside = Callable[[RunningServer, Log], Awaitable[None]]
 """What a composition root runs beside the server, from when its tree is up until it is told to end."""
@@ -112,6 +108,7 @@ async def _serve(
     tell_what_lacks(settings.sandbox, kernel, log)
     settings = replace(settings, sandbox=applicable(settings.sandbox, kernel))
     reload = Bell()
+    display = announcer.display()
     with _hearing_reloads(reload, log), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
             open_server(settings, machine=machine, reload=reload, logs=logs) as running,
@@ -119,10 +116,12 @@ async def _serve(
         ):
             log = running.log
             log(Event.SERVER_OPENED, **openness(running.settled()))
+            if display is not None:
+                life.start_soon(display.run, running.known)
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
-                nursery.start_soon(_report_start, running, told, log, announcer, life)
+                nursery.start_soon(_report_start, running, told, log, announcer, display, life)
                 nursery.start_soon(_end_with_tree, running, told)
                 nursery.start_soon(beside, running, log)
                 await told.wait()
@@ -135,21 +134,26 @@ async def _serve(
 
 
 async def _report_start(
-    running: RunningServer, told: trio.Event, log: Log, announcer: Announcer, life: trio.Nursery
+    running: RunningServer,
+    told: trio.Event,
+    log: Log,
+    announcer: Announcer,
+    display: StartDisplay | None,
+    life: trio.Nursery,
 ) -> None:
     await running.wait_loaded()
-    models = await running.server.repository.index()
-    with trio.move_on_after(_GPUS_WITHIN):
-        await running.gpus.known.wait()
-    options = [("core", str(CORE)), *running.settings.options(), ("gpu_metrics", running.gpus.standing)]
-    residents = running.residents.samples().models
-    on_demand = frozenset(each.key for each in residents if each.counters is not None)
-    await in_thread(announcer.tables, models, options, on_demand)
+    loaded = await running.loaded(took=0.0 if display is None else display.took)
+    if display is None:
+        announcer.tables(loaded)
+    else:
+        display.sum_up(loaded)
     settle_garbage_collection()
     life.start_soon(collect_garbage)
     failure = await running.start_failure()
     if not failure:
-        log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in models))
+        log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in loaded.entries))
+        if display is not None:
+            display.end_start()
         return
     announcer.failed(failure)
     running.failures.append(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,9 +15,14 @@ from actors.residency.residents import Residents
 from actors.serving.routing.router import Router
 from actors.supervision.supervisor import Supervisor
 from actors.values.events import Log
-from actors.values.interfaces import Server
+from actors.values.interfaces import IndexEntry, Server
+from actors.values.specs import ModelKey
 from engine.audit.trail import Trail
+from engine.core.chosen import CORE
 from engine.observability.gpus import GpuMetrics
+from engine.observability.starting.hints import Address, hints
+from engine.observability.starting.summary import Loaded
+from engine.repository.view import known
 from engine.server.cloud.frontends import choose_default
 from engine.server.frontends import Frontend
 from engine.server.version_tree import ModelSubtrees
@@ -26,6 +32,10 @@ from protocols.http.cloud.vertex import DefaultModel
 
 LAST_WORDS: Final = 1.0
 """Seconds that clients in flight have to take their answers, when the server has no more time for them."""
+
+
+_GPUS_WITHIN = 1.0
+"""Seconds that the table at the start waits for a driver to tell its GPUs."""
 
 
 class ServerFailed(Exception):
@@ -84,6 +94,52 @@ class RunningServer:
         if self.openai is not None:
             chosen = replace(chosen, openai=replace(chosen.openai, port=self.openai.port))
         return replace(chosen, management=apart, cloud=cloud)
+
+    def known(self) -> tuple[Sequence[IndexEntry], Collection[ModelKey]]:
+        """Return the versions known now with their loads, and the models on demand. Asks no repository."""
+        return known(self.router.roster, self.catalog), self.on_demand()
+
+    def on_demand(self) -> frozenset[ModelKey]:
+        """Return the models that wait for their first request, or had it."""
+        return frozenset(self.residents.models)
+
+    async def loaded(self, *, took: float = 0.0) -> Loaded:
+        """Return what came of the loads at the start, which are over, after `took` seconds."""
+        models = await self.server.repository.index()
+        with trio.move_on_after(_GPUS_WITHIN):
+            await self.gpus.known.wait()
+        states = list(self.router.roster.states())
+        return Loaded(
+            entries=models,
+            on_demand=self.on_demand(),
+            seconds={
+                (state.spec.name, state.spec.version): state.executing.standing.load_seconds
+                for state in states
+            },
+            options=[
+                ("core", str(CORE)),
+                *self.settings.options(),
+                ("gpu_metrics", self.gpus.standing),
+            ],
+            hints=self.hints(),
+            took=took,
+        )
+
+    def hints(self) -> Sequence[tuple[str, str]]:
+        """Return what an operator may try: what it is, and the command or the address."""
+        at = self.settled()
+        key = bool(at.auth_file)
+        http = grpc = metrics = None
+        if self.http is not None:
+            http = Address(host=at.http_address, port=at.http_port, tls=at.http_tls is not None, key=key)
+        if self.grpc is not None:
+            grpc = Address(host=at.grpc.address, port=at.grpc.port)
+        if self.metrics is not None:
+            tls = at.metrics_tls is not None
+            metrics = Address(host=at.metrics_address, port=at.metrics_port, tls=tls)
+        specs = (state.spec for state in self.router.roster.states())
+        elsewhere = http is None and at.allow_http  # another server accepts its connections
+        return list(hints(specs, http=http, grpc=grpc, metrics=metrics, elsewhere=elsewhere))
 
     async def wait_loaded(self) -> None:
         """Wait until every model that is loaded at start is ready or has failed."""

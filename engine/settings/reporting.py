@@ -75,6 +75,10 @@ class LogSettings:
     split_streams: bool = Group.LOGGING.option("--log-split-streams=false", BOOL).means(
         "Tritium's own: warnings and errors go to stderr, as with Triton, and the rest to stdout."
     )
+    progress: bool = Group.LOGGING.option("--log-progress=true", BOOL).means(
+        "Tritium's own: on a terminal, show models as they load, then a summary, in place of the log's lines about"
+        " that. It has no effect on JSON, on a file and with --log-split-streams."
+    )
     requests: bool = Group.LOGGING.option("--log-requests=false", BOOL).means(
         "Tritium's own: one line for every request, at its end. `tritium logs` reads them."
     )

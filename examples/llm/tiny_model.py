@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 PAGE = """\
 The Keeper of the Lamp at Grey Point writes one page a year, and this is it.
@@ -118,6 +119,7 @@ def make(folder: Path, *, seed: int = 0) -> Path:
     tokenizer = _tokenizer()
     model = _trained(tokenizer, seed)
     folder.mkdir(parents=True, exist_ok=True)
+    disable_progress_bar()  # of the files that are written
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder

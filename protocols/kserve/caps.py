@@ -2,7 +2,8 @@
 
 Triton has bounds for the JSON text of a body (contract, http.md sections 6.3 and 6.8), and none of the
 others: a request beyond those is an attack, or a mistake. Each is far above what models and clients use. They
-keep the server's work for one request in proportion to its tensors. `docs/differences.md` lists them.
+keep the server's work for one request in proportion to its tensors. `docs/differences/requests.md` lists
+them.
 """
 
 from __future__ import annotations

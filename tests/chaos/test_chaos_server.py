@@ -75,6 +75,7 @@ async def test_a_server_that_is_killed_is_told_by_its_status_and_its_workers_are
     assert server.survivors() == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_block_that_fails_leaves_no_process(repository, tmp_path):
     seen = []

@@ -154,7 +154,8 @@ async def suffer(server, executed, action, *, control=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["poison", pytest.param("order", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["poison", "order"])
 async def test_what_is_fatal_costs_one_worker_for_the_right_reason(workload, executed, by):
     async with workload("echo") as (server, control):
         for action in FATAL:

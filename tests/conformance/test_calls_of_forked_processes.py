@@ -275,6 +275,7 @@ def assert_no_error(told: dict[str, list]) -> None:
     assert all(count > 0 for count, _ in told.values()), told
 
 
+@pytest.mark.long
 def test_threads_coroutines_and_processes_call_at_the_same_time(forker):
     assert_no_error(forker.run("load", 2.0))
 

@@ -48,14 +48,11 @@ class Format:
 
 
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index")
-QUICK = [
-    Format("onnxruntime", "model.onnx"),
-    Format("openvino", "model.xml"),
-    Format("modules", "model.pt"),
-    Format("fil", "xgboost.ubj"),
-]
+QUICK = [Format("onnxruntime", "model.onnx"), Format("fil", "xgboost.ubj")]
 FORMATS = [
     *QUICK,
+    Format("openvino", "model.xml"),
+    Format("modules", "model.pt"),
     Format("openvino", "model.bin", raw=True),
     Format("torchscript", "model.pt"),
     Format("exported", "model.pt2"),

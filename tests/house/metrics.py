@@ -26,6 +26,9 @@ from engine.processes import spares
 from engine.server import identity, tls
 from protocols.grpc import listener as grpc
 from protocols.transport import listening, receiving
+from tests.house.graph import ROOT
+
+PAGE: Final = ROOT / "docs" / "metrics.md"
 
 AnyFamily = Family[Any] | SplitFamily[Any]
 _OF_VERSIONS: Final = "model, version"
@@ -248,8 +251,9 @@ curl http://127.0.0.1:8002/metrics
 ```
 
 This page lists every family of the server; it is written by `python -m tests.house.reference` from the tables
-that the families are declared in. Names and texts that begin with `nv_` are Triton's, those with `tritium_`
-are ours. Models may have [metrics of their own](custom_metrics.md) besides.
+that the families are declared in. Names and texts that begin with `nv_` are
+[Triton's](https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md), those with
+`tritium_` are ours. Models may have [metrics of their own](custom_metrics.md) besides.
 
 ## Labels
 

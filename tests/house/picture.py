@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from benchmarks.pictures import ink
 from tests.house.graph import ROOT, Graph, House, cycles, read
 
 PICTURE: Final = ROOT / "docs" / "house.svg"
 
 _PACKAGES: Final = ("engine", "protocols", "actors")
-_COLOURS: Final = {"tritium": "#6b4fa0", "engine": "#1f6f8b", "protocols": "#8a5a00", "actors": "#2e7d32"}
+_COLOURS: Final = {"tritium": ink.PURPLE, "engine": ink.BLUE, "protocols": ink.ORANGE, "actors": ink.GREEN}
 _WIDTH: Final = 1340
 _LEFT: Final = 90  # of the boxes; the packages' names stand before them
 _BOX: Final = (142, 42)
@@ -28,13 +29,10 @@ _FLOOR: Final = 92  # from one floor to the next
 _BETWEEN: Final = 36  # packages
 _COUNTS: Final = re.compile(r"[\d,]+ modules?, [\d,]+ lines")
 
-_HEAD: Final = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">
-<title>The rooms of Tritium and what they import</title>
-<!-- drawn by `python -m tests.house.picture` -->
+_TITLE: Final = "The rooms of Tritium and what they import"
+_TIP: Final = f"""\
 <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">\
-<path d="M0 0.5 L7.5 4 L0 7.5 z" fill="#555555"/></marker></defs>
-<rect width="{width}" height="{height}" fill="#ffffff"/>
+<path d="M0 0.5 L7.5 4 L0 7.5 z" fill="{ink.GREY}"/></marker></defs>
 """
 
 
@@ -52,7 +50,7 @@ def drawn(house: House) -> str:
     arrows = _reduced({room: house.arrows[room] & set(rooms) for room in rooms})
     floors = list(_floors(house, rooms))
     places, bands, height = _places(floors, arrows)
-    parts = [_HEAD.format(width=_WIDTH, height=height)]
+    parts = [ink.head(_WIDTH, height, _TITLE, "python -m tests.house.picture"), _TIP]
     parts += [_band(package, top, bottom) for package, top, bottom in bands]
     parts += _lines(arrows, places)
     parts += [_box(house, room, places[room]) for room in rooms]
@@ -202,7 +200,7 @@ def _lines(arrows: Graph, places: Mapping[str, _Place]) -> Iterator[str]:
             ends.update({pair: place.x + step * (number + 1) for number, pair in enumerate(here)})
     for pair in pairs:
         way, wrong = _way(places[pair[0]], places[pair[1]], out[pair], into[pair])
-        colour = "#c62828" if wrong else _COLOURS[_package(pair[0])]
+        colour = ink.RED if wrong else _COLOURS[_package(pair[0])]
         dash = ' stroke-dasharray="5 3"' if wrong else ""
         yield (
             f'<path d="{way}" fill="none" stroke="{colour}" stroke-opacity="0.55" stroke-width="1.3" '
@@ -240,12 +238,12 @@ def _box(house: House, room: str, place: _Place) -> str:
         name = room if room == "tritium" else loose
     return (
         f'<g><rect x="{place.x:g}" y="{place.y:g}" width="{_BOX[0]}" height="{_BOX[1]}" rx="6" '
-        f'fill="#ffffff" '
+        f'fill="{ink.PAPER}" '
         f'stroke="{colour}" stroke-width="1.5"/>\n'
         f'<text x="{middle:g}" y="{place.y + 18:g}" font-size="14" font-weight="bold" '
-        f'text-anchor="middle" fill="#222">'
+        f'text-anchor="middle" fill="{ink.INK}">'
         f"{escape(name)}</text>\n"
-        f'<text x="{middle:g}" y="{place.y + 33:g}" font-size="10.5" text-anchor="middle" fill="#555">'
+        f'<text x="{middle:g}" y="{place.y + 33:g}" font-size="10.5" text-anchor="middle" fill="{ink.GREY}">'
         f"{number} module{'' if number == 1 else 's'}, {lines:,} lines</text></g>\n"
     )
 

@@ -1,13 +1,16 @@
 """Write what the tables of settings say into the pages: `python -m tests.house.reference`.
 
-That is docs/options.md, docs/metrics.md, docs/openai_fields.md, the table of `tritium.*` parameters in
-docs/model_configuration.md, the C functions in docs/backends/c_libraries.md, and the flags by fate in
-docs/coming_from_triton.md. A test compares them.
+`PAGES` lists the pages. With `--check` nothing is written, and pages that differ are named; a test does the
+same. A table whose lines have texts of their own (an endpoint, an event, a variable) fails where one is
+missing, so nothing of them is without a word in the documents.
 """
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from engine.settings.option import Flag, Group
@@ -15,10 +18,10 @@ from engine.settings.parameters import PARAMETERS
 from engine.settings.settings import FLAGS
 from tests.house import c_functions, metrics, migration, openai_fields
 from tests.house.graph import ROOT
+from tests.house.tables import endpoints, errors, fields, happenings, methods, variables
 
-OPTIONS: Final = ROOT / "docs" / "options.md"
-METRICS_PAGE: Final = ROOT / "docs" / "metrics.md"
-PARAMETERS_PAGE: Final = ROOT / "docs" / "model_configuration.md"
+_OPTIONS: Final = ROOT / "docs" / "options.md"
+_PARAMETERS: Final = ROOT / "docs" / "model_configuration.md"
 
 _INTRODUCTION: Final = """\
 # Options of `tritium serve`
@@ -61,7 +64,7 @@ def _item(flag: Flag) -> str:
 
 def parameters() -> str:
     """Return the page about model configurations, with the table of Tritium's parameters as it is now."""
-    before, _, rest = PARAMETERS_PAGE.read_text(encoding="utf-8").partition(_HEAD)
+    before, _, rest = _PARAMETERS.read_text(encoding="utf-8").partition(_HEAD)
     rows = "".join(
         f"| `{each.key}` | {each.form.metavar} | {each.default} | {each.about} |\n"
         for each in PARAMETERS.values()
@@ -69,15 +72,47 @@ def parameters() -> str:
     return before + _HEAD + rows + rest[rest.index("\n\n") + 1 :]
 
 
-def main() -> None:
-    """Write them."""
-    METRICS_PAGE.write_text(metrics.page(), encoding="utf-8")
-    openai_fields.PAGE.write_text(openai_fields.page(), encoding="utf-8")
-    c_functions.PAGE.write_text(c_functions.page(), encoding="utf-8")
-    migration.PAGE.write_text(migration.page(), encoding="utf-8")
-    OPTIONS.write_text(options(), encoding="utf-8")
-    PARAMETERS_PAGE.write_text(parameters(), encoding="utf-8")
+PAGES: Final[Mapping[Path, Callable[[], str]]] = {
+    _OPTIONS: options,
+    _PARAMETERS: parameters,
+    **{
+        table.PAGE: table.page
+        for table in (
+            metrics,
+            openai_fields,
+            c_functions,
+            migration,
+            endpoints,
+            methods,
+            errors,
+            variables,
+            happenings,
+            fields,
+        )
+    },
+}
+"""The pages, and what each has to say."""
+
+
+def stale() -> list[str]:
+    """Return the pages that say something else than the tables."""
+    return [
+        str(page.relative_to(ROOT))
+        for page, text in PAGES.items()
+        if not page.is_file() or page.read_text(encoding="utf-8") != text()
+    ]
+
+
+def main() -> int:
+    """Write them, or check them."""
+    if "--check" in sys.argv[1:]:
+        found = stale()
+        sys.stdout.write("".join(f"{page}: `python -m tests.house.reference` writes it\n" for page in found))
+        return 1 if found else 0
+    for page, text in PAGES.items():
+        page.write_text(text(), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -165,6 +165,7 @@ async def test_ended_under_load_every_call_it_took_has_an_answer(tritium_server,
 # -- keepalive and age
 
 
+@pytest.mark.long
 async def test_clients_that_ping_too_often_are_told_so_and_sent_away(tritium_server, repository, gates):
     repository.gated(gates.directory)
     impatient = [

@@ -237,6 +237,7 @@ def test_what_is_no_shared_memory_is_not_opened(face, kind):
     assert told == refusal(face.protocol, "INTERNAL", f"{word} shared memory region: '/{path.name}'")
 
 
+@pytest.mark.long
 def test_ten_thousand_registrations_find_a_limit(serving, face):
     with an_object(PAGE) as memory:
         told = [face.register(f"R{number}", memory.key, 64) for number in range(10_000)]

@@ -232,7 +232,7 @@ def _says_gone(outcome: Outcome) -> bool:
 
 
 def _says_on_its_way(outcome: Outcome) -> bool:
-    """Whether it is the message for a model that serves no requests yet (docs/differences.md)."""
+    """Whether it is the message for a model that serves no requests yet (docs/differences/protocols.md)."""
     return any(
         f"Request for unknown model: '{name}' has no available versions: it " in outcome.message
         for name in (outcome.request.model, *MODELS[outcome.request.model].steps)

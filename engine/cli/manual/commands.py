@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "auth": Command(
         "auth", "explain which rule of an auth file lets a client do something, or keeps it from it"
     ),
-    "tree": Command("tree", "show the live supervision tree of a running server"),
+    "tree": Command("tree.command", "show the live supervision tree of a running server"),
     "traffic": Command(
         "traffic",
         "show or change how a model's requests are shared out over versions: canaries, mirrors, rollback",

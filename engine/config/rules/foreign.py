@@ -76,7 +76,9 @@ def misnamed(backend: str) -> str:
         name, told = library[1], "its file"
     if name == backend or not _PLAIN.fullmatch(name):
         return ""
-    return f'a backend is named without {told}: write backend: "{name}"; {elsewhere(name) or of_ones_own(name)}'
+    return (
+        f'a backend is named without {told}: write backend: "{name}"; {elsewhere(name) or of_ones_own(name)}'
+    )
 
 
 def of_ones_own(backend: str) -> str:

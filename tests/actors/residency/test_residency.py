@@ -408,6 +408,7 @@ async def test_what_is_known_is_shown_in_the_tree_and_in_the_metrics(begin, auto
         "resident": 2 * UNIT,
         "models": {"a": UNIT, "always": UNIT},
         "waiting": {"b": 1},
+        "on_demand": ["a", "b"],
     }
     sample = den.residents.samples()
     assert sample.budget == 2 * UNIT

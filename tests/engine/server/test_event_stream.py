@@ -181,6 +181,7 @@ def command(address, *words):
     )
 
 
+@pytest.mark.long
 def test_the_command_follows_over_a_restart_and_says_that_ids_began_anew(tmp_path):
     write_model(tmp_path / "models")
     flags = (f"--model-repository={tmp_path / 'models'}", "--exit-timeout-secs=30")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
+from benchmarks.pictures import ink
 from tests.house.board.panels import Panel
 
 WIDTH: Final = 1340
@@ -17,18 +17,7 @@ _UNIT: Final = 30  # height of one unit of the grid
 _GAP: Final = 8
 _LEFT, _TOP, _BOTTOM = 52, 30, 44  # of a plot, in its panel
 _MOST_NAMED: Final = 6
-_COLOURS: Final = (
-    "#1f6f8b",
-    "#b5651d",
-    "#2e7d32",
-    "#6b4fa0",
-    "#b23a48",
-    "#8a5a00",
-    "#3f7cac",
-    "#5c6f2b",
-    "#9c4f8f",
-    "#4b5d67",
-)
+_COLOURS: Final = (*ink.LANES, ink.RED, ink.GREY)
 _LINES: Final = 5
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _ROW: Final = "row"
@@ -65,15 +54,9 @@ def drawn(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], seconds:
             parts.append(_panel(panel, lines.get(panel.title, ()), (x, y), size, seconds))
         top += (max(panel.y + panel.height for panel in members) - above) * _UNIT + 6
     said = caption + (f" Without data in this run: {', '.join(left_out)}." if left_out else "")
-    parts.append(_text(_MARGIN, top + 12, said, size=11, fill="#666666"))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + 26:.0f}"'
-        ' font-family="sans-serif">\n'
-        "<title>The board of a server under load</title>\n"
-        "<!-- drawn by `python -m tests.house.board` -->\n"
-        f'<rect width="{WIDTH}" height="{top + 26:.0f}" fill="#ffffff"/>\n'
-    )
-    title = _text(_MARGIN, 26, "Tritium", size=18, weight="bold")
+    parts.append(ink.text(_MARGIN, top + 12, said, size=11, fill=ink.GREY))
+    head = ink.head(WIDTH, round(top + 26), "The board of a server under load", "python -m tests.house.board")
+    title = ink.text(_MARGIN, 26, "Tritium", size=18, bold=True)
     return f"{head}{title}{''.join(parts)}</svg>\n"
 
 
@@ -89,19 +72,21 @@ def _rows(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 
 def _heading(title: str, top: float) -> str:
-    return _text(_MARGIN, top + 14, title, size=13, weight="bold", fill="#333333")
+    return ink.text(_MARGIN, top + 14, title, size=13, bold=True, fill=ink.INK)
 
 
 def _panel(panel: Panel, lines: Sequence[Line], at: Point, size: tuple[float, float], seconds: float) -> str:
     x, y = at
     width, height = size
     frame = (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" fill="#fbfbfa"'
-        ' stroke="#d7d7d2"/>\n'
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4"'
+        f' fill="{ink.PAPER}" stroke="{ink.EDGE}"/>\n'
     )
-    title = _text(x + 10, y + 18, panel.title, size=12)
+    title = ink.text(x + 10, y + 18, panel.title, size=12)
     if not lines:
-        empty = _text(x + width / 2, y + height / 2 + 8, "no data", size=12, fill="#999999", anchor="middle")
+        empty = ink.text(
+            x + width / 2, y + height / 2 + 8, "no data", size=12, fill=ink.GREY, anchor="middle"
+        )
         return frame + title + empty
     if panel.kind == "stat":
         return frame + title + _stat(panel, lines[0], at, size)
@@ -112,7 +97,7 @@ def _stat(panel: Panel, line: Line, at: Point, size: tuple[float, float]) -> str
     x, y = at
     width, height = size
     value = spelt(line.points[-1][1], panel.unit)
-    return _text(x + width / 2, y + height / 2 + 22, value, size=26, fill=_COLOURS[0], anchor="middle")
+    return ink.text(x + width / 2, y + height / 2 + 22, value, size=26, fill=_COLOURS[0], anchor="middle")
 
 
 def _plot(panel: Panel, lines: Sequence[Line], at: Point, size: tuple[float, float], seconds: float) -> str:
@@ -130,14 +115,14 @@ def _plot(panel: Panel, lines: Sequence[Line], at: Point, size: tuple[float, flo
     parts = []
     for step in range(_LINES + 1):
         level = bottom - (bottom - top) * step / _LINES
-        parts.append(f'<path d="M{left:.1f} {level:.1f} H{right:.1f}" stroke="#e4e4df" fill="none"/>\n')
+        parts.append(f'<path d="M{left:.1f} {level:.1f} H{right:.1f}" stroke="{ink.GRID}" fill="none"/>\n')
         label = spelt(top_value * step / _LINES, panel.unit)
-        parts.append(_text(left - 6, level + 4, label, size=10, fill="#777777", anchor="end"))
+        parts.append(ink.text(left - 6, level + 4, label, size=10, fill=ink.GREY, anchor="end"))
     for share in (0.0, 0.5, 1.0):
         across = left + (right - left) * share
         anchor = {0.0: "start", 1.0: "end"}.get(share, "middle")
         said = f"{seconds * share:.0f} s"
-        parts.append(_text(across, bottom + 13, said, size=10, fill="#777777", anchor=anchor))
+        parts.append(ink.text(across, bottom + 13, said, size=10, fill=ink.GREY, anchor=anchor))
     for index, (line, below) in enumerate(layers):
         colour = _COLOURS[index % len(_COLOURS)]
         path = " ".join(map(place, line.points))
@@ -167,29 +152,13 @@ def _legend(lines: Sequence[Line], x: float, y: float, width: float) -> str:
         name = line.name or "value"
         wide = 24 + 6.3 * len(name)
         if (index >= _MOST_NAMED or at + wide > x + width - 60) and more > 1:
-            parts.append(_text(at, y, f"and {more} more", size=10, fill="#777777"))
+            parts.append(ink.text(at, y, f"and {more} more", size=10, fill=ink.GREY))
             break
         colour = _COLOURS[index % len(_COLOURS)]
         parts.append(f'<rect x="{at:.1f}" y="{y - 8:.1f}" width="10" height="8" fill="{colour}"/>\n')
-        parts.append(_text(at + 14, y, name, size=10, fill="#444444"))
+        parts.append(ink.text(at + 14, y, name, size=10, fill=ink.INK))
         at += wide
     return "".join(parts)
-
-
-def _text(
-    x: float,
-    y: float,
-    said: str,
-    *,
-    size: int,
-    fill: str = "#222222",
-    anchor: str = "start",
-    weight: str = "normal",
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"'
-        f' font-weight="{weight}">{escape(said)}</text>\n'
-    )
 
 
 def nice(most: float, *, binary: bool = False) -> float:

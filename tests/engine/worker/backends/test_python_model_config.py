@@ -137,13 +137,12 @@ def test_a_contradiction_has_the_contract_s_text_and_changes_nothing(method, giv
     assert repr(made.as_dict()) == before
 
 
-# -- each rule in `docs/python_backend.md` names tests that there are
+# -- each rule in `docs/python_backend/rules.md` names tests that there are
 
 
 ROOT = Path(__file__).parents[4]
-DOCUMENT = (ROOT / "docs" / "python_backend.md").read_text()
-TABLES = DOCUMENT.partition("## What proves it")[2]
-ROWS = [line for line in TABLES.splitlines() if line.startswith("| ") and not line.startswith("| rule ")]
+DOCUMENT = (ROOT / "docs" / "python_backend" / "rules.md").read_text()
+ROWS = [line for line in DOCUMENT.splitlines() if line.startswith("| ") and not line.startswith("| rule ")]
 MODULES = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
 
 
