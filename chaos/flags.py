@@ -77,8 +77,9 @@ def chosen(mode: Mode, only: Collection[str], *, backends: bool = False) -> Mapp
     there = BACKENDS if backends else mode.catalogue
     strangers = sorted(set(only) - there.keys())
     if strangers:
+        where = "with --backends" if backends else f"in {mode.name} mode"
         raise ValueError(
-            f"no such fault of a server {'with --backends' if backends else f'in {mode.name} mode'}: {', '.join(strangers)}; `python -m chaos faults` lists them"
+            f"no such fault of a server {where}: {', '.join(strangers)}; `python -m chaos faults` lists them"
         )
     return {name: fault for name, fault in there.items() if not only or name in only}
 

@@ -16,8 +16,8 @@ A model's *kind* is its name up to the first `-`: `echo-churned` is made and ans
 
 The models of other backends (`chaos.workload.backends`) are asked and answer as `add_sub`. All but `tale`,
 which is a language model (`chaos.languages`), and `fil`, whose numbers are FP32, are INT32, of shape [1, 1],
-or [1] for `stream`. Each Python model among these has an optional input POISON, a string of the same shape, which is one
-of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
+or [1] for `stream`. Each Python model among these has an optional input POISON, a string of the same shape,
+which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
 """
 
 from __future__ import annotations

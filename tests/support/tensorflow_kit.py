@@ -1,4 +1,4 @@
-"""Writes the models of `tests.support.kits`, on an interpreter that has TensorFlow: `tensorflow_kit.py FOLDER`."""
+"""Writes the models of `tests.support.kits`, with TensorFlow: `tensorflow_kit.py FOLDER`."""
 
 from __future__ import annotations
 

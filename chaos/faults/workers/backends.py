@@ -55,8 +55,8 @@ class Refused(Fault):
 FAULTS: Sequence[Fault] = (
     Killed(
         name="backend_sigkill",
-        expected="Nothing at all of a model whose requests may run again, and at most what that worker was executing of another, is"
-        " an error; every answer of every backend is right.",
+        expected="Nothing at all of a model whose requests may run again, and at most what that worker was"
+        " executing of another, is an error; every answer of every backend is right.",
         models=_ALL,
         weight=2 * OFTEN,
         measures="",
@@ -71,15 +71,16 @@ FAULTS: Sequence[Fault] = (
     ),
     Stopped(
         name="backend_sigstop",
-        expected="What the stopped worker executes is answered rightly once it goes on; the other instance answers all else meanwhile.",
+        expected="What the stopped worker executes is answered rightly once it goes on; the other instance"
+        " answers all else meanwhile.",
         models=_ALL,
         lasts=0.7,
         weight=OFTEN,
     ),
     Poison(
         name="backend_poison",
-        expected="One request in a batch traps in PyTorch or in C, and kills workers by SIGFPE until it is found out and answered"
-        " FAILED_PRECONDITION; its batchmates get their answers.",
+        expected="One request in a batch traps in PyTorch or in C, and kills workers by SIGFPE until it is"
+        " found out and answered FAILED_PRECONDITION; its batchmates get their answers.",
         models=harmed_by("fpe"),
         poison="fpe",
         code="FAILED_PRECONDITION",
@@ -90,8 +91,8 @@ FAULTS: Sequence[Fault] = (
     ),
     Poison(
         name="backend_poison_hang",
-        expected="One request hangs in a backend's native code, and is answered DEADLINE_EXCEEDED when it has hung alone; its"
-        " batchmates get their answers, after the limit.",
+        expected="One request hangs in a backend's native code, and is answered DEADLINE_EXCEEDED when it"
+        " has hung alone; its batchmates get their answers, after the limit.",
         models=harmed_by("hang"),
         poison="hang",
         code="DEADLINE_EXCEEDED",
@@ -102,14 +103,15 @@ FAULTS: Sequence[Fault] = (
     ),
     Refused(
         name="backend_refuses",
-        expected="One request in a batch is refused by its framework: it alone has an error, and its batchmates get their answers.",
+        expected="One request in a batch is refused by its framework: it alone has an error, and its"
+        " batchmates get their answers.",
         models=harmed_by("raise"),
         weight=OFTEN,
     ),
     Deed(
         name="family_segv",
-        expected="The worker of a backend in Python dies of SIGSEGV: what it was executing is answered UNAVAILABLE, with that reason"
-        " in the log, and the instance is started again.",
+        expected="The worker of a backend in Python dies of SIGSEGV: what it was executing is answered"
+        " UNAVAILABLE, with that reason in the log, and the instance is started again.",
         action="segv",
         models=("family",),
         codes=("UNAVAILABLE",),
@@ -118,8 +120,8 @@ FAULTS: Sequence[Fault] = (
     ),
     Deed(
         name="family_hang",
-        expected="The worker of a backend in Python is ended at the execution limit of 2 s and what it was executing is answered"
-        " DEADLINE_EXCEEDED.",
+        expected="The worker of a backend in Python is ended at the execution limit of 2 s and what it was"
+        " executing is answered DEADLINE_EXCEEDED.",
         action="hang_lock",
         models=("family",),
         codes=("DEADLINE_EXCEEDED",),

@@ -1,4 +1,4 @@
-"""Writes a SavedModel that adds, on an interpreter that has TensorFlow: `python tensorflow_adder.py FOLDER`."""
+"""Writes a SavedModel that adds, on an interpreter with TensorFlow: `python tensorflow_adder.py FOLDER`."""
 
 import importlib
 import sys

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 
-class Adder(torch.nn.Module):
+class Adder(torch.nn.Module):  # type: ignore[misc]  # torch is Any to mypy
     """Refuses to divide by zero, and traps."""
 
     def forward(self, A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -22,7 +22,7 @@ class Adder(torch.nn.Module):
         return A + B, A - B, remainder.int()
 
 
-class LoopingAdder(torch.nn.Module):
+class LoopingAdder(torch.nn.Module):  # type: ignore[misc]  # torch is Any to mypy
     """The same; and where a row asks for it, a loop that does not end."""
 
     def __init__(self) -> None:
