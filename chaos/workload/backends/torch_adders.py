@@ -31,12 +31,9 @@ class LoopingAdder(torch.nn.Module):  # type: ignore[misc]  # torch is Any to my
 
     def forward(self, A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Add, subtract and divide, after the loop."""
-        # No machine gets to the end of so many turns within any limit.
-        turns = 0
-        if bool((B == -2).any()):
-            turns = 1 << 40
         a = A
-        for _ in range(turns):
-            a = a * 1
+        # It changes what is answered, so that the compiler can't leave it out.
+        while bool((B == -2).any()):
+            a = a + 1
         sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self.adder(a, B)
         return sums
