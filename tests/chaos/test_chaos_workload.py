@@ -38,7 +38,7 @@ ONNX = (("raise", "500"), ("fpe", "422"), ("fpe", "422"), ("hang", "504"))
 def test_every_model_of_the_repository_is_valid(tmp_path, capsys):
     write_repository(tmp_path / "models", run=tmp_path / 'a "run"')
     assert main(["check", "--json", str(tmp_path / "models")]) == 0
-    assert {path.name for path in (tmp_path / "models").iterdir()} == set(answers.OUTPUTS)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(answers.REFERENCE)
     assert "warning" not in capsys.readouterr().out
 
 

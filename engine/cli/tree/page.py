@@ -99,7 +99,7 @@ def _lines(pen: _Pen, row: Row, *, selected: bool, faded: bool) -> Iterator[Text
     if faded:
         line.stylize("dim")
     if selected:
-        line.stylize(_SELECTED)
+        line = Text(line.plain, style=_SELECTED, no_wrap=True)
     yield line
     for words, style in row.notes:
         indent = _MARGIN * (row.depth + 2)

@@ -223,7 +223,7 @@ class _Model:
             lines = [line for line in reason.splitlines() if line.strip()]
             yield from ((line, "red") for line in (lines if whole else lines[:1]))
         last = self._last
-        if last is not None:
+        if last is not None and not whole:  # its own row tells it
             yield _ended(last, self._now), "red"
 
 
