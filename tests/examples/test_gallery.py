@@ -38,7 +38,7 @@ pytestmark = [
 
 def run(*command):
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
