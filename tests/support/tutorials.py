@@ -25,9 +25,18 @@ from typing import Final
 from tests.support.operators import clean_environ
 
 _FENCE: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_SERVERS: Final = ("tritium serve", "tritium run")
-_ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:traffic|tree))\b")
-_PORTS: Final = {"8000": "HTTPService", "8001": "GRPCInferenceService", "8002": "Metrics Service"}
+_OWN_PORT: Final = re.compile(r"(?<=-port=)\d+|(?<=127\.0\.0\.1:)8000")
+_SERVER: Final = re.compile(r"(?:[A-Z_]+=\S+ )*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
+_ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:events|traffic|tree))\b(?!.* --url)")
+_PORTS: Final = {
+    "8000": "HTTPService",
+    "8001": "GRPCInferenceService",
+    "8002": "Metrics Service",
+    "8003": "HTTPManagementService",
+    "8004": "GRPCManagementService",
+    "8080": "Sagemaker HTTPService",
+    "9000": "OpenAI HTTPService",
+}
 """The ports that a page names, and what the server's log calls the listeners. The kernel chooses others."""
 _SECONDS: Final = 60
 
@@ -77,7 +86,7 @@ class Reader:
         for block in blocks(page):
             if block.title:
                 self._write(block)
-            elif block.language == "sh" and block.text.startswith(_SERVERS):
+            elif block.language == "sh" and _SERVER.match(block.text):
                 self._serve(block.text)
             elif block.language == "sh":
                 self._run(block.text)
@@ -123,24 +132,30 @@ class Reader:
         self.stop()
         with self._log.open("wb") as log:
             self.server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["bash", "-c", f"exec env {_OWN_PORT.sub('0', command)}"],
                 cwd=self._here.read_text().strip(),
-                env=self._environ(),
+                env=self._environ() | ({"TRITIUM_OPENAI_PORT": "0"} if "--llm" in command else {}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
         for _ in range(_SECONDS * 20):
             assert self.server.poll() is None, self._log.read_text()
             said = self._log.read_text()
-            if "server_ready" in said:
+            if "server_ready" in said or "readiness_changed ready=True" in said:
                 break
             threading.Event().wait(0.05)
         else:
             raise AssertionError(said)
-        for port, listener in _PORTS.items():
-            [self._ports[port]] = re.findall(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready") as answer:
-            assert answer.status == 200
+        said = said.replace("Running on http://", "Started HTTPService at ")  # hypercorn's words
+        found = {
+            port: re.search(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
+            for port, listener in _PORTS.items()
+        }
+        self._ports = {port: at[1] for port, at in found.items() if at}
+        if "8000" in self._ports and not re.search("-server-cert|--proxy-", command):
+            ready = f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready"
+            with urllib.request.urlopen(ready) as answer:
+                assert answer.status == 200
 
     def _compare(self, shown: str, *, own_numbers: bool) -> None:
         told = matches(shown, self.printed, own_numbers=own_numbers)
@@ -161,6 +176,9 @@ class Reader:
             TRITIUM_HTTP_PORT="0",
             TRITIUM_GRPC_PORT="0",
             TRITIUM_METRICS_PORT="0",
+            TRITIUM_METRICS_ADDRESS="127.0.0.1",
+            TRITIUM_MANAGEMENT_HTTP_PORT="0",
+            TRITIUM_MANAGEMENT_GRPC_PORT="0",
         )
 
 

@@ -3,6 +3,7 @@
 A fenced block of `sh` or `console` holds commands, and so does one without a language whose first line is one. In
 a block of `console` they begin with `$`, and what they print follows. A comment on the line above, which no
 page shows, says why a block is not run: `<!-- not run: gpu -->`. `REASONS` lists what may stand there.
+`<!-- numbers of its own -->` says that what a block prints has other numbers each time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ another host is asked; the machine itself is changed."""
 
 _FENCE: Final = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]*?) -->\n)?"
+    r"(?:^(?P<numbers><!-- numbers of its own -->)\n)?"
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^\s`]*)(?P<title>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
     re.MULTILINE | re.DOTALL,
 )
@@ -32,12 +34,16 @@ _SEPARATORS: Final = frozenset({"&&", "||", "|", ";", "&"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """A block of commands. `reason` is why it is not run, if it says so; `line` is that of its fence."""
+    """A block of commands. `reason` is why it is not run, if it says so; `line` is that of its fence.
+
+    Where a reader's numbers are `own_numbers`, what is printed differs in them from what is shown.
+    """
 
     line: int
     language: str
     text: str
     reason: str | None
+    own_numbers: bool
 
     @property
     def script(self) -> str:
@@ -51,7 +57,7 @@ class Commands:
             return
         for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
             lines = part.split("\n")
-            end = next(at for at, line in enumerate(lines) if not line.endswith("\\")) + 1
+            end = _end(lines)
             yield "\n".join(lines[:end]), "\n".join(lines[end:])
 
     def calls(self) -> Iterator[list[str]]:
@@ -85,7 +91,19 @@ def blocks(text: str) -> Iterator[Commands]:
             language=language,
             text=body,
             reason=match["reason"],
+            own_numbers=match["numbers"] is not None,
         )
+
+
+def _end(lines: list[str]) -> int:
+    """Return how many of the lines are the first command: it goes on behind `\\`, in quotes and up to `<<END`."""
+    document = re.search(r"<<'?(\w+)'?", lines[0])
+    if document is not None:
+        return lines.index(document[1]) + 1
+    for end in range(1, len(lines) + 1):
+        if not lines[end - 1].endswith("\\") and "".join(lines[:end]).count("'") % 2 == 0:
+            return end
+    return 1
 
 
 def _is_shell(body: str) -> bool:
