@@ -36,7 +36,8 @@ def test_commands_of_one_session_share_a_shell_and_their_output_is_compared():
     page = "```console\n$ tritium serve a\n$ f() { echo $1; }\n$ f 1\n1\n$ f 2\n2\n```\n"
     assert as_tutorial(page) == (
         "```sh\ntritium serve a\n```\n"
-        "```sh\n{ f() { echo $1; }\n} >/dev/null\n{ f 1\n} 2>&1 | sed '$a\\'\n{ f 2\n} 2>&1 | sed '$a\\'\n```\n"
+        "```sh\n{ f() { echo $1; }\n} >/dev/null\n{ f 1\n} 2>&1 | sed '$a\\'\n"
+        "{ f 2\n} 2>&1 | sed '$a\\'\n```\n"
         "```text\n1\n2\n```\n"
     )
 

@@ -96,7 +96,7 @@ def blocks(text: str) -> Iterator[Commands]:
 
 
 def _end(lines: list[str]) -> int:
-    """Return how many of the lines are the first command: it goes on behind `\\`, in quotes and up to `<<END`."""
+    """Return how many of the lines are the first command: behind `\\`, in quotes, up to `<<END` it goes on."""
     document = re.search(r"<<'?(\w+)'?", lines[0])
     if document is not None:
         return lines.index(document[1]) + 1
