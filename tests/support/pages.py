@@ -59,9 +59,9 @@ def _lines(block: Commands) -> Iterator[tuple[str, str]]:
     """Yield each command and what is shown below it; without prompts each line is one, and shows nothing."""
     for command, shown in block.session():
         if shown or "\n" not in command or "$ " in block.text[:2]:
-            yield command.replace("localhost:800", "127.0.0.1:800"), shown
+            yield command.replace("localhost:", "127.0.0.1:"), shown
         else:
-            joined = command.replace("\\\n", " ").replace("localhost:800", "127.0.0.1:800")
+            joined = command.replace("\\\n", " ").replace("localhost:", "127.0.0.1:")
             yield from ((line, "") for line in joined.split("\n") if line.strip())
 
 
