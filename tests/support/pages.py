@@ -14,7 +14,7 @@ from typing import Final
 from tests.house.site.commands import Commands, blocks
 
 _HIDDEN: Final = re.compile(r"^<!-- run: (?P<command>.+?)\s-->$", re.MULTILINE | re.DOTALL)
-_SERVES: Final = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
+_SERVES: Final = re.compile(r"^(?:[A-Z_]+=\S+ +)*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
 _INSTALLS: Final = "pip install "
 
 

@@ -26,7 +26,7 @@ from tests.support.operators import clean_environ
 
 _FENCE: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _OWN_PORT: Final = re.compile(r"(?<=-port=)\d+|(?<=127\.0\.0\.1:)8000")
-_SERVER: Final = re.compile(r"(?:[A-Z_]+=\S+ )*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
+_SERVER: Final = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
 _ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:events|traffic|tree))\b(?!.* --url)")
 _PORTS: Final = {
     "8000": "HTTPService",
@@ -176,6 +176,8 @@ class Reader:
             TRITIUM_HTTP_PORT="0",
             TRITIUM_GRPC_PORT="0",
             TRITIUM_METRICS_PORT="0",
+            TRITIUM_SAGEMAKER_PORT="0",
+            SAGEMAKER_BIND_TO_PORT="0",
             TRITIUM_METRICS_ADDRESS="127.0.0.1",
             TRITIUM_MANAGEMENT_HTTP_PORT="0",
             TRITIUM_MANAGEMENT_GRPC_PORT="0",
