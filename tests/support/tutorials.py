@@ -138,14 +138,17 @@ class Reader:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        named = re.findall(r"--log-file=(\S+)", command)
+        logs = [self._log, *(Path(self._here.read_text().strip()) / name for name in named)]
         for _ in range(_SECONDS * 20):
             assert self.server.poll() is None, self._log.read_text()
-            said = self._log.read_text()
+            said = "".join(log.read_text() for log in logs if log.exists())
             if "server_ready" in said or "readiness_changed ready=True" in said:
                 break
             threading.Event().wait(0.05)
         else:
             raise AssertionError(said)
+        said = re.sub(r'"service": "([^"]+)", "address": "([^"]+)"', r"Started \1 at \2", said)
         said = said.replace("Running on http://", "Started HTTPService at ")  # hypercorn's words
         found = {
             port: re.search(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
