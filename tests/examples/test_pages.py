@@ -1,7 +1,6 @@
 """The commands of pages, run from top to bottom in a folder that has the project's examples.
 
-`tests/house/site/not_yet_run.csv` lists the pages of which that is not done yet; tutorials and the gallery
-have tests of their own.
+Tutorials and the gallery have tests of their own.
 """
 
 import shutil

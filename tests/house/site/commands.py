@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 REASONS: Final = frozenset({"cloud", "cluster", "gpu", "install", "long", "mistake", "network", "system"})
-"""A cloud, a cluster of machines or a GPU is wanted; packages are installed; it takes minutes; it shows a mistake;
-another host is asked; the machine itself is changed."""
+"""A cloud, a cluster of machines or a GPU is wanted; packages are installed; it takes minutes, or goes on until
+it is stopped; it shows a mistake or a failure; another host is asked; the machine itself is changed."""
 
 _FENCE: Final = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]*?) -->\n)?"
