@@ -187,7 +187,7 @@ class HostedTree:
         settle_garbage_collection()
         life.start_soon(collect_garbage)
         if failure := await running.start_failure():
-            self._give_up(failure)
+            self._give_up(str(failure))
 
     async def _watch_tree(self, running: RunningServer) -> None:
         await running.wait_stopped()

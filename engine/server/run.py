@@ -65,7 +65,7 @@ def run(settings: Settings, *, beside: Beside = _nothing, machine: Machine | Non
         status = trio.run(_serve, settings, logs, announcer, sink, beside, machine)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
-            announcer.failed(str(failure))
+            announcer.failed(str(failure), hint=failure.hint)
         status = 1
     except* Exception as group:  # noqa: BLE001
         # The process ends because of it, and its last line has to be a line of the log.
@@ -150,13 +150,13 @@ async def _report_start(
     settle_garbage_collection()
     life.start_soon(collect_garbage)
     failure = await running.start_failure()
-    if not failure:
+    if failure is None:
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in loaded.entries))
         if display is not None:
             display.end_start()
         return
-    announcer.failed(failure)
-    running.failures.append(failure)
+    announcer.failed(str(failure), hint=failure.hint)
+    running.failures.append(str(failure))
     told.set()
 
 

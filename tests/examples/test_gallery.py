@@ -65,6 +65,14 @@ def shown(entry):
     return command, answer
 
 
+def test_nothing_is_said_of_serving_where_nothing_was_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "missing", lambda needs: ["pip install it"])
+    monkeypatch.setattr(sys, "argv", ["build.py", "iris", "--into", str(tmp_path / "models")])
+    assert build.main() == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "iris       left out; it needs: pip install it\n")
+
+
 def asked(entry, addresses, openai=""):
     """Run the command that asks, of the server at other addresses, and return what it prints."""
     command = shown(entry)[0]

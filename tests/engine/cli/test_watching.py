@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from engine.cli.client import ServerUnavailable, watch
 from engine.cli.tree.keys import Key, keys
 from engine.cli.tree.page import Screen, View, chosen, page
 from engine.cli.tree.reading import Reading, rates
@@ -346,6 +347,24 @@ def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(ad
             process.kill()
     assert (process.returncode, errors) == (0, "")
     assert "\x1b" not in rest
+
+
+def test_into_a_pipe_a_server_that_is_away_is_told_of_once(monkeypatch, capsys):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    rounds = iter(["gone", "gone", "here", "here", "gone", "refused"])
+
+    def ask():
+        answer = next(rounds, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        if answer != "here":
+            raise ServerUnavailable(answer)
+        return answer
+
+    assert watch(ask, 1.0, drawn=str, plain="{}\n".format) == 0
+    waiting = "; waiting for it to come back"
+    told = capsys.readouterr().out.splitlines()
+    assert told == [f"gone{waiting}", "here", "here", f"gone{waiting}", f"refused{waiting}"]
 
 
 @pytest.mark.system
