@@ -174,6 +174,7 @@ class Reader:
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             HERE=str(self._here),
             COLUMNS="80",
+            PYTEST_ADDOPTS="",
             TRITIUM_HTTP_ADDRESS="127.0.0.1",
             TRITIUM_GRPC_ADDRESS="127.0.0.1",
             TRITIUM_HTTP_PORT="0",
