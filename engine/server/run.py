@@ -14,6 +14,7 @@ from types import FrameType
 import trio
 
 from actors.seams.bell import Bell
+from actors.seams.threads import in_thread
 from actors.serving.standing import Status
 from actors.values.events import Event, Log
 from engine.observability.announcing import Announcer, hear_python
@@ -117,7 +118,7 @@ async def _serve(
             log = running.log
             log(Event.SERVER_OPENED, **openness(running.settled()))
             if display is not None:
-                life.start_soon(display.run, running.known)
+                life.start_soon(display.run, running.known, running.is_loading)
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
@@ -144,7 +145,7 @@ async def _report_start(
     await running.wait_loaded()
     loaded = await running.loaded(took=0.0 if display is None else display.took)
     if display is None:
-        announcer.tables(loaded)
+        await in_thread(announcer.tables, loaded)
     else:
         display.sum_up(loaded)
     settle_garbage_collection()

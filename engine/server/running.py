@@ -106,6 +106,10 @@ class RunningServer:
         """Return the versions known now with their loads, and the models on demand. Asks no repository."""
         return known(self.router.roster, self.catalog), self.on_demand()
 
+    def is_loading(self) -> bool:
+        """Whether a model is being loaded or unloaded."""
+        return bool(self.catalog.busy)
+
     def on_demand(self) -> frozenset[ModelKey]:
         """Return the models that wait for their first request, or had it."""
         return frozenset(self.residents.models)

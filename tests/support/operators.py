@@ -120,6 +120,17 @@ class Served:
         return self.process.wait(within)
 
 
+def ended(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    """End a process, and wait for that; one that does not end in time is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait(10)
+
+
 @contextmanager
 def serving(
     folder: Path,
@@ -149,10 +160,4 @@ def serving(
         try:
             yield Served(process, folder)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait(10)
+            ended(process)

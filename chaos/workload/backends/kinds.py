@@ -51,8 +51,6 @@ BACKENDS: Final[Mapping[str, Backend]] = {
 }
 """By kind. `library` is a backend in C, and `family` one in Python; a poison of `family` is an action."""
 
-TENSORRT: Final = "needs a GPU"
-
 
 def harmed_by(poison: str) -> tuple[str, ...]:
     """Return the kinds that a poison harms."""
@@ -73,4 +71,4 @@ def left_out(tensorflow: str) -> dict[str, str]:
         missing["tensorflow"] = "--tensorflow names no environment that has it"
     if not c_compiler(os.environ):
         missing["library"] = "there is no C compiler"
-    return {**missing, "tensorrt": TENSORRT}
+    return {**missing, "tensorrt": "needs a GPU"}

@@ -11,6 +11,7 @@ from typing import Final
 
 from actors.values.datatypes import DataType
 from actors.values.specs import ModelSpec, SequenceBatching
+from engine.settings.listening import host_port
 
 _MOST_ELEMENTS: Final = 16
 _ANYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # what a listener was given, not where we listen
@@ -31,7 +32,7 @@ class Address:
     def place(self) -> str:
         """The host and the port, as a client on this machine reaches them."""
         host = "127.0.0.1" if self.host in _ANYWHERE else self.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return host_port(host, self.port)
 
     @property
     def url(self) -> str:

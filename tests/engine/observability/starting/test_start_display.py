@@ -262,7 +262,8 @@ class TestOnATerminal:
             log = structlog.get_logger()
             now = {"known": (steps[0], LAZY)}
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(display.run, lambda: now["known"])
+                loading = lambda: any(each.progress is not None for each in now["known"][0])  # noqa: E731
+                nursery.start_soon(display.run, lambda: now["known"], loading)
                 for step in steps:
                     now["known"] = (step, LAZY)
                     log.info(Event.MODEL_LOADING, model="slow", version=1)
