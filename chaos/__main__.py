@@ -99,11 +99,12 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
     from chaos.flags import EXCLUSIONS, MODES, chosen, mode_of
     from chaos.plan import LONG_SHARES, SHARES, plan
     from chaos.runner import Setting
+    from chaos.workload.backends.kinds import BACKENDS, left_out
 
     options = parser.parse_args(words)
     mode = MODES[options.mode] if options.mode else mode_of(options.seed)
     try:
-        catalogue = chosen(mode, options.only)
+        catalogue = chosen(mode, options.only, backends=options.backends)
         what = plan(
             seed=options.seed,
             minutes=options.minutes,
@@ -116,6 +117,8 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
     except ValueError as error:
         parser.error(str(error))
     folder = options.folder.absolute() if options.folder else Path(tempfile.mkdtemp(prefix="chaos-run-"))
+    tensorflow = str(options.tensorflow.absolute()) if options.tensorflow else ""
+    missing = left_out(tensorflow)
     setting = Setting(
         folder=folder,
         catalogue=catalogue,
@@ -123,11 +126,16 @@ def _planned_and_done(parser: argparse.ArgumentParser, words: Sequence[str], *, 
         writes_traces=mode.writes_traces,
         command=shlex.join([*parser.prog.split(), *_without_places(words)]),
         end=not options.no_endings,
+        backends=[each for each in BACKENDS if options.backends and each not in missing],
+        tensorflow=tensorflow,
     )
     tell = (lambda _: None) if options.quiet else _teller()
     tell(
         f"-- {options.minutes:g} minutes, seed {options.seed}, {len(what.faults)} faults; the record: {folder}"
     )
+    if options.backends:
+        without = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        tell(f"-- backends: {', '.join(setting.backends)}; left out: {without}")
     failure = _carried_out(what, setting, tell)
     if failure:
         sys.stderr.write(f"error: {failure}\nthe record so far: {folder}\n")
@@ -250,7 +258,7 @@ def _faults(words: Sequence[str]) -> int:
         print("| fault | lasts | what must be seen | in mode |\n|---|---|---|---|")
     for name, fault in EVERY_FAULT.items():
         modes = [mode.name for mode in MODES.values() if name in mode.catalogue]
-        where = "both" if len(modes) == len(MODES) else modes[0]
+        where = "both" if len(modes) == len(MODES) else "".join(modes) or "`--backends`"
         if options.markdown:
             print(
                 f"| `{name}` | {f'{fault.lasts:g} s' if fault.lasts else 'a blow'} | {fault.expected} | {where} |"
@@ -280,6 +288,14 @@ def _add_load(parser: argparse.ArgumentParser, *, minutes: float, faults: float,
     )
     parser.add_argument(
         "--folder", type=Path, help="where the record is kept (default: a new temporary folder)"
+    )
+    parser.add_argument(
+        "--backends",
+        action="store_true",
+        help="have one model of each backend that is installed, too, and the faults of workers",
+    )
+    parser.add_argument(
+        "--tensorflow", type=Path, metavar="FOLDER", help="an environment with TensorFlow, for --backends"
     )
     parser.add_argument("--only", nargs="+", default=(), metavar="FAULT", help="these faults and no others")
     parser.add_argument(

@@ -10,7 +10,7 @@ from chaos.faults import actors, certificates, collector, control, machine, repo
 from chaos.faults.base import Fault
 from chaos.faults.network import clients, crowds, streams
 from chaos.faults.regions import harms
-from chaos.faults.workers import deeds, hangs, languages, signals, starts
+from chaos.faults.workers import backends, deeds, hangs, languages, signals, starts
 
 
 def catalogue(*families: Iterable[Fault]) -> Mapping[str, Fault]:
@@ -55,8 +55,13 @@ EXPLICIT: Final = Mode(
 
 MODES: Final[Mapping[str, Mode]] = {mode.name: mode for mode in (POLL, EXPLICIT)}
 
-EVERY_FAULT: Final[Mapping[str, Fault]] = {**POLL.catalogue, **EXPLICIT.catalogue}
-"""The faults of all modes, by name."""
+BACKENDS: Final = catalogue(
+    *(signals.FAULTS, deeds.FAULTS, starts.FAULTS, hangs.FAULTS, languages.FAULTS, backends.FAULTS)
+)
+"""The faults of a run with one model of each backend, in any mode: those of workers."""
+
+EVERY_FAULT: Final[Mapping[str, Fault]] = {**POLL.catalogue, **EXPLICIT.catalogue, **BACKENDS}
+"""The faults of all runs, by name."""
 
 
 def mode_of(seed: int) -> Mode:
@@ -64,17 +69,19 @@ def mode_of(seed: int) -> Mode:
     return POLL if seed % 2 else EXPLICIT
 
 
-def chosen(mode: Mode, only: Collection[str]) -> Mapping[str, Fault]:
-    """Return the faults of a mode, or `only` some.
+def chosen(mode: Mode, only: Collection[str], *, backends: bool = False) -> Mapping[str, Fault]:
+    """Return the faults of a mode, or `only` some; or of a run with one model of each backend.
 
     Raises ValueError for a name that is not one of its faults.
     """
-    strangers = sorted(set(only) - mode.catalogue.keys())
+    there = BACKENDS if backends else mode.catalogue
+    strangers = sorted(set(only) - there.keys())
     if strangers:
+        where = "with --backends" if backends else f"in {mode.name} mode"
         raise ValueError(
-            f"no such fault of a server in {mode.name} mode: {', '.join(strangers)}; `python -m chaos faults` lists them"
+            f"no such fault of a server {where}: {', '.join(strangers)}; `python -m chaos faults` lists them"
         )
-    return {name: fault for name, fault in mode.catalogue.items() if not only or name in only}
+    return {name: fault for name, fault in there.items() if not only or name in only}
 
 
 _ALONE: Final = ("server_stopped", "disk_full")
@@ -83,7 +90,8 @@ _HOLDS_CONNECTIONS: Final = [
     each.name for each in (*clients.FAULTS, *crowds.FAULTS, *streams.FAULTS, *harms.FAULTS)
 ]
 _TAKES_ALL: Final = frozenset(name for name in EVERY_FAULT if name.endswith("supervisor_crash")) | {
-    "all_workers_sigkill"
+    "all_workers_sigkill",
+    "backend_all_workers_sigkill",
 }
 _HAS_GUESTS: Final = [each.name for each in (*hangs.FAULTS, *streams.FAULTS, *harms.FAULTS)]
 

@@ -23,7 +23,7 @@ import trio
 
 from chaos import endings
 from chaos.clients.clients import PATIENCE, Clients, open_clients
-from chaos.clients.mix import ORDINARY, OVERLOAD, arrivals
+from chaos.clients.mix import EACH_BACKEND, ORDINARY, OVERLOAD, Kind, arrivals
 from chaos.clients.tales import TaleClients
 from chaos.conductor import Conductor
 from chaos.faults.base import Fault, Stage
@@ -40,6 +40,7 @@ from chaos.subject.sabotage import SabotageClient
 from chaos.subject.server import Server, ServerFailed
 from chaos.wires.http import Broken
 from chaos.workload.answers import TALE
+from chaos.workload.backends.writing import write_backends
 from chaos.workload.control import Control
 from chaos.workload.repository import INSTANCES, SLOW_CAPACITY, write_model, write_repository
 
@@ -65,6 +66,14 @@ class Setting:
     writes_traces: bool = False  # to a file, and exports none
     command: str  # that a reader can repeat
     end: bool = True  # with the ways to end a server
+    # The kinds of `chaos.workload.backends` that are there beside the reference repository.
+    backends: Sequence[str] = ()
+    tensorflow: str = ""  # the directory of an environment that has it
+
+    @property
+    def load(self) -> Sequence[Kind]:
+        """What clients ask in all phases."""
+        return (*ORDINARY, *(Kind(model=each, weight=EACH_BACKEND) for each in self.backends))
 
 
 class FolderTaken(Exception):
@@ -83,6 +92,13 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_repository(folder / "models", run=folder)
+    write_backends(
+        folder / "models",
+        setting.backends,
+        run=folder,
+        backends=folder / "backends",
+        tensorflow=setting.tensorflow,
+    )
     tales.write_model(folder / "models", TALE, pace=_PACE, instances=INSTANCES)
     with ExitStack() as stack:
         history = stack.enter_context(History(folder / "history.jsonl"))
@@ -93,7 +109,9 @@ async def run(plan: Plan, setting: Setting, tell: Tell) -> None:
         flags = [*traces, *(certificates.flags if certificates else ())]
         async with _serving(setting, sockets / "1", *flags) as (server, sabotage):
             server.trust = certificates.trust if certificates else None
-            async with open_clients(history, server.http_port, server.grpc_port, seed=plan.seed) as clients:
+            async with open_clients(
+                history, server.http_port, server.grpc_port, kinds=setting.load, seed=plan.seed
+            ) as clients:
                 stage = Stage(
                     server=server,
                     sabotage=sabotage,
@@ -117,7 +135,14 @@ async def _serving(
 ) -> AsyncIterator[tuple[Server, SabotageClient]]:
     """Have a server around the block; nothing of it is left afterwards. Raises ServerFailed."""
     folder = setting.folder
-    flags = (*setting.flags, "--log-requests=true", "--openai-port=0", SHARED_MEMORY, *more)
+    flags = (
+        *setting.flags,
+        f"--backend-directory={folder / 'backends'}",
+        "--log-requests=true",
+        "--openai-port=0",
+        SHARED_MEMORY,
+        *more,
+    )
     server = Server.start(folder / "models", folder / "server", *flags, sabotage=sabotage)
     try:
         await server.wait_ready()
@@ -142,14 +167,14 @@ async def _phases(
             beside.start_soon(_take_samples, server, clients, samples)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(conductor.run, plan, began)
-                nursery.start_soon(_load, plan, clients, began)
+                nursery.start_soon(_load, plan, setting.load, clients, began)
                 nursery.start_soon(_overload, plan, clients, began)
                 nursery.start_soon(_tell, plan, server, clients, began)
             beside.cancel_scope.cancel()
 
 
-async def _load(plan: Plan, clients: Clients, began: float) -> None:
-    users = arrivals(ORDINARY, plan.rate, plan.seed)
+async def _load(plan: Plan, kinds: Sequence[Kind], clients: Clients, began: float) -> None:
+    users = arrivals(kinds, plan.rate, plan.seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(clients.last, begin=began, until=began + plan.seconds))
         await clients.load(users, begin=began, until=began + plan.seconds)

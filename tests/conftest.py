@@ -6,6 +6,7 @@
   `python -m tests.long` runs them, with thousands of seeds and examples.
 """
 
+import gc
 import os
 import sys
 
@@ -38,6 +39,17 @@ def pytest_configure():
     wanted = os.environ.get("TRITIUM_TESTS_CORE", CORE.name)
     if wanted != CORE.name:
         raise pytest.UsageError(f"TRITIUM_TESTS_CORE asks for the core `{wanted}`, but this is {CORE}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep tests from being looked at as garbage: there are 20,000, and they stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header():

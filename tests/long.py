@@ -33,6 +33,10 @@ LANGUAGES: Final = (
 VLLM_ENGINE: Final = "tests/engine/worker/language/test_vllm_engine.py"
 OF_TENSORFLOW: Final = "tests/engine/worker/backends/tensorflow"
 SERVED_BY_TENSORFLOW: Final = "tests/conformance/test_tensorflow_models.py"
+EVERY_BACKEND: Final = (
+    "tests/conformance/test_every_backend.py",
+    "tests/conformance/test_damaged_models.py",
+)
 _ELSEWHERE: Final = (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW)
 
 
@@ -115,6 +119,7 @@ PARTS: Final = {
                 *("--quiet", "-m", "long or not long", "--numprocesses=0", OF_TENSORFLOW),
             ),
             (*PYTEST, "-m", "long", "--numprocesses=0", SERVED_BY_TENSORFLOW),
+            (*PYTEST, "-m", "long or not long", "--numprocesses=0", "-k", "tensorflow", *EVERY_BACKEND),
         ),
         environments=(TENSORFLOW,),
     ),

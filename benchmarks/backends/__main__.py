@@ -157,7 +157,7 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("backends", nargs="*", default=list(FRAMEWORKS), metavar="BACKEND")
-    parser.add_argument("--rows", type=int, default=64, help="rows of an inference")
+    parser.add_argument("--rows", type=int, default=128, help="rows of an inference")
     parser.add_argument("--count", type=int, default=300, help="inferences of a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)

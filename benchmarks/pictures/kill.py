@@ -85,7 +85,7 @@ def _killed(subject: Subject, log: Path) -> tuple[int, float]:
         each.pid == pid and each.end is None and len(each.numbers) >= _ENOUGH for each in executions(log)
     ):
         time.sleep(0.001)
-    time.sleep(_WORK / 3)
+    time.sleep(_WORK * 0.6)
     at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return pid, at

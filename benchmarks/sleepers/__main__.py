@@ -8,8 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,10 +16,9 @@ from typing import Final
 
 import httpx
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, server, tree
 from benchmarks.terminal import Terminal
 from examples.llm.tiny_model import make
 
@@ -86,20 +84,6 @@ def _write_repository(models: Path, weights: Path, level: int) -> None:
         (version / "model.json").write_text(json.dumps(told))
 
 
-@contextmanager
-def _served(models: Path, weights: Path, limit: int) -> Iterator[tuple[int, int]]:
-    """Serve the models; yields the ports of the OpenAI API and of the metrics."""
-    http, openai, metrics = free_ports(3)
-    command = [sys.executable, "-m", "engine", "serve", f"--model-repository={models}"]
-    command += ["--http-address=127.0.0.1", f"--http-port={http}", f"--openai-port={openai}"]
-    command += ["--allow-grpc=false", f"--metrics-port={metrics}", f"--resident-memory-limit={limit}"]
-    command += [f"--backend-config=transformers,folders={weights}"]
-    log = models.with_suffix(".log")
-    with running(command, cwd=CHECKOUT, log=log) as child:
-        wait_ready(Subject(label="server", host="127.0.0.1", port=http, pid=child.pid), child, log)
-        yield openai, metrics
-
-
 def _ask(port: int, model: str) -> str:
     body = {
         "model": model,
@@ -113,21 +97,18 @@ def _ask(port: int, model: str) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def _largest(port: int) -> int:
+def _largest(subject: Subject) -> int:
     """The most bytes that a model takes now."""
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
-    return int(
-        max(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == "tritium_model_resident_bytes"
-        )
-    )
+    (services,) = (each for each in tree(subject)["children"] if each["name"] == "services")
+    (residency,) = (each for each in services["children"] if each["name"] == "residency")
+    return max(residency["info"]["models"].values())
 
 
 def _take_turns(models: Path, weights: Path, *, limit: int, turns: int) -> Turns:
-    with _served(models, weights, limit) as (openai, metrics):
+    (openai,) = free_ports(1)
+    options = [f"--openai-port={openai}", f"--resident-memory-limit={limit}"]
+    options += [f"--backend-config=transformers,folders={weights}"]
+    with server("server", CHECKOUT, models, models.parent, options) as subject:
         texts = {name: _ask(openai, name) for name in _MODELS}
         seconds = []
         for name in _MODELS * turns:
@@ -136,7 +117,7 @@ def _take_turns(models: Path, weights: Path, *, limit: int, turns: int) -> Turns
             seconds.append(time.monotonic() - began)
             if text != texts[name]:
                 raise WrongText(f"{name}: {text!r} in place of {texts[name]!r}")
-        return Turns(seconds=tuple(seconds), resident=_largest(metrics))
+        return Turns(seconds=tuple(seconds), resident=_largest(subject))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

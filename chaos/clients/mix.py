@@ -122,5 +122,8 @@ ORDINARY: Final[Sequence[Kind]] = (
 )
 """The load of all phases, over the reference workload."""
 
+EACH_BACKEND: Final = 25.0
+"""The weight of the requests to one model of another backend, beside those of `ORDINARY`."""
+
 OVERLOAD: Final[Sequence[Kind]] = (Kind(model="slow"),)
 """The load that is added in the overload phase."""

@@ -18,6 +18,7 @@ from actors.values.events import Event
 from chaos.faults.base import NoTarget, Stage
 from chaos.record.records import Excuse, LogExpected
 from chaos.subject.server import Node, serving
+from chaos.workload.backends.kinds import BACKENDS
 from chaos.workload.control import journal_folder
 from chaos.workload.repository import INSTANCES
 
@@ -27,7 +28,14 @@ PYTHON: Final = ("echo", "slow", "batching", "counter", "stream")
 PURE: Final = ("add_sub",)
 """Models whose executions are run again, so that no client hears of a worker's death."""
 
-_BATCH: Final[Mapping[str, int]] = {"batching": 8, "add_sub": 8, "counter": 4, "stream": 4}
+_RUN_AGAIN: Final = {*PURE, *(kind for kind in BACKENDS if kind != "family")}
+
+_BATCH: Final[Mapping[str, int]] = {
+    "batching": 8,
+    "counter": 4,
+    "stream": 4,
+    **dict.fromkeys(_RUN_AGAIN, 8),
+}
 """By model, the requests that a worker may have in hand at once, if that is more than one.
 
 These are the rows of a batch; slots, each with a sequence that is lost with the worker; and for `stream`,
@@ -85,7 +93,7 @@ def lost_with_workers(model: str, workers: int = 1) -> tuple[Excuse, ...]:
     For a pure model that is nothing, else what the workers were executing. A sequence is lost with the worker
     that had it; its client hears of that in the answer to its next step.
     """
-    if model in PURE:
+    if model in _RUN_AGAIN:
         return ()
     most = workers * under_way(model)
     if model == "counter":

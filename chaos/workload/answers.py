@@ -11,10 +11,13 @@ A model's *kind* is its name up to the first `-`: `echo-churned` is made and ans
     | `pipeline`     | VALUE = v, B = 7 | the same: `echo`, and its answer to `add_sub`        |
     | `stream`       | VALUE, PARTS     | v, v + 1, … : one a part                             |
     | `tale`         | a prompt         | the text of `Asked(PARTS, v)`, as code points        |
+    | `family`       | VALUE            | v                                                    |
+    | `fil`          | the bits of v    | v                                                    |
 
-All but `tale`, which is a language model (`chaos.languages`), are INT32, of shape [1, 1], or [1] for
-`stream`. Each Python model among these has an optional input POISON, a string of the same shape, which is one
-of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
+The models of other backends (`chaos.workload.backends`) are asked and answer as `add_sub`. All but `tale`,
+which is a language model (`chaos.languages`), and `fil`, whose numbers are FP32, are INT32, of shape [1, 1],
+or [1] for `stream`. Each Python model among these has an optional input POISON, a string of the same shape,
+which is one of `chaos.workload.actions.ACTIONS`; of the pipeline it goes to `echo`.
 """
 
 from __future__ import annotations
@@ -35,14 +38,26 @@ ADDEND: Final = 7  # what `add_sub` is given beside the value
 # The bound of all values, either way: sums of a sequence of 2,000 still fit.
 LARGEST: Final = 1_000_000
 
+BITS: Final = 20  # of a number as `fil` is given it
+
+REFERENCE: Final = ("echo", "slow", "batching", "counter", "stream", "add_sub", "pipeline")
+"""The kinds of which every run has a model."""
+
+ADDERS: Final = ("add_sub", "exported", "torchscript", "openvino", "tensorflow", "library")
+"""The kinds that are asked and answer as `add_sub` does."""
+
+_SUMS: Final = ("SUM", "DIFFERENCE", "REMAINDER")
+
 OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "echo": ("ANSWER",),
     "slow": ("ANSWER",),
     "batching": ("ANSWER",),
     "counter": ("ANSWER",),
     "stream": ("ANSWER",),
-    "add_sub": ("SUM", "DIFFERENCE", "REMAINDER"),
-    "pipeline": ("SUM", "DIFFERENCE", "REMAINDER"),
+    "pipeline": _SUMS,
+    "family": ("ANSWER",),
+    "fil": ("output__0",),
+    **dict.fromkeys(ADDERS, _SUMS),
 }
 """By kind, the outputs in the order in which `values` reads them."""
 
@@ -53,7 +68,7 @@ DIVISORS: Final[Mapping[str, int]] = {
     "fpe": -1,
     "hang": -2,  # the model begins a loop without an end, in native code
 }
-"""B by which `add_sub` comes to harm, because it has no other poison.
+"""B by which one of `ADDERS` comes to harm, because it has no other poison.
 
 A is the value, so that no two of these requests look alike.
 """
@@ -76,8 +91,10 @@ def inputs(invoke: Invoke) -> dict[str, Tensor]:
     if abs(invoke.value) > LARGEST:
         raise ValueError(f"a value of {invoke.value}: at most {LARGEST} either way")
     kind = kind_of(invoke.model)
-    if kind == "add_sub":
-        return {"A": _number(kind, invoke.value), "B": _number(kind, _divisor(invoke.poison))}
+    if kind in ADDERS:
+        return {"A": _number(kind, invoke.value), "B": _number(kind, _divisor(kind, invoke.poison))}
+    if kind == "fil":
+        return {"input__0": _bits(invoke.value)}
     given = {"VALUE": _number(kind, invoke.value)}
     if kind == "pipeline":
         given["B"] = _number(kind, ADDEND)
@@ -97,9 +114,10 @@ def expected(invoke: Invoke, earlier: Sequence[Invoke] = ()) -> Sequence[int]:
     value = invoke.value
     if invoke.model == TALE:
         return tuple(map(ord, Asked(invoke.parts, value).text()))
-    match kind_of(invoke.model):
-        case "add_sub" | "pipeline":
-            return value + ADDEND, value - ADDEND, value % ADDEND
+    kind = kind_of(invoke.model)
+    if kind == "pipeline" or kind in ADDERS:
+        return value + ADDEND, value - ADDEND, value % ADDEND
+    match kind:
         case "batching":
             return (3 * value + 1,)
         case "counter":
@@ -120,11 +138,16 @@ def values(model: str, outputs: Mapping[str, Tensor]) -> Sequence[int]:
     return tuple(int(each) for array in named for each in np.ravel(array))
 
 
-def _divisor(poison: str) -> int:
+def _bits(value: int) -> Tensor:
+    """The lowest bit first."""
+    return np.array([[value >> bit & 1 for bit in range(BITS)]], np.float32)
+
+
+def _divisor(kind: str, poison: str) -> int:
     if not poison:
         return ADDEND
     if poison not in DIVISORS:
-        raise ValueError(f"add_sub can't be made to '{poison}', only to {', '.join(DIVISORS)}")
+        raise ValueError(f"{kind} can't be made to '{poison}', only to {', '.join(DIVISORS)}")
     return DIVISORS[poison]
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from chaos.workload.answers import OUTPUTS, kind_of
+from chaos.workload.answers import ADDERS, BITS, REFERENCE, kind_of
+from chaos.workload.backends.kinds import BACKENDS
 from chaos.workload.control import control_folder, journal_folder
 from chaos.workload.onnx_model import add_sub
 
@@ -25,6 +26,7 @@ BESIDE: Final = ("conduct.py", "deeds.py", "journal.py")
 INSTANCES: Final = 2
 EXECUTION_TIMEOUT: Final = 2.0  # seconds
 LOAD_TIMEOUT: Final = 10.0  # seconds
+FRAMEWORK_TIMEOUT: Final = 60.0  # seconds, in which a framework is imported on a busy machine
 # MiB; a worker takes 20, and the rest is soon filled, on a busy machine too.
 MEMORY_LIMIT: Final = 96
 SLOW_CAPACITY: Final = INSTANCES / 0.020  # requests a second that `slow` can answer
@@ -65,6 +67,7 @@ sequence_batching {
 
 _SCHEDULES: Final[Mapping[str, str]] = {
     "echo": "max_batch_size: 0\n",
+    "family": "max_batch_size: 0\n",
     "slow": _QUEUE,
     "batching": _BATCHES,
     "counter": _SEQUENCES,
@@ -102,8 +105,7 @@ ensemble_scheduling { step [
 ] }
 """
 
-_ADD_SUB: Final = f"""backend: "onnxruntime"
-{_BATCHES}
+_ADD_SUB: Final = f"""{_BATCHES}
 input [
   {{ name: "A" data_type: TYPE_INT32 dims: [ 1 ] }},
   {{ name: "B" data_type: TYPE_INT32 dims: [ 1 ] }}
@@ -116,8 +118,17 @@ output [
 {_WORKERS}
 """
 
+_FOREST: Final = f"""{_BATCHES}
+input [ {{ name: "input__0" data_type: TYPE_FP32 dims: [ {BITS} ] }} ]
+output [ {{ name: "output__0" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+parameters {{ key: "model_type" value {{ string_value: "treelite_checkpoint" }} }}
+parameters {{ key: "is_classifier" value {{ string_value: "false" }} }}
+parameters {{ key: "tritium.fil.compile" value {{ string_value: "off" }} }}
+{_WORKERS}
+"""
 
-def write_repository(folder: Path, *, run: Path, models: Iterable[str] = tuple(OUTPUTS)) -> None:
+
+def write_repository(folder: Path, *, run: Path, models: Iterable[str] = REFERENCE) -> None:
     """Write these models, all unless said otherwise, and make the run's folders for them.
 
     `folder` may exist. Raises ValueError for a model that is not a copy of one of the reference,
@@ -143,7 +154,7 @@ def write_model(folder: Path, model: str, *, run: Path, timeout: float | None = 
     (directory / "config.pbtxt").write_text(configuration(model, kind, run, timeout))
     if kind == "add_sub":
         (version / "model.onnx").write_bytes(add_sub())
-    elif kind in _SCHEDULES:
+    elif kind in _SCHEDULES and kind not in BACKENDS:
         for name in BESIDE:
             shutil.copyfile(SOURCES / name, version / name)
         shutil.copyfile(SOURCES / f"{kind}.py", version / "model.py")
@@ -159,13 +170,22 @@ def configuration(model: str, kind: str, run: Path, timeout: float | None) -> st
     if kind == "pipeline":
         return head + _PIPELINE
     if kind == "add_sub":
-        return head + _ADD_SUB + _parameters(limits)
+        return head + 'backend: "onnxruntime"\n' + _ADD_SUB + _parameters(limits)
+    if kind in BACKENDS:
+        head += f'backend: "{BACKENDS[kind].backend}"\n{BACKENDS[kind].more}'
+        limits["tritium.load_timeout"] = FRAMEWORK_TIMEOUT
+    if kind == "fil":
+        return head + _FOREST + _parameters(limits)
+    if kind in ADDERS:
+        return head + _ADD_SUB + _parameters({**limits, "tritium.retry": "always"})
     told = {**limits, "tritium.memory_limit_mb": MEMORY_LIMIT, "chaos.run": run.resolve()}
-    return f'{head}backend: "python"\n{_SCHEDULES[kind]}{_ports(kind)}{_WORKERS}\n{_parameters(told)}'
+    if kind not in BACKENDS:
+        head += 'backend: "python"\n'
+    return f"{head}{_SCHEDULES[kind]}{_ports(kind)}{_WORKERS}\n{_parameters(told)}"
 
 
 def _ports(kind: str) -> str:
-    dims = "[ -1, 1 ]" if kind == "echo" else "[ 1 ]"
+    dims = "[ -1, 1 ]" if kind in ("echo", "family") else "[ 1 ]"
     numbers = ("VALUE", "PARTS") if kind == "stream" else ("VALUE",)
     declared = [f'{{ name: "{name}" data_type: TYPE_INT32 dims: {dims} }}' for name in numbers]
     declared.append(f'{{ name: "POISON" data_type: TYPE_STRING dims: {dims} optional: true }}')

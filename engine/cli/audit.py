@@ -16,6 +16,7 @@ from engine.cli.periods import add_period, period
 from engine.observability.reading.reading import STDIN, LogUnreadable, open_log
 from engine.observability.reading.selecting import NoTime
 from engine.observability.text import aligned
+from engine.settings.forms import size_text
 
 _DESCRIPTION: Final = """\
 Show what an audit log says: who changed what is served, from where, and with which outcome; who
@@ -158,7 +159,7 @@ def _shown(value: object) -> str:
 
 def _size(value: object) -> str:
     size = value.get("bytes") if isinstance(value, dict) else None
-    return json.dumps(value) if size is None else f"{size} bytes"
+    return json.dumps(value) if size is None else size_text(size)
 
 
 def _cell(text: str) -> str:

@@ -277,8 +277,12 @@ def watch(
 
 
 def _write(ask: Callable[[], Any], interval: float, plain: Callable[[Any], str]) -> None:
+    waiting = ""
     for document in _rounds(ask, interval):
-        sys.stdout.write(_waiting(document) if isinstance(document, ServerUnavailable) else plain(document))
+        before, waiting = waiting, _waiting(document) if isinstance(document, ServerUnavailable) else ""
+        if waiting and waiting == before:
+            continue
+        sys.stdout.write(waiting or plain(document))
         sys.stdout.flush()
 
 

@@ -71,7 +71,7 @@ def _convert(source: Path, target: Path) -> None:
     missing = [package for package in _NEEDED if is_missing(package)]
     if missing:
         names = ", ".join("scikit-learn" if package == "sklearn" else package for package in missing)
-        raise _Failed(f"not installed: {names}; `pip install scikit-learn` and {how_to_install('fil')}")
+        raise _Failed(f"not installed: {names}; pip install scikit-learn && {how_to_install('fil')}")
     if not source.is_file():
         raise _Failed(f"{printable(str(source))} is no file: name the pickle of a forest")
     sys.stderr.write(f"loading {printable(str(source))}: this runs the code that is in it\n")

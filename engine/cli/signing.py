@@ -23,6 +23,7 @@ from engine.provenance.trust import sign as signature_of
 from engine.repository.advice import is_model
 from engine.repository.signed import Refused, digests_of
 from engine.repository.signed import verify as verify_model
+from engine.settings.forms import size_text
 
 _SIGN: Final = """\
 Write SHA256SUMS, which lists every file of a model's folder with its digest, and SHA256SUMS.sig, the
@@ -236,7 +237,9 @@ def _told(path: Path, keys: TrustedFiles) -> bool:
         sys.stdout.write(f"{name}: can't be read: {error.strerror or error}\n")
         return False
     size, count = checked.nbytes, len(checked.listed)
-    sys.stdout.write(f"{name}: signed with the key {checked.key.key.name}, {count} files, {size} bytes\n")
+    sys.stdout.write(
+        f"{name}: signed with the key {checked.key.key.name}, {count} files, {size_text(size)}\n"
+    )
     return True
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from engine.config.complete import ENSEMBLE
 from engine.config.rules.ensembles import ensemble
 from engine.config.rules.finding import escapes
-from engine.config.rules.foreign import elsewhere
+from engine.config.rules.foreign import elsewhere, misnamed, of_ones_own
 from engine.config.rules.instances import instance_groups, model_metrics, warmup
 from engine.config.rules.language import language
 from engine.config.rules.scheduling import dynamic_batching, sequence_batching
@@ -45,6 +45,7 @@ _BACKEND_ALIASES: Final[Mapping[str, str]] = {
     "torch": "pytorch",
     "libtorch": "pytorch",
     "torchscript": "pytorch",
+    **dict.fromkeys(("xgboost", "lightgbm", "treelite", "sklearn", "cuml"), "fil"),
 }
 _BACKEND_DIRECTORY: Final = "/opt/tritonserver/backends"  # where Triton looks unless it is told otherwise
 
@@ -115,7 +116,7 @@ def _platform_hint(platform: str, backends: Mapping[str, BackendTraits]) -> str:
     if platform in backends or platform in _PLATFORMS:
         return f'that is a backend: write backend: "{platform}"'
     known = [ENSEMBLE, *(name for names in _PLATFORMS.values() for name in names)]
-    hint = "" if platform in known else did_you_mean(platform, known)
+    hint = "" if platform in known else elsewhere(platform) or did_you_mean(platform, known)
     return hint or "name the 'backend'"
 
 
@@ -163,10 +164,13 @@ def _backend_hint(name: str, backends: Mapping[str, BackendTraits]) -> str:
         return f"did you mean '{meant}'?"
     if platform_of:
         return f"that is a platform; its backend is '{platform_of[0]}'"
+    here = f"backends here: {', '.join(sorted(backends)) or 'none'}"
+    own = of_ones_own(name)
     return (
         elsewhere(name)
+        or misnamed(name)
         or did_you_mean(name, backends)
-        or f"backends here: {', '.join(sorted(backends)) or 'none'}"
+        or (f"{here}; {own}" if own else here)
     )
 
 

@@ -22,6 +22,11 @@ _COMMAND: Final = "hypercorn"
 # It makes status 138 for a shell, and `status=10/USR1` for systemd.
 _SIGNAL: Final = signal.SIGUSR1
 
+_NO_STATUS: Final = (
+    "warning: as process 1, hypercorn ends with status 0 though it failed. With --workers 0, or under an"
+    " init process (docker run --init), its status tells the failure\n"
+)
+
 
 def under_hypercorn() -> bool:
     """Whether the command `hypercorn` is this process, or started it."""
@@ -37,13 +42,16 @@ def end(message: str = "", *, alone: bool = True) -> NoReturn:
     """Say in a line why nothing is served, and end this process with status 1, and hypercorn with it.
 
     Where this worker process is not `alone`, hypercorn ends the others itself, and may end with status 0. As
-    process 1 of a container it ends with 0, too: the kernel keeps signals from it.
+    process 1 of a container it ends with 0, too: the kernel keeps signals from it. Then what helps is told.
     """
     sys.stdout.flush()
     if message:
         sys.stderr.write(f"error: {message}\n")
+    works_for_hypercorn = alone and _master() != os.getpid() and under_hypercorn()
+    if works_for_hypercorn and _master() == 1:
+        sys.stderr.write(_NO_STATUS)
     sys.stderr.flush()
-    if alone and _master() != os.getpid() and under_hypercorn():
+    if works_for_hypercorn and _master() != 1:
         _remove_semaphores()
         with suppress(OSError):
             os.kill(_master(), _SIGNAL)

@@ -66,12 +66,16 @@ class Announcer:
             not_loaded=len(loaded.entries) - len(attempted),
         )
 
-    def failed(self, why: str, bug: BaseException | None = None) -> None:
-        """Say why the server can't start, or can't go on; `bug` brings its traceback."""
+    def failed(self, why: str, bug: BaseException | None = None, *, hint: str = "") -> None:
+        """Say why the server can't start, or can't go on; `bug` brings its traceback.
+
+        `hint` says what would have worked.
+        """
         if self._json or self._file or bug is not None:
-            self._log(Event.SERVER_FAILED, level="error", error=why, exc_info=bug)
+            told = {"hint": hint} if hint else {}
+            self._log(Event.SERVER_FAILED, level="error", error=why, exc_info=bug, **told)
         if not self._json or self._file:
-            sys.stderr.write(f"error: {why}\n")
+            sys.stderr.write(f"error: {why}\n" + (f"{hint}\n" if hint else ""))
 
     def last_words(self, text: str) -> None:
         """Say why the process ends at once, where Triton has a sentence for it."""

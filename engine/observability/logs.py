@@ -288,11 +288,8 @@ def _not_told_otherwise(sink: LogSink) -> Processor:
     """Leave out what a terminal shows at the start in a better way; problems of a load that goes on stay."""
 
     def drop_what_is_told(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-        if (
-            sink.tells_loads
-            and event["event"] in _OF_STARTS
-            and not (event.get("warning") or event.get("error"))
-        ):
+        bad = event.get("warning") or event.get("error") or event.get("ready") is False
+        if sink.tells_loads and event["event"] in _OF_STARTS and not bad:
             raise structlog.DropEvent
         return event
 
@@ -414,6 +411,7 @@ _OF_STARTS: Final = frozenset(
         Event.WORKER_LOADING.value,
         Event.WORKER_READY.value,
         Event.WORKER_EXITED.value,
+        Event.READINESS_CHANGED.value,
     }
 )
 """Events that the lines about a start on its terminal stand for."""

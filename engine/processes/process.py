@@ -11,12 +11,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from actors.seams.threads import in_thread
 from actors.supervision.context import ChildContext
+
+E = TypeVar("E", bound=BaseException)
 
 
 def allow_many_files() -> None:
@@ -52,9 +54,9 @@ def end_where_threads_are_stuck(status: int) -> None:
         os._exit(status)
 
 
-def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def leaves(group: BaseExceptionGroup[E]) -> list[E]:
     """Return the exceptions in a group, however deep: each is one thing to tell the operator."""
-    found: list[BaseException] = []
+    found: list[E] = []
     for error in group.exceptions:
         found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found

@@ -127,7 +127,7 @@ class HostedTree:
                 running.log(Event.SERVER_OPENED, **openness(running.settled(), http=False))
                 started()
                 if display is not None:
-                    life.start_soon(display.run, running.known)
+                    life.start_soon(display.run, running.known, running.is_loading)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_loading, running, display, life)
                     nursery.start_soon(self._watch_tree, running)
@@ -187,7 +187,7 @@ class HostedTree:
         settle_garbage_collection()
         life.start_soon(collect_garbage)
         if failure := await running.start_failure():
-            self._give_up(failure)
+            self._give_up(str(failure))
 
     async def _watch_tree(self, running: RunningServer) -> None:
         await running.wait_stopped()

@@ -14,6 +14,7 @@ from types import FrameType
 import trio
 
 from actors.seams.bell import Bell
+from actors.seams.threads import in_thread
 from actors.serving.standing import Status
 from actors.values.events import Event, Log
 from engine.observability.announcing import Announcer, hear_python
@@ -65,7 +66,7 @@ def run(settings: Settings, *, beside: Beside = _nothing, machine: Machine | Non
         status = trio.run(_serve, settings, logs, announcer, sink, beside, machine)
     except* (AddressInUse, ServerFailed) as group:
         for failure in leaves(group):
-            announcer.failed(str(failure))
+            announcer.failed(str(failure), hint=failure.hint)
         status = 1
     except* Exception as group:  # noqa: BLE001
         # The process ends because of it, and its last line has to be a line of the log.
@@ -117,7 +118,7 @@ async def _serve(
             log = running.log
             log(Event.SERVER_OPENED, **openness(running.settled()))
             if display is not None:
-                life.start_soon(display.run, running.known)
+                life.start_soon(display.run, running.known, running.is_loading)
             told = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_listen_for_signals, signals, told, log)
@@ -144,19 +145,19 @@ async def _report_start(
     await running.wait_loaded()
     loaded = await running.loaded(took=0.0 if display is None else display.took)
     if display is None:
-        announcer.tables(loaded)
+        await in_thread(announcer.tables, loaded)
     else:
         display.sum_up(loaded)
     settle_garbage_collection()
     life.start_soon(collect_garbage)
     failure = await running.start_failure()
-    if not failure:
+    if failure is None:
         log(Event.SERVER_READY, models=sum(entry.state == Status.READY.value for entry in loaded.entries))
         if display is not None:
             display.end_start()
         return
-    announcer.failed(failure)
-    running.failures.append(failure)
+    announcer.failed(str(failure), hint=failure.hint)
+    running.failures.append(str(failure))
     told.set()
 
 

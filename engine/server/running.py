@@ -39,7 +39,14 @@ _GPUS_WITHIN = 1.0
 
 
 class ServerFailed(Exception):
-    """The server can't start or can't go on. The message is for the operator."""
+    """The server can't start or can't go on. The message is for the operator.
+
+    `hint` says what would have worked, if the message does not.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +106,10 @@ class RunningServer:
         """Return the versions known now with their loads, and the models on demand. Asks no repository."""
         return known(self.router.roster, self.catalog), self.on_demand()
 
+    def is_loading(self) -> bool:
+        """Whether a model is being loaded or unloaded."""
+        return bool(self.catalog.busy)
+
     def on_demand(self) -> frozenset[ModelKey]:
         """Return the models that wait for their first request, or had it."""
         return frozenset(self.residents.models)
@@ -145,14 +156,18 @@ class RunningServer:
         """Wait until every model that is loaded at start is ready or has failed."""
         await self.catalog.finished.wait()
 
-    async def start_failure(self) -> str:
-        """Return why the server ends now that loading is over; nothing if it goes on."""
+    async def start_failure(self) -> ServerFailed | None:
+        """Return why the server ends now that loading is over; None if it goes on."""
         if self.catalog.start_failed and self.settings.exit_on_error:
-            return "creating server: Internal - failed to load all models"
+            return ServerFailed(
+                "creating server: Internal - failed to load all models",
+                hint="--exit-on-error=false serves the models that do load",
+            )
         if self.vertex is None:
-            return ""
+            return None
         configured = self.settings.cloud.vertex.default_model
-        return await choose_default(self.default_model, configured, self.server.repository)
+        failure = await choose_default(self.default_model, configured, self.server.repository)
+        return ServerFailed(failure) if failure else None
 
     async def wait_stopped(self) -> None:
         """Wait until the tree has ended, whatever ended it."""

@@ -19,7 +19,14 @@ BACKLOG: Final = 1024  # as Triton's
 
 
 class AddressInUse(Exception):
-    """A listener's address is taken, or not ours. The message is Triton's if it has one."""
+    """A listener's address is taken, or not ours. The message is Triton's if it has one.
+
+    `hint` says what would have worked, if the message does not.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +54,52 @@ def open_sockets(settings: Settings, *, http: bool = True) -> Iterator[Sockets]:
     with ExitStack() as opened:
 
         def listening(
-            allowed: bool, address: str, port: int, *, reuse_port: bool = False
+            flag: str, allowed: bool, address: str, port: int, *, reuse_port: bool = False
         ) -> socket.socket | None:
-            return opened.enter_context(bind(address, port, reuse_port=reuse_port)) if allowed else None
+            if not allowed:
+                return None
+            return opened.enter_context(bind(address, port, reuse_port=reuse_port, flag=flag))
 
         unix = settings.allow_grpc and bool(grpc.unix_socket)
         managed = bool(apart.address)
         yield Sockets(
             http=listening(
+                "--http-port",
                 http and settings.allow_http,
                 settings.http_address,
                 settings.http_port,
                 reuse_port=settings.http_reuse_port,
             ),
-            grpc=listening(settings.allow_grpc, grpc.address, grpc.port, reuse_port=grpc.reuse_port),
+            grpc=listening(
+                "--grpc-port", settings.allow_grpc, grpc.address, grpc.port, reuse_port=grpc.reuse_port
+            ),
             grpc_unix=opened.enter_context(unix_listening(grpc.unix_socket)) if unix else None,
-            metrics=listening(settings.allow_metrics, settings.metrics_address, settings.metrics_port),
-            management_http=listening(managed, apart.address, apart.http_port),
-            management_grpc=listening(managed and settings.allow_grpc, apart.address, apart.grpc_port),
+            metrics=listening(
+                "--metrics-port", settings.allow_metrics, settings.metrics_address, settings.metrics_port
+            ),
+            management_http=listening("--management-http-port", managed, apart.address, apart.http_port),
+            management_grpc=listening(
+                "--management-grpc-port", managed and settings.allow_grpc, apart.address, apart.grpc_port
+            ),
             openai=listening(
+                "--openai-port",
                 settings.openai.allow,
                 settings.openai.address or settings.http_address,
                 settings.openai.port,
             ),
-            sagemaker=listening(cloud.sagemaker.allow, settings.http_address, cloud.sagemaker.port),
-            vertex=listening(cloud.vertex.allow, settings.http_address, cloud.vertex.port),
+            sagemaker=listening(
+                "--sagemaker-port", cloud.sagemaker.allow, settings.http_address, cloud.sagemaker.port
+            ),
+            vertex=listening(
+                "--vertex-ai-port", cloud.vertex.allow, settings.http_address, cloud.vertex.port
+            ),
         )
 
 
-def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+def bind(address: str, port: int, *, reuse_port: bool = False, flag: str = "") -> socket.socket:
     """Return a listening socket. Raises AddressInUse.
 
-    With `reuse_port`, other sockets that say so may have the same port.
+    With `reuse_port`, other sockets that say so may have the same port. `flag` is what chose the port.
     """
     if address.startswith("["):
         raise AddressInUse(
@@ -89,7 +110,8 @@ def bind(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"Socket '{host_port(address, port)}' already in use ") from error
+            hint = f"another process listens there; {flag}=PORT takes another port" if flag else ""
+            raise AddressInUse(f"Socket '{host_port(address, port)}' already in use ", hint=hint) from error
         # `create_server` adds to the system's reason where it happened, which is said already.
         reason = (error.strerror or str(error)).partition(" (while ")[0]
         raise AddressInUse(f"Socket '{host_port(address, port)}' can't be opened: {reason}") from error

@@ -68,8 +68,9 @@ def main():
             tell(name, f"left out; it needs: {'; '.join(commands)}", sys.stderr)
         else:
             build(name, asked.into)
-    shown = asked.into.relative_to(Path.cwd()) if asked.into.is_relative_to(Path.cwd()) else asked.into
-    print(f"\nServe them with\n  tritium serve {shown} --openai-port=9000")
+    if any(asked.into.iterdir()):
+        shown = asked.into.relative_to(Path.cwd()) if asked.into.is_relative_to(Path.cwd()) else asked.into
+        print(f"\nServe them with\n  tritium serve {shown} --openai-port=9000")
     return 1 if left_out and asked.names else 0
 
 

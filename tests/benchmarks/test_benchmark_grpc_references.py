@@ -16,6 +16,7 @@ from benchmarks.results import Load
 from benchmarks.runner import Plan
 from benchmarks.subjects import free_ports
 from tests.support.logged import Silent
+from tests.support.tiers import mostly_long
 
 pytest.importorskip("grpc")
 pytestmark = [pytest.mark.slow, pytest.mark.system]
@@ -31,7 +32,7 @@ def _shaped(scenario, *shapes):
     return GrpcScenario(**values | {"shapes": shapes})
 
 
-@pytest.fixture(scope="module", params=COMPUTING)
+@pytest.fixture(scope="module", params=mostly_long(COMPUTING, "grpclib"))
 def reference(request, tmp_path_factory):
     with subjects.reference(request.param, tmp_path_factory.mktemp("reference")) as subject:
         yield subject

@@ -49,6 +49,7 @@ def test_hostile_inputs_are_measured_only_where_they_are_asked_for():
     assert (order.operations, order.hostile) == ({"hostile"}, "gRPC")
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(

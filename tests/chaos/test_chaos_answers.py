@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chaos.record.records import Invoke
 from chaos.workload import answers
+from chaos.workload.backends.kinds import BACKENDS, harmed_by, left_out
 from chaos.workload.onnx_model import add_sub
 from tests.chaos.workload_clients import invoke
 
@@ -97,3 +98,24 @@ def test_a_copy_of_a_model_by_another_name_answers_the_same():
 def test_a_model_that_is_none_of_the_reference_is_refused():
     with pytest.raises(ValueError, match="kind 'resnet', only echo, slow"):
         answers.kind_of("resnet-2")
+
+
+@pytest.mark.parametrize("kind", answers.ADDERS)
+def test_every_adder_is_asked_and_answers_as_add_sub(kind):
+    assert answers.expected(invoke(kind, 50)) == (57, 43, 1)
+    assert answers.inputs(invoke(kind, 50)) == {"A": [[50]], "B": [[answers.ADDEND]]}
+
+
+@given(st.integers(0, answers.LARGEST))
+def test_a_forest_is_given_the_bits_of_a_number(value):
+    [bits] = answers.inputs(invoke("fil", value))["input__0"]
+    assert bits.dtype == np.float32
+    assert sum(int(bit) << place for place, bit in enumerate(bits)) == value
+    assert answers.expected(invoke("fil", value)) == (value,)
+
+
+def test_every_backend_without_tensorflow_says_why_it_is_left_out():
+    assert {"tensorflow", "tensorrt"} <= left_out("").keys()
+    assert "tensorflow" not in left_out("/an/environment")
+    assert harmed_by("fpe") == ("exported", "torchscript", "library")
+    assert set(BACKENDS) <= set(answers.OUTPUTS)

@@ -1,5 +1,6 @@
 """The checker: it passes what is right, and finds and names each violation that is planted."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from chaos.record.records import (
 from tests.chaos.made_runs import BEGAN, LIMITS, MadeRun, expected, later, made_run, write
 
 seeds = st.integers(0, 2**32)
-few = settings(max_examples=3)
+few = settings(max_examples=3 if "HYPOTHESIS_PROFILE" in os.environ else 1)
 
 # -- violations: each spoils a faultless run and returns what the evidence has to name
 

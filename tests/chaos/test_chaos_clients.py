@@ -405,6 +405,7 @@ async def test_what_a_fault_sends_is_down_to_it(path):
 # -- the real thing
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 async def test_a_short_load_on_the_reference_workload_gets_right_answers_only(tmp_path, path):

@@ -8,8 +8,10 @@ import psutil
 import pytest
 
 from chaos.__main__ import EXAMPLES, _without_places, main
+from chaos.faults.workers import backends
 from chaos.flags import EVERY_FAULT
 from chaos.subject.processes import alive
+from tests.support.environments import TENSORFLOW
 
 
 def test_the_faults_in_the_examples_are_there():
@@ -31,6 +33,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     assert [each.name for each in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):
@@ -55,3 +58,21 @@ def test_a_run_that_is_told_to_end_leaves_no_server_behind(tmp_path):
 )
 def test_a_report_does_not_name_the_places_of_this_machine(words):
     assert _without_places(words) == ["--seed", "3"]
+
+
+@pytest.mark.long
+@pytest.mark.system
+def test_one_model_of_each_backend_answers_right_under_kills_and_poison(tmp_path):
+    of_backends = [name for name, fault in EVERY_FAULT.items() if fault in backends.FAULTS]
+    arguments = ["--backends", "--minutes", "1", "--rate", "40", "--no-endings", "--judge", "answers"]
+    if TENSORFLOW.named:
+        arguments += ["--tensorflow", TENSORFLOW.named]
+    command = [sys.executable, "-m", "chaos", *arguments, "--only", *of_backends]
+    done = subprocess.run([*command, "--folder", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_fault_of_backends_needs_their_models(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "backend_sigkill"])
+    assert "no such fault of a server in poll mode: backend_sigkill" in capsys.readouterr().err

@@ -51,6 +51,7 @@ async def test_memory_that_somebody_still_holds_is_left() -> None:
         os.kill(heir, signal.SIGKILL)
 
 
+@pytest.mark.long
 async def test_a_server_whose_model_hangs_ends_at_its_limit_and_tells_everybody(tmp_path: Path) -> None:
     write_repository(tmp_path / "models", run=tmp_path, models=("echo",))
     write_model(tmp_path / "models", endings.ENDLESS, run=tmp_path, timeout=None)

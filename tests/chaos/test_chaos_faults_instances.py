@@ -86,7 +86,7 @@ async def test_where_no_worker_serves_a_signal_has_no_target(name):
 async def test_a_poison_request_that_ends_in_another_way_than_it_should_is_trouble(name, end):
     # The order of the draws is the fault's own affair.
     by_request = random.Random(next(n for n in range(100) if _third(n) >= 0.5))
-    injection = await FAULTS[name].inject(stage(end=end), by_request)
+    injection = await FAULTS[name].inject(stage(instance("add_sub", 0), end=end), by_request)
     with pytest.raises(Trouble, match="due"):
         await injection.undo()
 

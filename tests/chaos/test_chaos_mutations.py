@@ -64,9 +64,10 @@ def test_each_bug_changes_code_that_is_there_into_code_that_compiles(function):
     mutants = mutants_of(ROOT, function)
     assert mutants
     text = (ROOT / mutants[0].file).read_text()
+    unchanged = ast.unparse(ast.parse(text))
     for each in mutants:
         changed = each.applied(text)
-        assert changed != ast.unparse(ast.parse(text))
+        assert changed != unchanged
         compile(changed, each.file, "exec")
 
 

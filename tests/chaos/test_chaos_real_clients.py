@@ -115,7 +115,7 @@ def test_the_variables_of_kubernetes_are_no_settings():
         pytest.param(fault, flags, id=f"{fault.name}-{mode}", marks=marks)
         for fault in (*streams.FAULTS, *hangs.FAULTS)
         for mode, flags, marks in (
-            ("poll", repository.POLLED, ()),
+            ("poll", repository.POLLED, pytest.mark.long),
             ("explicit", control.EXPLICIT, pytest.mark.long),
         )
     ],

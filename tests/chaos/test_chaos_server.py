@@ -75,6 +75,7 @@ async def test_a_server_that_is_killed_is_told_by_its_status_and_its_workers_are
     assert server.survivors() == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_block_that_fails_leaves_no_process(repository, tmp_path):
     seen = []
@@ -99,6 +100,7 @@ async def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_pa
             raise AssertionError("it must not be ready")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_server_comes_back_on_its_ports_with_files_of_its_own(repository, tmp_path):
     async with served(repository, tmp_path / "server") as first:

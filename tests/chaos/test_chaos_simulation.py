@@ -76,7 +76,7 @@ def test_a_hundred_seeds_come_by_what_operators_observers_recycling_streams_and_
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("processes", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_a_seed_gives_the_same_trace_in_every_process(processes):
     traces = {
         command("--seed", "102", "--trace", hash_seed=str(number)).stdout for number in range(processes)
@@ -85,6 +85,7 @@ def test_a_seed_gives_the_same_trace_in_every_process(processes):
     assert "crash at" in trace
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_seed_gives_the_same_trace_alone_and_after_others():
@@ -93,6 +94,7 @@ def test_a_seed_gives_the_same_trace_alone_and_after_others():
     assert alone == after.splitlines(keepends=True)[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_seed_gives_another_trace(tmp_path):
     first, second = (simulate(scenario(seed), tmp_path) for seed in (1, 2))

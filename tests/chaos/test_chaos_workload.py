@@ -38,7 +38,7 @@ ONNX = (("raise", "500"), ("fpe", "422"), ("fpe", "422"), ("hang", "504"))
 def test_every_model_of_the_repository_is_valid(tmp_path, capsys):
     write_repository(tmp_path / "models", run=tmp_path / 'a "run"')
     assert main(["check", "--json", str(tmp_path / "models")]) == 0
-    assert {path.name for path in (tmp_path / "models").iterdir()} == set(answers.OUTPUTS)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(answers.REFERENCE)
     assert "warning" not in capsys.readouterr().out
 
 
@@ -154,7 +154,8 @@ async def suffer(server, executed, action, *, control=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["poison", pytest.param("order", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["poison", "order"])
 async def test_what_is_fatal_costs_one_worker_for_the_right_reason(workload, executed, by):
     async with workload("echo") as (server, control):
         for action in FATAL:

@@ -154,6 +154,7 @@ def test_a_page_of_a_named_origin_infers_reads_answers_and_errors_and_changes_no
             assert server.get("/v2/models/double/ready")[0] == 200
 
 
+@pytest.mark.long
 def test_a_name_that_is_rebound_to_the_server_infers_and_changes_nothing(tmp_path, repository):
     """The page's own name and port lead to the server once the page is loaded: one origin, to the browser.
 

@@ -275,6 +275,7 @@ def assert_no_error(told: dict[str, list]) -> None:
     assert all(count > 0 for count, _ in told.values()), told
 
 
+@pytest.mark.long
 def test_threads_coroutines_and_processes_call_at_the_same_time(forker):
     assert_no_error(forker.run("load", 2.0))
 
@@ -298,6 +299,7 @@ def test_a_stream_stays_with_the_process_that_asked_for_it(forker):
     assert forker.run("streams") == [[3.0], "the server closed the connection", [2.0, 1.0]]
 
 
+@pytest.mark.long
 def test_a_child_that_is_killed_costs_its_own_calls(forker):
     for _ in range(3):
         assert forker.run("killed") == []

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
+from tests.support.environments import TENSORFLOW
 from tests.support.flavours import process
 from tests.support.served_kits import KITS, Case
 from tests.support.triton_inputs import inputs
@@ -26,7 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-LIMIT = 'parameters { key: "tritium.load_timeout" value { string_value: "20" } }\n'
+# Seconds, in which TensorFlow is imported too.
+LIMIT = 'parameters { key: "tritium.load_timeout" value { string_value: "60" } }\n'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +47,19 @@ class Format:
         return f"{self.kit}-{self.file}"
 
 
-QUICK = [
-    Format("onnxruntime", "model.onnx"),
-    Format("openvino", "model.xml"),
-    Format("modules", "model.pt"),
-    Format("fil", "xgboost.ubj"),
-]
+SAVED_MODEL = ("saved_model.pb", "variables/variables.index")
+QUICK = [Format("onnxruntime", "model.onnx"), Format("fil", "xgboost.ubj")]
 FORMATS = [
     *QUICK,
+    Format("openvino", "model.xml"),
+    Format("modules", "model.pt"),
     Format("openvino", "model.bin", raw=True),
     Format("torchscript", "model.pt"),
     Format("exported", "model.pt2"),
     Format("fil", "xgboost.json", "json_file"),
     Format("fil", "model.txt", "add_sub"),
     Format("fil", "checkpoint.tl", "batch"),
+    *(Format("tensorflow", f"model.savedmodel/{file}") for file in SAVED_MODEL if TENSORFLOW.named),
 ]
 each_format = pytest.mark.parametrize(
     "form",
@@ -129,7 +130,7 @@ def server(tmp_path_factory):
     serve = process("engine", "serve", "--model-control-mode=explicit", "--load-model=good")
     with (
         serve(folder / "models") as addresses,
-        http_client.InferenceServerClient(addresses.http, network_timeout=60) as client,
+        http_client.InferenceServerClient(addresses.http, network_timeout=120) as client,
     ):
         yield Server(client, folder / "models", folder / "loaded")
 
@@ -212,7 +213,7 @@ def test_no_damage_harms_the_server(server, form):
 def foreign(server: Server, other: Format) -> Callable[[Path], None]:
     def harm(path: Path) -> None:
         made = path.parent / "of_another"
-        made.mkdir()
+        made.mkdir(exist_ok=True)
         server.case(other).save(made)
         path.write_bytes((made / other.file).read_bytes())
 

@@ -104,6 +104,7 @@ def test_an_ensemble_goes_with_its_model_and_comes_back_with_it(client):
     infer(client, "outer")
 
 
+@pytest.mark.long
 def test_an_ensemble_follows_a_reload_of_its_model_as_long_as_that_fits(client, repository):
     client.load_model("whole")
     changed(repository, labels="zero\none\n")

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 HERE = [kit for kit in KITS if kit.is_here]
+QUICK = {"onnxruntime", "torchscript", "python", "library"}  # what remains has other tests that serve it
 
 
 class Served:
@@ -92,7 +93,11 @@ def served(tmp_path_factory) -> Iterator[Served]:
         yield Served(folder / "models", client, wires)
 
 
-@pytest.mark.parametrize("kit", HERE, ids=lambda kit: kit.name)
+@pytest.mark.parametrize(
+    "kit",
+    [pytest.param(kit, marks=() if kit.name in QUICK else pytest.mark.long) for kit in HERE],
+    ids=lambda kit: kit.name,
+)
 def test_a_network_and_a_fault_in_a_batch(served, kit):
     cases = [case for case in kit.cases() if case.name in SAMPLE]
     assert len(cases) == len(SAMPLE)

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.support.flavours import PROCESSES, write_common_models
+from tests.support.tiers import mostly_long
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = {
@@ -111,7 +112,7 @@ def repository(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=PROCESSES)
+@pytest.fixture(scope="module", params=mostly_long(PROCESSES, "tritium-serve", "hypercorn-asyncio"))
 def address(request, repository) -> Iterator[str]:
     """`host:port` of a running server."""
     with PROCESSES[request.param](repository) as addresses:

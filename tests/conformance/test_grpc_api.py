@@ -53,6 +53,7 @@ from tests.support.grpc_clients import (
     grpcio_errors,
     infer_request,
 )
+from tests.support.tiers import mostly_long
 from tests.survival.repository import Gates, Repository
 
 # The models `add`, `strings` and `scores` are the HTTP suite's. `typed`, `fp16` and `bf16` return tensors of
@@ -193,7 +194,7 @@ def repository(tmp_path_factory, gates) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=mostly_long(FLAVOURS, "listener", "tritium-serve"))
 def server(request, repository) -> Iterator[Addresses]:
     """A running server's addresses."""
     with FLAVOURS[request.param](repository) as addresses:
@@ -911,6 +912,7 @@ def test_both_versions_of_reflection_answer_many_questions_on_one_stream(stubs, 
 # What calls leave behind
 
 
+@pytest.mark.long
 def test_calls_that_are_over_leave_nothing_for_the_garbage_collector():
     with listeners_alone(FakeServer()) as addresses:
         stubs = GrpcioStubs(addresses.grpc)

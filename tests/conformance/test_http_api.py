@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.protocols.fakes import FakeServer
 from tests.support.flavours import PROCESSES, listeners_alone, write_common_models
+from tests.support.tiers import mostly_long
 from tests.support.triton_inputs import inputs
 
 FLAVOURS = {"listener": lambda _: listeners_alone(FakeServer()), **PROCESSES}
@@ -29,7 +30,9 @@ def repository(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(
+    scope="module", params=mostly_long(FLAVOURS, "listener", "tritium-serve", "hypercorn-asyncio")
+)
 def base_url(request, repository) -> Iterator[str]:
     """`host:port` of a running server."""
     with FLAVOURS[request.param](repository) as addresses:

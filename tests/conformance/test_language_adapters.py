@@ -178,6 +178,7 @@ def test_a_load_of_the_model_reads_the_file_again(server, web, client, place):
     assert trio.run(server.parts_of, "tide", "engine") == engine
 
 
+@pytest.mark.long
 def test_a_watched_file_is_followed(place, tmp_path, folder):
     """In poll mode, by the same engine. One that can't be read changes nothing, and is told."""
     repository = tmp_path / "models"

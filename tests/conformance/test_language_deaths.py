@@ -18,8 +18,8 @@ from tests.survival.server import eventually, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
-STREAMS = 16
-TEXT = "The lamp was lit, and Brücke the cat slept 🕯 鮭 é. " * 12
+STREAMS = 6
+TEXT = "The lamp was lit, and Brücke the cat slept 🕯 鮭 é. " * 10
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
@@ -224,6 +224,7 @@ def test_a_tokenizer_that_is_none_fails_the_load_with_its_reason(server):
     assert "tokenizer" in trio.run(server.index)["spoilt"]["reason"]
 
 
+@pytest.mark.long
 def test_an_unload_waits_for_what_runs(server, stream):
     async def unload():
         await server.get("/v2/repository/models/going/unload", method="POST")

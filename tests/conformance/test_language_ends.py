@@ -17,7 +17,7 @@ from tests.survival.server import until
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 TEXT = "The lamp was lit, and Brücke the cat slept 🕯 鮭 é. " * 100
-STREAMS = 16
+STREAMS = 4
 RESUME = 'parameters { key: "tritium.resume_within" value { string_value: "2" } }'
 PATIENCE = 'parameters { key: "tritium.drain_timeout" value { string_value: "2" } }'
 
@@ -77,6 +77,7 @@ def check(told, why):
     assert why in whole.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_an_update_moves_no_stream_and_leaves_it_some_time(server, folder):
     async def update():
         config = folder / "models" / "updated" / "config.pbtxt"
@@ -124,6 +125,7 @@ def alone(folder, *flags):
         server.kill_all()
 
 
+@pytest.mark.long
 def test_the_servers_end_leaves_it_some_time(tmp_path):
     with alone(tmp_path, "--exit-timeout-secs=2") as server:
 

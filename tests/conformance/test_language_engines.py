@@ -452,6 +452,7 @@ def test_an_engine_that_is_killed_starts_again(server, client):
     assert len(server.logged("worker_exited")) == 1
 
 
+@pytest.mark.long
 def test_streams_outlive_their_engine(server):
     """All 32 texts are those without the kill, in float32 and by greedy choice."""
     (old,) = trio.run(server.parts_of, "tide", "engine")

@@ -59,6 +59,7 @@ async def both_die(server):
     await eventually(server.is_ready, within=START)
 
 
+@pytest.mark.long
 def test_conversations_go_on_where_they_were_and_elsewhere_when_that_engine_has_died(client, server):
     talks = [
         [{"role": "system", "content": f"{number}: {tiny.lines()[number]}" * 4}] for number in range(SESSIONS)
@@ -77,6 +78,7 @@ def test_conversations_go_on_where_they_were_and_elsewhere_when_that_engine_has_
     assert take_turn(client, talks[0], "four").prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.long
 def test_more_than_both_have_room_for_waits_and_is_answered(client, server):
     """Each answer may take a fifth of a cache, and two dozen are asked for at once."""
     prompts = [f"{number}: {tiny.PAGE[:1000]}" for number in range(24)]

@@ -127,6 +127,7 @@ def test_weights_that_stay_leave_less_room(serve):
         assert [line["model"] for line in server.logged("model_evicted")] == ["one", "two"]
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_asleep_is_put_to_sleep_again(serve):
     """And serves when it is asked."""
     with serve(200, "one", "two") as server:

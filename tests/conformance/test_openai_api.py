@@ -297,6 +297,7 @@ def test_a_full_queue_has_clients_try_again(server, client):
     assert answer.choices[0].text == "ok"
 
 
+@pytest.mark.long
 def test_a_deadline_before_the_first_token_is_refused_early(client):
     """The next request after one that took longer: once a second one is let in, to see whether that lasts."""
     refusals = []
@@ -314,6 +315,7 @@ def test_a_deadline_before_the_first_token_is_refused_early(client):
     assert int(refusal.response.headers["retry-after"]) >= 1
 
 
+@pytest.mark.long
 def test_tokens_of_tenants_are_told(server, client):
     for user, text in (("ann", "hello"), ("bob", "hi")):
         client.completions.create(model="promising", prompt=saying(text), user=user)
@@ -325,6 +327,7 @@ def test_tokens_of_tenants_are_told(server, client):
     assert version["tritium"]["slo"]["times"]["ttft"]["promised"] == 30.0
 
 
+@pytest.mark.long
 def test_one_that_does_not_read_stalls_itself_only(server, client):
     body = json.dumps({"model": "echo", "prompt": saying("z" * 40_000), "stream": True}).encode()
     with socket.socket() as stalled:
@@ -409,6 +412,7 @@ def test_half_a_surrogate_pair_is_refused(web):
     assert answer.json()["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.long
 def test_a_template_that_loops_holds_nobody_up(server, client):
     with pytest.raises(openai.BadRequestError, match="chat template did not end within 1 s"):
         client.chat.completions.create(model="looping", messages=chat("hi"))

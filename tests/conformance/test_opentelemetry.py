@@ -531,6 +531,7 @@ def test_ids_join_the_log_server_timing_and_the_trace(traced):
     assert f"span_id={model.span_id}" in line
 
 
+@pytest.mark.long
 def test_a_collector_that_does_not_answer_costs_spans_and_nothing_else(tmp_path):
     """Requests are served, the spans that have no room are counted, and the server ends as it should.
 

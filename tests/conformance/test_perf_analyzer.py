@@ -11,6 +11,7 @@ import pytest
 from actors.regions.use import AT_ONCE
 from tests.support.flavours import write_common_models
 from tests.support.shared_memory import serving as serving_models
+from tests.support.tiers import mostly_long
 
 REQUESTS = 40
 LONG = 4 * AT_ONCE  # bytes of a tensor that a worker reads and writes
@@ -48,7 +49,7 @@ def counted(serving, model):
     return [*told, stats["inference_stats"]["success"]["count"]], stats["inference_stats"]["fail"]["count"]
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", mostly_long(["http", "grpc"], "grpc"))
 @pytest.mark.parametrize(
     ("model", "more", "tensors", "nbytes"),
     [

@@ -237,6 +237,7 @@ def test_the_runtime_chooses_the_variant_of_an_installed_backend(family):
     assert family.client.get_model_config("variant").config.platform == "onnxruntime_onnx"
 
 
+@pytest.mark.long
 def test_pytorchs_runtime_in_python_serves_a_class_and_its_weights(family):
     family.load("module")
     x = np.array([[1, 1], [2, 3]], np.float32)

@@ -157,6 +157,7 @@ def test_a_long_reason_of_any_characters_is_told(http):
     assert "ValueError: \N{GRINNING FACE}" in failed.value.message()
 
 
+@pytest.mark.long
 def test_a_coroutine_that_leaves_ends_its_process_and_not_only_its_loop(http):
     http.load_model("leaves")
     with pytest.raises(InferenceServerException) as failed:

@@ -153,6 +153,7 @@ def test_no_inference_waits_for_a_check(address, repository):
         assert asked.result(30)
 
 
+@pytest.mark.long
 def test_a_busy_model_is_asked(address, repository):
     execution = Meeting(repository / "checked", "execute")
     with ThreadPoolExecutor(1) as pool:

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.protocols.fakes import FakeServer
 from tests.support.flavours import PROCESSES, listeners_alone, write_common_models
+from tests.support.tiers import mostly_long
 from tests.support.triton_inputs import inputs
 
 FLAVOURS = {"listener": lambda _: listeners_alone(FakeServer()), **PROCESSES}
@@ -24,7 +25,9 @@ LONG = 24 * 1024 * 1024
 NOWHERE = "Request for unknown model: 'nowhere' is not found"
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(
+    scope="module", params=mostly_long(FLAVOURS, "listener", "tritium-serve", "hypercorn-asyncio")
+)
 def served(request, tmp_path_factory) -> Iterator[tuple[str, str]]:
     """The flavour, and `host:port` of a running server."""
     folder = tmp_path_factory.mktemp("repository")

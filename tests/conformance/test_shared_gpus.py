@@ -252,6 +252,7 @@ def test_memory_that_is_short_fails_requests_and_makes_batches_smaller(breaking)
     assert found["tritium"]["gpu_shortages"] == {"count": 1, "most_rows": 2}
 
 
+@pytest.mark.long
 def test_models_on_demand_make_way_for_each_other_on_a_gpu(tmp_path):
     facts = tmp_path / "nvml.json"
 

@@ -274,6 +274,7 @@ def test_every_example_runs_in_the_guard(addresses, log):
     assert confinements(log) == {GUARD}
 
 
+@pytest.mark.long
 def test_another_user_serves_every_example_in_the_guard(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("only root can start a server of another user")

@@ -38,7 +38,7 @@ pytestmark = [
 
 def run(*command):
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -63,6 +63,14 @@ def shown(entry):
     assert f"$ python examples/gallery/build.py {entry}\n$ tritium serve examples/gallery/models" in block
     command, _, answer = block.rpartition("$ ")[2].partition("\n")
     return command, answer
+
+
+def test_nothing_is_said_of_serving_where_nothing_was_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "missing", lambda needs: ["pip install it"])
+    monkeypatch.setattr(sys, "argv", ["build.py", "iris", "--into", str(tmp_path / "models")])
+    assert build.main() == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "iris       left out; it needs: pip install it\n")
 
 
 def asked(entry, addresses, openai=""):

@@ -246,6 +246,8 @@ SPLIT: Final = {
 _INTRODUCTION: Final = """\
 # Metrics
 
+<!-- run: tritium serve --model-repository=examples/models --exit-on-error=false -->
+
 ```
 curl http://127.0.0.1:8002/metrics
 ```

@@ -7,11 +7,13 @@ import pytest
 from tests.house.graph import House, Module, cycles, read
 from tests.house.picture import PICTURE, drawn, without_counts
 from tests.house.rules import broken
+from tests.support.garbage import without_collector
 
 
 @pytest.fixture(scope="module")
 def house():
-    return read()
+    with without_collector():
+        return read()
 
 
 def test_the_house_keeps_its_rules(house):

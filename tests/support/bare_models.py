@@ -30,6 +30,19 @@ def scores():
     return Scores().eval()
 
 
+def zipmapped() -> bytes:
+    """Return a classifier as skl2onnx makes it by default: a tensor LABEL, and P, a sequence of maps."""
+    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    nodes = [
+        helper.make_node("ZipMap", ["X"], ["P"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+        helper.make_node("ArgMax", ["X"], ["LABEL"], axis=1, keepdims=0),
+    ]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 2])
+    label = helper.make_tensor_value_info("LABEL", TensorProto.INT64, [None])
+    p = helper.make_value_info("P", helper.make_sequence_type_proto(maps))
+    return helper.make_model(helper.make_graph(nodes, "graph", [x], [label, p])).SerializeToString()
+
+
 def onnx_model(path: Path, *, external="") -> None:
     """Write Y = X · ones(4, 4), any number of rows; the weights into the file `external` if it is named."""
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in ("X", "Y")]

@@ -30,6 +30,7 @@ from protocols.http.app import V2App
 from protocols.http.listener import HttpListener
 from protocols.http.options import V2Options
 from tests.protocols.fakes import FakeServer
+from tests.support.forked import ForkedProcess, start_module
 from tests.support.operators import clean_environ
 
 ROOT = Path(__file__).parents[2]
@@ -108,13 +109,18 @@ def process(
     def serve(repository: Path) -> Iterator[Addresses]:
         settings = {"TRITIUM_MODEL_REPOSITORY": str(repository), **LOOPBACK}
         with tempfile.TemporaryFile() if said is None else said.open("w+b") as output:
-            server = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                cwd=ROOT,
-                env=clean_environ() | settings | environ,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            env = clean_environ() | settings | environ
+            server: subprocess.Popen[bytes] | ForkedProcess
+            if command[0] == "engine":
+                server = start_module("engine", command[1:], env=env, stdout=output, stderr=output)
+            else:
+                server = subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=ROOT,
+                    env=env,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
             try:
                 yield _wait_ready(server, output.fileno(), http)
             finally:
@@ -131,7 +137,7 @@ def _text_of(descriptor: int) -> str:
     return os.pread(descriptor, 1_000_000, 0).decode()
 
 
-def _wait_ready(server: subprocess.Popen[bytes], output: int, http: str) -> Addresses:
+def _wait_ready(server: subprocess.Popen[bytes] | ForkedProcess, output: int, http: str) -> Addresses:
     for _ in range(600):
         said = _text_of(output)
         assert server.poll() is None, said

@@ -87,9 +87,10 @@ class ForkingProcess:
         env: Mapping[str, str],
         stdout: IO[bytes],
         stderr: IO[bytes],
+        module: str = "engine",
     ) -> ForkedProcess:
-        """Start `tritium` with these arguments in a session of its own."""
-        asked = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
+        """Start `python -m module` with these arguments in a session of its own."""
+        asked = {"module": module, "arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
         pid = self.ask(asked, [stdout.fileno(), stderr.fileno()])["pid"]
         return ForkedProcess(pid, self)
 
@@ -131,8 +132,36 @@ def fresh() -> bool:
     return bool(os.environ.get("TRITIUM_TESTS_FRESH"))
 
 
-def be_forked(connection: socket.socket) -> list[str] | None:
-    """Answer questions until the other end closes; in a forked process, return the server's arguments."""
+def _of_interpreter(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what an interpreter reads as it starts: packages, encodings, libraries."""
+    read = {name: text for name, text in environ.items() if name.startswith(("PYTHON", "LC_", "LANG", "LD_"))}
+    if read.get("PYTHONPATH") == str(ROOT):
+        del read["PYTHONPATH"]  # it is found there in any case
+    return read
+
+
+def start_module(
+    module: str, arguments: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Run `python -m module` in a session of its own: a server, or a variant of one.
+
+    It is not forked where its environment asks for another interpreter than this process has.
+    """
+    if not fresh() and _of_interpreter(env) == _of_interpreter(os.environ):
+        return FORKING.start(arguments, cwd=ROOT, env=env, stdout=stdout, stderr=stderr, module=module)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def be_forked(connection: socket.socket) -> tuple[str, list[str]] | None:
+    """Answer questions until the other end closes; in a forked process, return the module and arguments."""
     libc = ctypes.CDLL(None)
     while True:
         question, descriptors, _, _ = socket.recv_fds(connection, LONGEST, 2)
@@ -154,8 +183,7 @@ def be_forked(connection: socket.socket) -> list[str] | None:
             os.chdir(asked["cwd"])
             os.environ.clear()
             os.environ.update(asked["env"])
-            arguments: list[str] = asked["arguments"]
-            return arguments
+            return asked["module"], asked["arguments"]
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(json.dumps({"pid": pid}).encode())
@@ -164,6 +192,7 @@ def be_forked(connection: socket.socket) -> list[str] | None:
 def main() -> None:
     """Import the server, then be forked."""
     import gc
+    import runpy
 
     import engine.cli.serve
     import engine.server.run  # noqa: F401  imported for the servers that are forked
@@ -171,12 +200,15 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()
-    arguments = be_forked(socket.socket(fileno=int(sys.argv[1])))
-    if arguments is None:
+    asked = be_forked(socket.socket(fileno=int(sys.argv[1])))
+    if asked is None:
         return
     gc.unfreeze()
+    module, arguments = asked
     sys.argv = ["tritium", *arguments]
-    sys.exit(tritium(arguments))
+    if module == "engine":
+        sys.exit(tritium(arguments))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

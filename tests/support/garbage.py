@@ -27,3 +27,13 @@ def uncollected() -> Iterator[list[str]]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Make many objects that stay, such as syntax trees, at a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

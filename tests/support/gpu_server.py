@@ -1,13 +1,12 @@
 """A server on a machine whose GPUs are the stand-in of `fake_gpu`, as tests of whole servers start it."""
 
 import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import trio
 
+from tests.support.forked import start_module
 from tests.survival.server import ServerProcess, until
 
 ROOT = Path(__file__).parents[2]
@@ -19,14 +18,13 @@ class ServerWithGpus(ServerProcess):
     def launch(command, environ, stdout, stderr):
         # What stands in for a framework, in a folder that a test has named.
         packages = filter(None, [environ.get(PACKAGES)])
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.serving_with_gpus", *command[4:]],
-            cwd=ROOT,
-            env={**environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *packages])},
-            stdin=subprocess.DEVNULL,
+        path = os.pathsep.join([str(ROOT), *packages])
+        return start_module(
+            "tests.support.serving_with_gpus",
+            command[4:],
+            env={**environ, "PYTHONPATH": path},
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.choosing import PURE
+from tests.support.forked import ForkedProcess, start_module
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = (
@@ -68,7 +69,7 @@ def clean_environ(**changes: str) -> dict[str, str]:
 class Served:
     """A server process; `out` and `err` are what it has said so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess, folder: Path) -> None:
         self.process = process
         self._folder = folder
 
@@ -119,6 +120,17 @@ class Served:
         return self.process.wait(within)
 
 
+def ended(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    """End a process, and wait for that; one that does not end in time is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait(10)
+
+
 @contextmanager
 def serving(
     folder: Path,
@@ -127,25 +139,25 @@ def serving(
     prefix: Sequence[str] = (),
     python: str = sys.executable,
     command: Sequence[str] | None = None,
+    fresh: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
     """Run `tritium serve` on `python` with `flags` and loopback ports, or `command`, and kill it at the end.
 
-    Its output goes to files in `folder`.
+    Its output goes to files in `folder`. It is forked (`tests.support.forked`) where nothing is asked for
+    that a fork does not have; `fresh`: it never is.
     """
+    environ = environ or clean_environ()
+    forked = not (prefix or command or options or fresh) and python == sys.executable
     command = command or [*prefix, python, "-m", "engine", "serve", *LOOPBACK, *flags]
     folder.mkdir(exist_ok=True)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environ or clean_environ(), stdout=out, stderr=err, **options
-        )
+        process: subprocess.Popen[bytes] | ForkedProcess
+        if forked:
+            process = start_module("engine", command[3:], env=environ, stdout=out, stderr=err)
+        else:
+            process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=out, stderr=err, **options)
         try:
             yield Served(process, folder)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait(10)
+            ended(process)

@@ -6,10 +6,13 @@ A backend joins by a class in `KITS`. One whose package is not installed is left
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -21,6 +24,7 @@ import torch
 from actors.values.datatypes import DataType
 from engine.settings.extras import is_missing
 from tests.support import forests, kits
+from tests.support.environments import TENSORFLOW
 from tests.support.kits import WEIGHTS
 from tests.support.native.compiling import library, shim
 
@@ -297,6 +301,55 @@ class Modules(Anything):
     text = False
 
 
+class _SavedModels(kits.Kit):
+    """Copies of what another interpreter, that has TensorFlow, has written once for all tests."""
+
+    backend, framework = "engine.worker.backends.tensorflow.backend:TensorFlowBackend", "tensorflow"
+
+    def _copy(self, name: str, directory: Path) -> None:
+        shutil.copytree(_written_by_tensorflow() / name, directory, dirs_exist_ok=True)
+
+    def add_sub(self, directory):
+        self._copy("add_sub", directory)
+
+    def identity(self, directory, datatype, *, rank):
+        names = {DataType.BYTES: "string", DataType.FP16: "half", DataType.FP32: "float32",
+                 DataType.FP64: "float64"}  # fmt: skip
+        self._copy(f"identity_{names.get(datatype, datatype.name.lower())}_{rank}", directory)
+
+    def select(self, directory):
+        self._copy("select", directory)
+
+    def network(self, directory):
+        self._copy("network", directory)
+
+
+@cache
+def _written_by_tensorflow() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tritium-tensorflow-"))
+    writer = Path(__file__).with_name("tensorflow_kit.py")
+    command = [f"{TENSORFLOW.named}/bin/python", str(writer), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+class TensorFlow(Anything):
+    """SavedModels, where a variable names an environment that has TensorFlow."""
+
+    name, package = "tensorflow", f"environment in {TENSORFLOW.variable}"
+    head = (
+        'platform: "tensorflow_savedmodel"\n'
+        f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{TENSORFLOW.named}" }} }}\n'
+    )
+    kit = _SavedModels()
+    # The backend has no BF16, as in Triton.
+    datatypes: Sequence[DataType] = [each for each in Anything.datatypes if each is not DataType.BF16]
+
+    @property
+    def is_here(self) -> bool:
+        return bool(TENSORFLOW.named)
+
+
 class Python(Anything):
     """Python models."""
 
@@ -436,4 +489,5 @@ KITS: Sequence[ServedKit] = [
     PythonBased(),
     Library(),
     Forests(),
+    TensorFlow(),
 ]

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from tests.support.operators import ended
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -71,11 +73,5 @@ def on_terminal(
     try:
         yield TerminalOf(process, ours)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait(10)
+        ended(process)
         os.close(ours)

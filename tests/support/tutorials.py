@@ -3,8 +3,8 @@
 Of the fenced blocks of a page, one with a `title` is a file of that path. One of `sh` holds commands; if it
 begins with `tritium serve` or `tritium run`, it is a server in a terminal of its own, which runs until the
 next one is started, or the page ends. `pip install` is left out. One of `text` is what the commands before it
-print, and of a server, lines of its log. `…` in it stands for anything, and alone on a line for any lines.
-One of `output` is the same, where numbers, and the spaces around them, are the reader's own.
+print; `…` in it stands for anything, and alone on a line for any lines. One of `output` is the same, where
+numbers, and the spaces around them, are the reader's own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.subjects import free_ports
 from tests.support.operators import clean_environ
 
 _FENCE: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_SERVERS: Final = ("tritium serve", "tritium run")
-_ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:traffic|tree))\b")
-_PORTS: Final = ("8000", "8001", "8002")
-"""What a page says: HTTP, gRPC, metrics."""
+_OWN_PORT: Final = re.compile(r"(?<=-port=)\d+|(?<=127\.0\.0\.1:)8000")
+_SERVER: Final = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:tritium (?:serve|run|sagemaker)|hypercorn) ")
+_ASKS_A_SERVER: Final = re.compile(r"\b(tritium (?:events|traffic|tree))\b(?!.* --url)")
+_PORTS: Final = {
+    "8000": "HTTPService",
+    "8001": "GRPCInferenceService",
+    "8002": "Metrics Service",
+    "8003": "HTTPManagementService",
+    "8004": "GRPCManagementService",
+    "8080": "Sagemaker HTTPService",
+    "9000": "OpenAI HTTPService",
+}
+"""The ports that a page names, and what the server's log calls the listeners. The kernel chooses others."""
 _SECONDS: Final = 60
 
 
@@ -62,13 +70,13 @@ def _line(line: str) -> str:
 
 
 class Reader:
-    """One who follows a page in `folder`, with a server's ports of their own."""
+    """One who follows a page in `folder`, with a server on ports that the kernel chooses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server: subprocess.Popen[bytes] | None = None
         self.printed = ""
-        self._ports = dict(zip(_PORTS, map(str, free_ports(3)), strict=True))
+        self._ports: dict[str, str] = {}
         self._log = folder / ".log"
         self._here = folder / ".here"
         self._here.write_text(str(folder))
@@ -78,7 +86,7 @@ class Reader:
         for block in blocks(page):
             if block.title:
                 self._write(block)
-            elif block.language == "sh" and block.text.startswith(_SERVERS):
+            elif block.language == "sh" and _SERVER.match(block.text):
                 self._serve(block.text)
             elif block.language == "sh":
                 self._run(block.text)
@@ -105,7 +113,7 @@ class Reader:
 
     def _run(self, commands: str) -> None:
         done = [line for line in commands.splitlines() if not line.startswith("pip install ")]
-        told = _ASKS_A_SERVER.sub(rf"\1 --url http://127.0.0.1:{self._ports['8000']}", "\n".join(done))
+        told = _ASKS_A_SERVER.sub(r"\1 --url http://127.0.0.1:8000", "\n".join(done))
         script = f'set -e\n{self._with_own_ports(told)}\npwd >"$HERE"\n'
         ran = subprocess.run(
             ["bash", "-c", script],
@@ -124,42 +132,59 @@ class Reader:
         self.stop()
         with self._log.open("wb") as log:
             self.server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["bash", "-c", f"exec env {_OWN_PORT.sub('0', command)}"],
                 cwd=self._here.read_text().strip(),
-                env=self._environ(),
+                env=self._environ() | ({"TRITIUM_OPENAI_PORT": "0"} if "--llm" in command else {}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        named = re.findall(r"--log-file=(\S+)", command)
+        logs = [self._log, *(Path(self._here.read_text().strip()) / name for name in named)]
         for _ in range(_SECONDS * 20):
             assert self.server.poll() is None, self._log.read_text()
-            self.printed = self._log.read_text()
-            if "server_ready" in self.printed:
+            said = "".join(log.read_text() for log in logs if log.exists())
+            if "server_ready" in said or "readiness_changed ready=True" in said:
                 break
             threading.Event().wait(0.05)
-        assert "server_ready" in self.printed, self.printed
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready") as answer:
-            assert answer.status == 200
+        else:
+            raise AssertionError(said)
+        said = re.sub(r'"service": "([^"]+)", "address": "([^"]+)"', r"Started \1 at \2", said)
+        said = said.replace("Running on http://", "Started HTTPService at ")  # hypercorn's words
+        found = {
+            port: re.search(rf"Started {listener} at 127\.0\.0\.1:(\d+)", said)
+            for port, listener in _PORTS.items()
+        }
+        self._ports = {port: at[1] for port, at in found.items() if at}
+        if "8000" in self._ports and not re.search("-server-cert|--proxy-", command):
+            ready = f"http://127.0.0.1:{self._ports['8000']}/v2/health/ready"
+            with urllib.request.urlopen(ready) as answer:
+                assert answer.status == 200
 
     def _compare(self, shown: str, *, own_numbers: bool) -> None:
-        printed = self.printed
-        if self.server is not None and printed == self._log.read_text()[: len(printed)]:
-            shown = f"…\n{shown}…"
-        told = matches(shown, printed, own_numbers=own_numbers)
-        assert told, f"the page shows\n{shown}\nbut this was printed:\n{printed}"
+        told = matches(shown, self.printed, own_numbers=own_numbers)
+        assert told, f"the page shows\n{shown}\nbut this was printed:\n{self.printed}"
 
     def _with_own_ports(self, text: str) -> str:
-        return re.sub(r"127\.0\.0\.1:(800[012])\b", lambda found: f"127.0.0.1:{self._ports[found[1]]}", text)
+        for port, own in self._ports.items():
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{own}")
+        return text
 
     def _environ(self) -> dict[str, str]:
         return clean_environ(
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             HERE=str(self._here),
             COLUMNS="80",
+            PYTEST_ADDOPTS="",
             TRITIUM_HTTP_ADDRESS="127.0.0.1",
             TRITIUM_GRPC_ADDRESS="127.0.0.1",
-            TRITIUM_HTTP_PORT=self._ports["8000"],
-            TRITIUM_GRPC_PORT=self._ports["8001"],
-            TRITIUM_METRICS_PORT=self._ports["8002"],
+            TRITIUM_HTTP_PORT="0",
+            TRITIUM_GRPC_PORT="0",
+            TRITIUM_METRICS_PORT="0",
+            TRITIUM_SAGEMAKER_PORT="0",
+            SAGEMAKER_BIND_TO_PORT="0",
+            TRITIUM_METRICS_ADDRESS="127.0.0.1",
+            TRITIUM_MANAGEMENT_HTTP_PORT="0",
+            TRITIUM_MANAGEMENT_GRPC_PORT="0",
         )
 
 

@@ -12,7 +12,7 @@ import trio
 
 from chaos.subject.processes import alive
 from chaos.subject.server import PATIENCE, Node, Process, Server, find, serving
-from tests.support.forked import FORKING, fresh
+from tests.support.forked import start_module
 from tests.survival.wire import Connection, Response
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +47,9 @@ class ServerProcess(Server):
         command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
     ) -> Process:
         """Fork the server from a process that has imported it, where `tests.support.forked` allows that."""
-        other_packages = environ.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
-        if command[1:3] != ["-m", "engine"] or other_packages or fresh():
+        if command[1:3] != ["-m", "engine"]:
             return Server.launch(command, environ, stdout, stderr)
-        return FORKING.start(command[3:], cwd=ROOT, env=environ, stdout=stdout, stderr=stderr)
+        return start_module("engine", command[3:], env=environ, stdout=stdout, stderr=stderr)
 
     @property
     def url(self) -> str:

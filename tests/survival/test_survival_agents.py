@@ -241,7 +241,11 @@ async def test_a_model_that_fails_after_its_agents_tells_them(server, model, fol
         ("raise", "repository agent 'scribe' failed in LOAD: ValueError: no such luck"),
         ("die", "repository agent 'scribe' ended during LOAD (signal 11)"),
         ("exit", "repository agent 'scribe' ended during LOAD (exit status 3)"),
-        ("hang", "repository agent 'scribe' did not end LOAD within 5 s and was ended (--repoagent-timeout)"),
+        pytest.param(
+            "hang",
+            "repository agent 'scribe' did not end LOAD within 5 s and was ended (--repoagent-timeout)",
+            marks=pytest.mark.long,
+        ),
         ("hoard", "repository agent 'scribe' failed in LOAD: MemoryError"),
     ],
 )

@@ -351,6 +351,7 @@ APART = {
 }
 
 
+@pytest.mark.long
 async def test_under_hypercorn_no_way_of_writing_a_path_reaches_more(tmp_path):
     repository = Repository(tmp_path / "models")
     repository.onnx_add_sub()

@@ -83,6 +83,7 @@ async def test_versions_are_swapped_without_a_dip(tritium_server, workshop, chan
         check_server(server)
 
 
+@pytest.mark.long
 async def test_reloads_on_request_are_not_noticed(tritium_server, workshop, changes):
     workshop.model("telling", execute_seconds=WORK)
     async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:

@@ -20,7 +20,7 @@ from tests.survival.server import ROOT, eventually, standing
 
 COUNT = 300
 MOST = 200  # fewer than come
-SHORT = {"HTTP: half bodies", "gRPC: silent", "gRPC: open streams"}  # the rest takes half a minute
+SHORT = {"HTTP: half bodies", "gRPC: silent"}  # the rest takes half a minute
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from chaos.subject.processes import alive
+from tests.support.tiers import mostly_long
 from tests.survival.repository import instances
 from tests.survival.server import until
 from tests.survival.storm import Storm
@@ -81,7 +82,7 @@ async def test_told_to_end_it_answers_what_it_accepted_and_tells_others_that_it_
         assert server.logged("server_stopped")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", mostly_long([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 async def test_ended_under_load_every_request_it_took_has_an_answer(tritium_server, repository, number):
     repository.onnx_add_sub()
     repository.python_add_sub()

@@ -19,6 +19,7 @@ import tritonclient.http
 
 from tests.support.escapes import ATTEMPTS
 from tests.support.interpreters import OTHERS, shared_interpreter, with_these_packages
+from tests.support.tiers import mostly_long
 from tests.survival.server import ROOT, ServerProcess
 
 LEVELS = ("off", "guard", "basic", "strict")
@@ -165,7 +166,7 @@ def build(base):
     shutil.copy("/usr/bin/id", base / "tools" / "id")
 
 
-@pytest.fixture(scope="module", params=[ROOTS, OTHERS], ids=["root", "another user"])
+@pytest.fixture(scope="module", params=mostly_long([ROOTS, OTHERS], OTHERS), ids=["root", "another user"])
 def prison(request, interpreter):
     user = request.param
     base = Path(tempfile.mkdtemp(prefix="tritium-test-"))

@@ -104,6 +104,7 @@ async def connections_of(server):
     return len((await server.node("frontends/grpc/connections"))["children"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_interpreter")
 async def test_clients_that_stall_hold_up_nobody_and_leave_nothing_behind(tritium_server, repository):
     repository.onnx_add_sub(config=instances(1))

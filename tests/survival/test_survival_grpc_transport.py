@@ -165,6 +165,7 @@ async def test_ended_under_load_every_call_it_took_has_an_answer(tritium_server,
 # -- keepalive and age
 
 
+@pytest.mark.long
 async def test_clients_that_ping_too_often_are_told_so_and_sent_away(tritium_server, repository, gates):
     repository.gated(gates.directory)
     impatient = [
@@ -192,6 +193,7 @@ async def test_clients_that_ping_too_often_are_told_so_and_sent_away(tritium_ser
         gates.open()
 
 
+@pytest.mark.long
 async def test_old_connections_are_replaced_and_no_call_is_lost(tritium_server, repository):
     repository.onnx_add_sub(config=instances(1))
     enough = threading.Event()

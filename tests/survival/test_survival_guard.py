@@ -18,6 +18,7 @@ import tritonclient.http
 
 from tests.support.everyday import DEEDS
 from tests.support.interpreters import OTHERS, shared_interpreter
+from tests.support.tiers import mostly_long
 from tests.survival.server import ROOT, ServerProcess, until
 from tests.survival.test_survival_escapes import ROOTS, server_of
 
@@ -60,7 +61,7 @@ class Everyday:
             return json.loads(client.infer(model, [asked]).as_numpy("TOLD")[0])
 
 
-@pytest.fixture(scope="module", params=[ROOTS, OTHERS], ids=["root", "another user"])
+@pytest.fixture(scope="module", params=mostly_long([ROOTS, OTHERS], ROOTS), ids=["root", "another user"])
 def everyday(request):
     if os.geteuid() != 0:
         pytest.skip("only root can start servers of several users")
@@ -154,8 +155,8 @@ def under_a_filter(verdict):
     ("verdict", "flags", "opened"),
     [
         ("refuse", [], "guard by default"),
-        ("refuse", ["--sandbox=guard"], "guard"),
-        ("kill", [], "off by default"),
+        pytest.param("refuse", ["--sandbox=guard"], "guard", marks=pytest.mark.long),
+        pytest.param("kill", [], "off by default", marks=pytest.mark.long),
     ],
 )
 def test_where_a_sandbox_can_not_be_entered_models_are_served_without(tmp_path, verdict, flags, opened):

@@ -429,6 +429,7 @@ async def refused(server, name):
         return (await connection.request("GET", "/v2", **bearer(name))).status == 401
 
 
+@pytest.mark.long
 async def test_a_key_that_is_revoked_ends_streams_that_are_open(tritium_server, repository, tmp_path):
     repository.onnx_add_sub()
     auth = tmp_path / "auth.toml"

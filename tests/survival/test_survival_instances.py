@@ -65,6 +65,7 @@ async def crash(server, cause, model="crashing"):
     await eventually(given_up)
 
 
+@pytest.mark.long
 async def test_a_model_whose_instances_all_keep_dying_is_unavailable_with_a_reason_and_alone_in_that(
     tritium_server, repository, tmp_path
 ):

@@ -103,6 +103,7 @@ def test_where_the_operator_requires_it_the_model_is_not_served_and_the_error_sa
         assert f"chmod o+x '{place / 'private'}'" in entry["reason"]
 
 
+@pytest.mark.long
 def test_what_a_model_links_to_has_to_be_readable_as_well_and_the_error_names_it(place):
     (place / "private/weights").write_text("1 2 3")
     (place / "models/asks/1/weights").symlink_to(place / "private/weights")

@@ -73,6 +73,7 @@ async def test_while_instances_are_recycled_under_load_no_request_fails_and_none
         assert len(await server.wait_serving("python_add_sub")) == 2
 
 
+@pytest.mark.long
 async def test_a_model_that_leaks_is_recycled_before_it_has_taken_much_more_than_its_ceiling(
     tritium_server, repository
 ):

@@ -199,6 +199,7 @@ async def test_a_reloaded_model_does_not_answer_for_its_predecessor(server, fold
     assert (first.as_numpy("SUM")[0, 0], second.as_numpy("SUM")[0, 0]) == (4, 300)
 
 
+@pytest.mark.long
 async def test_two_servers_share_a_redis_server_and_outlive_it(tritium_server, repository):
     repository.onnx_add_sub("kept", config=instances(1) + CACHED)
     with RedisDouble() as redis:

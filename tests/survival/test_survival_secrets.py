@@ -108,7 +108,13 @@ def everything(server, header: Path) -> dict[str, str]:
     return seen
 
 
-@pytest.mark.parametrize("log", [("--log-format=json",), ("--log-format=default", "--log-verbose=2")])
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(("--log-format=json",), marks=pytest.mark.long),
+        ("--log-format=default", "--log-verbose=2"),
+    ],
+)
 def test_no_secret_is_shown_anywhere(tmp_path, log):
     write_model(tmp_path / "models", config=CONFIG)
     redis = RedisDouble(credentials=("u", SECRETS["redis"]))

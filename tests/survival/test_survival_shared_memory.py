@@ -237,6 +237,7 @@ def test_what_is_no_shared_memory_is_not_opened(face, kind):
     assert told == refusal(face.protocol, "INTERNAL", f"{word} shared memory region: '/{path.name}'")
 
 
+@pytest.mark.long
 def test_ten_thousand_registrations_find_a_limit(serving, face):
     with an_object(PAGE) as memory:
         told = [face.register(f"R{number}", memory.key, 64) for number in range(10_000)]
@@ -309,6 +310,7 @@ def test_a_client_may_be_killed_in_the_middle(serving, face, nbytes):
         assert face.status() == []
 
 
+@pytest.mark.long
 def test_the_server_never_removes_an_object(tmp_path):
     write_kinds(tmp_path / "models", tmp_path)
     with an_object(PAGE) as memory:

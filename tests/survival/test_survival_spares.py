@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.survival.repository import instances, parameter
 from tests.survival.server import eventually
 
@@ -32,6 +34,7 @@ async def test_an_instance_that_is_killed_goes_on_in_the_spare(tritium_server, r
         assert await server.metric("tritium_workers_started_total", spare="true") == 1
 
 
+@pytest.mark.long
 async def test_a_confined_models_spare_is_confined_as_its_workers_are(tritium_server, repository):
     repository.python_add_sub(config=instances(1) + parameter("tritium.sandbox", "strict"))
     repository.python_add_sub("free", config=instances(1) + parameter("tritium.sandbox", "off"))

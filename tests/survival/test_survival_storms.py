@@ -100,6 +100,7 @@ async def test_a_model_whose_workers_are_stopped_hangs_nobody(tritium_server, re
         await check_books(server, "onnx_add_sub", striker, "hang")
 
 
+@pytest.mark.long
 async def test_one_poisonous_input_is_refused_and_its_batchmates_are_all_answered(
     tritium_server, repository, storm, tmp_path
 ):

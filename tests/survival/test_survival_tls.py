@@ -180,6 +180,7 @@ def test_a_client_that_trusts_another_authority_refuses_the_server(serve, pem, t
 # -- bytes
 
 
+@pytest.mark.long
 def test_large_bodies_go_up_and_come_down(serve, pem):
     values = np.arange(100 * MiB // 4, dtype=np.float32)
     server = serve(*pem.flags("http"))
@@ -198,6 +199,7 @@ def handshake(address, context, name="localhost"):
             return sock.version()
 
 
+@pytest.mark.long
 def test_old_versions_are_refused_and_any_server_name_is_told_the_same_certificate(serve, pem):
     server = serve(*pem.flags("http", "metrics", "grpc"))
     for service in ("HTTPService", "Metrics Service", "GRPCInferenceService"):
@@ -220,6 +222,7 @@ def test_old_versions_are_refused_and_any_server_name_is_told_the_same_certifica
             assert handshake(address, context, name) in {"TLSv1.2", "TLSv1.3"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
 def test_a_client_can_not_negotiate_again(serve, pem):
     server = serve(*pem.flags("http"))
@@ -313,7 +316,11 @@ class Load:
         until(lambda: self.errors or all(self.answers[kind] >= least for kind, least in owed.items()))
 
 
-@pytest.mark.parametrize(("times", "told"), [(3, True), (1, False)], ids=["by SIGHUP", "when they change"])
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [(3, True), pytest.param(1, False, marks=pytest.mark.long)],
+    ids=["by SIGHUP", "when they change"],
+)
 def test_new_certificates_cost_no_client_an_error(serve, pem, times, told):
     server = serve(*pem.flags("http", "metrics", "grpc"))
     addresses = [server.address(), server.address("Metrics Service")]

@@ -132,4 +132,4 @@ _IMPORTING: Final = re.compile(
 
 def without_importing(text: str) -> str:
     """Return a text without the frames of Python's import machinery, which lead to every module's code."""
-    return _IMPORTING.sub("", text)
+    return _IMPORTING.sub("", text).removesuffix("\n\nAt:\n")

@@ -15,15 +15,15 @@ from typing import Final
 import trio
 
 from actors.values.events import Event
+from chaos.clients.mix import WIRES
 from chaos.faults.base import Fault, Heal, Injection, NoTarget, Stage, Trouble, nothing_to_heal
-from chaos.faults.targets import felt_by, lost_with_workers, under_way
+from chaos.faults.targets import PURE, felt_by, lost_with_workers, one_instance, under_way
 from chaos.record.outcome import now
 from chaos.record.records import Excuse, Fail, LogExpected, Ok, Wire
 from chaos.workload.control import Order
 
 _TAKEN_WITHIN: Final = 3.0  # seconds: every model has several requests a second
 _LOOKING: Final = 0.005
-_WIRES: Final[Sequence[Wire]] = ("http", "grpc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Deed(Fault):
 
         Raises NoTarget if no worker executes anything.
         """
-        model, wire = target.choice(self.models), target.choice(_WIRES)
+        model, wire = target.choice(self.models), target.choice(WIRES)
         undo: Heal = nothing_to_heal
         if target.random() < 0.5:
             t = await _ordered(stage, model, self.action)
@@ -160,29 +160,30 @@ class Poison(Fault):
     reason: str
     within: float
     measures: str
-    model: str = "add_sub"
+    models: Sequence[str] = PURE
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
-        """Decide over which protocol; `heal` sends it."""
-        wire = target.choice(_WIRES)
-        keys = {"model": self.model, "reason": self.reason}
+        """Decide which model, and over which protocol; `heal` sends it. Raises NoTarget if none serves."""
+        model = (await one_instance(stage, target, self.models)).model
+        wire = target.choice(WIRES)
+        keys = {"model": model, "reason": self.reason}
         return Injection(
             t=now(),
-            models=felt_by(self.model),
-            detail=f"a request to '{self.model}' over {wire} whose inputs make its workers die: {self.poison}",
-            excuses=self._excuses(),
+            models=felt_by(model),
+            detail=f"a request to '{model}' over {wire} whose inputs make its workers die: {self.poison}",
+            excuses=self._excuses(model),
             expects=[LogExpected(event=Event.WORKER_EXITED.value, keys=keys, within=self.within)],
             measures=self.measures,
-            model=self.model,
-            undo=partial(self._send, stage, wire),
+            model=model if self.measures else "",
+            undo=partial(self._send, stage, model, wire),
         )
 
-    def _excuses(self) -> Sequence[Excuse]:
-        own = Excuse(models=(self.model,), codes=(self.code,), most=1, after=0.1)
-        return [own] if self.reason != "hang" else [own, _late(self.model)]
+    def _excuses(self, model: str) -> Sequence[Excuse]:
+        own = Excuse(models=(model,), codes=(self.code,), most=1, after=0.1)
+        return [own] if self.reason != "hang" else [own, _late(model)]
 
-    async def _send(self, stage: Stage, wire: Wire) -> None:
-        end = await stage.send(self.model, poison=self.poison, protocol=wire)
+    async def _send(self, stage: Stage, model: str, wire: Wire) -> None:
+        end = await stage.send(model, poison=self.poison, protocol=wire)
         if not (isinstance(end, Fail) and end.code == self.code):
             raise Trouble(f"the poison request was due {self.code}, and got {end}")
 

@@ -39,6 +39,7 @@ class Killed(Fault):
 
     models: Sequence[str]
     everyone: bool = False
+    measures: str = "worker"
 
     async def inject(self, stage: Stage, target: random.Random) -> Injection:
         """Kill. Raises NoTarget if no worker serves."""
@@ -55,8 +56,8 @@ class Killed(Fault):
             pid=killed[0].pid,
             excuses=lost_with_all_workers(first.model) if self.everyone else lost_with_workers(first.model),
             expects=[exit_of(each, "signal_9") for each in killed],
-            measures="worker",
-            model=first.model,
+            measures=self.measures,
+            model=first.model if self.measures else "",
         )
 
 

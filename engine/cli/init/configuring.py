@@ -88,7 +88,8 @@ def configure(
         return Configured(config=config, loaded=None, todo=_forest_todo(model))
     loaded = read()
     by_itself = engine.backend == "python" or backends[engine.backend].language
-    if not by_itself:
+    if not by_itself and loaded.ok:
+        # Of a file that can't be told whole, a part would look like all of it.
         config = _completed(config, loaded)
     hints = _hints(model, config, loaded, directory, engine)
     _write(path, config, [line for hint in hints for line in ("", *hint)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from shlex import quote
 from textwrap import wrap
 from typing import Final
 
-from actors.values.datatypes import BY_NUMBER, DataType
+from actors.values.datatypes import BY_NUMBER
 from engine.cli.init.configuring import CONFIG, Configured
+from engine.observability.starting.hints import made_up
 from engine.observability.text import aligned, printable
 from engine.repository.bare.finding import MOST_ENTRIES, BareModel, Found
 from engine.repository.bare.policy.formats import Engine
@@ -209,14 +209,6 @@ def _question(outcome: Outcome) -> Iterator[str]:
 def _values(tensor: ModelInput, *, batches: bool) -> dict[str, object] | None:
     """Return an input of zeros, or None if it would be too long to paste."""
     datatype = BY_NUMBER.get(tensor.data_type)
-    shape = [1] * batches + [max(1, size) for size in tensor.dims]
-    count = math.prod(shape)
-    if datatype is None or count > _MOST_VALUES or datatype in (DataType.FP16, DataType.BF16):
+    if datatype is None:
         return None
-    value: object = {DataType.BYTES: "text", DataType.BOOL: False}.get(datatype, 0)
-    return {
-        "name": tensor.name,
-        "datatype": datatype.protocol_name,
-        "shape": shape,
-        "data": [value] * count,
-    }
+    return made_up(tensor.name, datatype, tensor.dims, batches=batches, most=_MOST_VALUES)

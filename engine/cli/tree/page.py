@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from engine.cli.tree.keys import Key
 from engine.cli.tree.reading import Reading
 from engine.cli.tree.rows import Row, head, rows
+from engine.observability.starting.drawing import columns, fitting, padded, wrapped
 from engine.observability.terminals import Ability
 
 _COLUMNS: Final[Mapping[str, int]] = {
@@ -89,7 +89,7 @@ def _standing(pen: _Pen, before: Reading | None, reading: Reading | None, lost: 
         return [pen.line((line, "bold red")) for line in pen.wrapped(lost)]
     if reading is None:
         return [pen.line(("asking the server", "dim"))]
-    told = head(before, reading).words
+    told = head(before, reading)
     between = [(", ", "")] * (len(told) - 1)
     return [pen.line(*(part for pair in zip(told, [*between, ("", "")], strict=True) for part in pair))]
 
@@ -99,14 +99,14 @@ def _lines(pen: _Pen, row: Row, *, selected: bool, faded: bool) -> Iterator[Text
     if faded:
         line.stylize("dim")
     if selected:
-        line.stylize(_SELECTED)
+        line = Text(line.plain, style=_SELECTED, no_wrap=True)
     yield line
     for words, style in row.notes:
         indent = _MARGIN * (row.depth + 2)
-        wrapped = pen.wrapped(words, indent)
-        if len(wrapped) > _NOTE_LINES and not row.is_open and not row.depth:
-            wrapped = [*wrapped[: _NOTE_LINES - 1], " ".join(wrapped[_NOTE_LINES - 1 :])]  # it is cut
-        for each in wrapped:
+        told = pen.wrapped(words, indent)
+        if len(told) > _NOTE_LINES and not row.is_open and not row.depth:
+            told = [*told[: _NOTE_LINES - 1], " ".join(told[_NOTE_LINES - 1 :])]  # it is cut
+        for each in told:
             yield pen.line((" " * indent, ""), (each, "dim" if faded else style))
 
 
@@ -136,14 +136,7 @@ class _Pen:
 
     def wrapped(self, words: str, indent: int = 0) -> list[str]:
         """Return words as lines that fit behind an indent."""
-        room = max(8, self._width - indent)
-        lines, text = [], self._ability.shown(words)
-        while cell_len(text) > room:
-            at = text.rfind(" ", 0, room + 1)
-            at = at if at > room // 2 else max(1, len(_fitting(text, room)))
-            lines.append(text[:at])
-            text = text[at:].lstrip(" ")
-        return [*lines, text]
+        return wrapped(self._ability.shown(words), self._width - indent)
 
     def heading(self) -> Text:
         """Return the columns' names."""
@@ -183,28 +176,16 @@ class _Pen:
         )
 
     def _padded(self, words: str, width: int) -> str:
-        shown = self._ability.shown(words)
-        if cell_len(shown) > width:
-            shown = _fitting(shown, width - 1) + self._marks.cut
-        return shown + " " * (width - cell_len(shown))
+        return padded(self._ability.shown(words), width, self._marks.cut)
 
     def _cut(self, line: Text, width: int) -> Text:
-        if cell_len(line.plain) <= width:
+        mark = self._marks.cut
+        if columns(line.plain) <= width:
             return line
-        cut = line[: len(_fitting(line.plain, width - 1))]
-        cut.append(self._marks.cut)
+        cut = line[: len(fitting(line.plain, width, mark)) - len(mark)]
+        cut.append(mark)
         cut.no_wrap = True
         return cut
-
-
-def _fitting(text: str, width: int) -> str:
-    """Return as much of `text` as takes no more columns than `width`."""
-    columns = 0
-    for at, character in enumerate(text):
-        columns += cell_len(character)
-        if columns > width:
-            return text[:at]
-    return text
 
 
 # -- what keys do

@@ -49,18 +49,10 @@ class Row:
     notes: Sequence[tuple[str, str]] = ()
     opens: bool = False
     is_open: bool = False
-    calm: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What is told of the whole server: (words, style), the most important first."""
-
-    words: Sequence[tuple[str, str]]
-
-
-def head(before: Reading | None, reading: Reading) -> Head:
-    """Return the server in a few words."""
+def head(before: Reading | None, reading: Reading) -> list[tuple[str, str]]:
+    """Return the server in a few (words, style), the most important first."""
     now, tree = now_of(reading.tree), reading.tree
     ready = _info(_find(tree, "telemetry", "readiness")).get("ready")
     words: list[tuple[str, str]] = []
@@ -77,7 +69,7 @@ def head(before: Reading | None, reading: Reading) -> Head:
     resident, budget = residency.get("resident"), residency.get("budget")
     if isinstance(resident, int) and isinstance(budget, int) and resident:
         words.append((f"{mib(resident)} of {size_text(budget)}", ""))
-    return Head(words=words)
+    return words
 
 
 def mib(nbytes: int) -> str:
@@ -206,7 +198,6 @@ class _Model:
             notes=list(self._notes(whole=is_open)),
             opens=self._node is not None or bool(self._entry.get("reason")),
             is_open=is_open,
-            calm=self.is_calm,
         )
 
     def _notes(self, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -223,7 +214,7 @@ class _Model:
             lines = [line for line in reason.splitlines() if line.strip()]
             yield from ((line, "red") for line in (lines if whole else lines[:1]))
         last = self._last
-        if last is not None:
+        if last is not None and not whole:  # its own row tells it
             yield _ended(last, self._now), "red"
 
 
@@ -282,7 +273,6 @@ def _part(branch: Node, opened: frozenset[str]) -> Row:
         words=words,
         opens=bool(_children(branch)),
         is_open=_key(branch) in opened,
-        calm=not worst,
     )
 
 
@@ -310,7 +300,6 @@ def _node(node: Node, now: float | None, *, depth: int) -> Row:
         depth=depth,
         words=", ".join(told),
         notes=[(f"last ended: {_reason(str(ended))}", "red")] if ended else [],
-        calm=state == "running",
     )
 
 

@@ -31,10 +31,11 @@ def fitting(text: str, width: int, mark: str) -> str:
     """Return `text`, ending in `mark` where it is cut to fit into `width` columns."""
     if columns(text) <= width:
         return text
+    room = width - columns(mark)
     taken = 0
     for at, character in enumerate(text):
         taken += _columns_of(character)
-        if taken > width - 1:
+        if taken > room:
             return text[:at] + mark if width > 0 else ""
     return text
 

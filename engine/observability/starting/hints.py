@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Final
 
 from actors.values.datatypes import DataType
-from actors.values.specs import InputSpec, ModelSpec, SequenceBatching
+from actors.values.specs import ModelSpec, SequenceBatching
+from engine.settings.listening import host_port
 
 _MOST_ELEMENTS: Final = 16
 _ANYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # what a listener was given, not where we listen
@@ -30,7 +32,7 @@ class Address:
     def place(self) -> str:
         """The host and the port, as a client on this machine reaches them."""
         host = "127.0.0.1" if self.host in _ANYWHERE else self.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return host_port(host, self.port)
 
     @property
     def url(self) -> str:
@@ -39,13 +41,8 @@ class Address:
 
     def curl(self, path: str, body: str = "") -> str:
         """Return a command for a shell that asks for `path`."""
-        data = f" -d {quoted(body)}" if body else ""
+        data = f" -d {quote(body)}" if body else ""
         return f"curl{_KEY if self.key else ''} {self.url}{path}{data}"
-
-
-def quoted(text: str) -> str:
-    """Return `text` as one word of a shell."""
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def hints(
@@ -90,20 +87,24 @@ def example(spec: ModelSpec) -> dict[str, object] | None:
     wanted = [each for each in spec.inputs if not each.optional]
     if spec.decoupled or isinstance(spec.scheduling, SequenceBatching) or not wanted:
         return None
-    lead = (1,) if spec.max_batch_size else ()
-    if any(each.datatype in _NO_JSON for each in wanted):
+    batches = spec.max_batch_size > 0
+    inputs = [
+        made_up(each.name, each.datatype, each.dims, batches=batches, most=_MOST_ELEMENTS) for each in wanted
+    ]
+    return None if None in inputs else {"inputs": inputs}
+
+
+def made_up(
+    name: str, datatype: DataType, dims: Sequence[int], *, batches: bool, most: int
+) -> dict[str, object] | None:
+    """Return an input of zeros for JSON; None if it has more than `most` elements, or JSON lacks its type."""
+    shape = [1] * batches + [max(1, size) for size in dims]
+    if math.prod(shape) > most or datatype in _NO_JSON:
         return None
-    if any(math.prod(_shape(each, lead)) > _MOST_ELEMENTS for each in wanted):
-        return None
-    return {"inputs": [_input(each, lead) for each in wanted]}
-
-
-def _shape(given: InputSpec, lead: tuple[int, ...]) -> tuple[int, ...]:
-    return (*lead, *(1 if size < 0 else size for size in given.dims))
-
-
-def _input(given: InputSpec, lead: tuple[int, ...]) -> dict[str, object]:
-    shape = _shape(given, lead)
-    value: object = {DataType.BYTES: "hello", DataType.BOOL: False}.get(given.datatype, 0)
-    data = [value] * math.prod(shape)
-    return {"name": given.name, "shape": list(shape), "datatype": str(given.datatype), "data": data}
+    value: object = {DataType.BYTES: "text", DataType.BOOL: False}.get(datatype, 0)
+    return {
+        "name": name,
+        "datatype": datatype.protocol_name,
+        "shape": shape,
+        "data": [value] * math.prod(shape),
+    }

@@ -18,6 +18,7 @@ ON_DEMAND: Final = "ON DEMAND"
 UNAVAILABLE: Final = "UNAVAILABLE"
 LOADING: Final = "LOADING"
 
+_WAITING: Final = "waiting"
 _NAME: Final = 24
 _TIME: Final = 8
 _MOST: Final = 12
@@ -65,7 +66,9 @@ def block(
     `seconds` is how long all of it takes so far. The first line is empty: see `drawing.redrawn`.
     """
     states = [(entry, standing(entry, on_demand)) for entry in entries]
-    loading = [entry for entry, state in states if state == LOADING]
+    under_way = [entry for entry, state in states if state == LOADING]
+    # Those that wait for their turn are only counted: they tell nothing, and may be many.
+    loading = [entry for entry in under_way if (entry.progress or {}).get("phase") != _WAITING]
     loading.sort(key=lambda entry: -_seconds(entry))
     failed = [entry for entry, state in states if state == UNAVAILABLE and entry.reason != UNLOADED]
     failed = [entry for entry in failed if entry.reason]
@@ -76,10 +79,12 @@ def block(
     head = [f"{ready} of {len(states)} ready"]
     head += [f"{len(loading)} loading"] if loading else []
     head += [f"{len(failed)} failed"] if failed else []
+    waiting = len(under_way) - len(loading)
+    head += [f"{waiting} waiting"] if waiting else []
     dormant = sum(state == ON_DEMAND for _, state in states)
     head += [f"{dormant} on demand"] if dormant else []
     took = duration(seconds)
-    words = padded(f"Loading models: {', '.join(head)}", canvas.width - _TIME - 1, canvas.ability.marks.cut)
+    words = padded(f"Loading: {', '.join(head)}", canvas.width - _TIME - 1, canvas.ability.marks.cut)
     return [[], [(f"{words}{took:>{_TIME}}", "bold")], *rows[:room], *more]
 
 

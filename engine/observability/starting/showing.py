@@ -10,6 +10,7 @@ import trio
 
 from actors.values.interfaces import IndexEntry
 from actors.values.specs import ModelKey
+from engine.observability.loads import load_seconds
 from engine.observability.logs import LogSink
 from engine.observability.starting.drawing import Line, painted
 from engine.observability.starting.progress import Canvas, block
@@ -40,13 +41,19 @@ class StartDisplay:
         self._last: tuple[Sequence[IndexEntry], Collection[ModelKey]] = ((), ())
         sink.tells_loads = True
 
-    async def run(self, known: Known) -> None:
-        """Draw what is being loaded. Cancelled before the summary, it tells of failures so far."""
+    async def run(self, known: Known, loading: Callable[[], bool]) -> None:
+        """Draw what is being loaded. Cancelled before the summary, it tells of failures so far.
+
+        After the summary, what is known is asked for only while something is `loading`.
+        """
         try:
             while True:
-                entries, on_demand = known()
-                self._draw(entries, on_demand)
-                await trio.sleep(_LOOK if self._summed_up and not self._busy(entries) else _PACE)
+                if self._summed_up and not loading():
+                    self._sink.below(())
+                    await trio.sleep(_LOOK)
+                else:
+                    self._draw(*known())
+                    await trio.sleep(_PACE)
         finally:
             self._sink.below(())
             if not self._summed_up:
@@ -54,20 +61,13 @@ class StartDisplay:
 
     def _draw(self, entries: Sequence[IndexEntry], on_demand: Collection[ModelKey]) -> None:
         self._last = entries, on_demand
-        if self._summed_up and not self._busy(entries):
-            self._sink.below(())
-            return
-        seconds = trio.current_time() - self._began
+        seconds = self.took
         if self._summed_up:
             entries = [entry for entry in entries if entry.progress is not None]
-            seconds = max(float(str((entry.progress or {}).get("seconds", 0))) for entry in entries)
+            seconds = max((load_seconds(entry.progress or {}) or 0.0 for entry in entries), default=0.0)
         canvas = self.canvas()
         lines = block(entries, on_demand, canvas, seconds=seconds)
         self._sink.below([painted(line, self._ability) for line in lines])
-
-    @staticmethod
-    def _busy(entries: Sequence[IndexEntry]) -> bool:
-        return any(entry.progress is not None for entry in entries)
 
     def canvas(self) -> Canvas:
         """Return the terminal as large as it is now."""

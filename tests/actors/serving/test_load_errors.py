@@ -35,6 +35,12 @@ def test_a_reason_in_tritons_form_loses_them():
     assert "test_load_errors.py(" in said
 
 
+def test_a_heading_that_has_no_other_frames_goes_with_them():
+    said = "SyntaxError: '(' was never closed (model.py, line 1)"
+    frames = "  <frozen importlib._bootstrap_external>(1074): get_code\n"
+    assert without_importing(f"{said}\n\nAt:\n{frames}") == said
+
+
 def test_other_text_stays_as_it_is():
     text = "ValueError: the file /a/importlib/__init__.py is missing\n\nAt:\n  /m/model.py(3): initialize\n"
     assert without_importing(text) == text

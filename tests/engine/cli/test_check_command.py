@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from onnx import TensorProto, helper
 
 from engine.__main__ import main
 from engine.repository.advice import is_model
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
 from tests.engine.cli.conftest import onnx_model
+from tests.support.bare_models import zipmapped
 
 CONFIG = """\
 max_batch_size: 8
@@ -276,14 +276,7 @@ def test_one_model_alone_is_shown_with_its_configuration(repository, capsys):
 
 
 def test_a_classifier_with_a_zipmap_is_told_the_cure(repository, checked):
-    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    graph = helper.make_graph(
-        [helper.make_node("ZipMap", ["X"], ["P"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])],
-        "graph",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 2])],
-        [helper.make_value_info("P", helper.make_sequence_type_proto(maps))],
-    )
-    model = helper.make_model(graph).SerializeToString()
+    model = zipmapped()
     tensor = '{ name: "%s" data_type: TYPE_FP32 dims: [ 2 ] }'
     config = f'backend: "onnxruntime"\nmax_batch_size: 8\ninput {tensor % "X"}\noutput {tensor % "P"}\n'
     root = repository(bare={"1/model.onnx": model}, written={"1/model.onnx": model, "config.pbtxt": config})

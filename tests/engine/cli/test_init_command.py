@@ -22,6 +22,7 @@ from tests.support.bare_models import (
     TRITON_MODEL,
     onnx_model,
     script,
+    zipmapped,
 )
 
 
@@ -83,6 +84,14 @@ def test_an_onnx_file_becomes_a_model_that_is_complete(exports, tmp_path, init):
     assert asked["inputs"] == [{"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]
     assert main(["check", "--quiet", str(tmp_path / "models")]) == 0
     assert sorted(os.listdir(tmp_path)) == ["exports", "models"]
+
+
+def test_an_output_that_no_request_can_carry_is_not_left_out_in_silence(exports, tmp_path, init):
+    (exports / "classes.onnx").write_bytes(zipmapped())
+    status, said = init(exports)
+    assert (status, states(said)) == (1, {"classes": "to do"})
+    assert "options={'zipmap': False}" in said
+    assert not config(tmp_path, "classes").output
 
 
 def test_an_exported_program_is_complete(exports, tmp_path, init):

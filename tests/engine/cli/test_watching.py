@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from engine.cli.client import ServerUnavailable, watch
 from engine.cli.tree.keys import Key, keys
 from engine.cli.tree.page import Screen, View, chosen, page
 from engine.cli.tree.reading import Reading, rates
@@ -97,7 +98,6 @@ OPEN = """\
     Internal: RuntimeError: the weights are not where they should be: /nowhere/weights.bin
 ▾ slow/1                    loading                            18.6 MiB         1
     loading
-    instance 0 was restarted 1.9s ago: the worker of instance 'slow_0' died of signal 9 (SIGKILL)
     instances               running       for 16.9s
       0                     running       for 1.9s, 1 restart, kind CPU, lanes 1, phase loading, pi…
         last ended: the worker of instance 'slow_0' died of signal 9 (SIGKILL)
@@ -189,7 +189,7 @@ class TestThePage:
 
     def test_an_open_model_tells_of_its_parts(self):
         lines = shown(None, *readings("killed"), width=100, opened={"models/slow/1"})
-        assert lines[3:14] == OPEN.splitlines()
+        assert lines[3:13] == OPEN.splitlines()
 
     def test_a_narrow_terminal_shows_the_most_important_columns(self):
         lines = shown(None, *readings("killed"), width=44, height=12, wide=False)
@@ -347,6 +347,24 @@ def test_into_a_pipe_each_round_is_written_whole_and_a_signal_ends_it_cleanly(ad
             process.kill()
     assert (process.returncode, errors) == (0, "")
     assert "\x1b" not in rest
+
+
+def test_into_a_pipe_a_server_that_is_away_is_told_of_once(monkeypatch, capsys):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    rounds = iter(["gone", "gone", "here", "here", "gone", "refused"])
+
+    def ask():
+        answer = next(rounds, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        if answer != "here":
+            raise ServerUnavailable(answer)
+        return answer
+
+    assert watch(ask, 1.0, drawn=str, plain="{}\n".format) == 0
+    waiting = "; waiting for it to come back"
+    told = capsys.readouterr().out.splitlines()
+    assert told == [f"gone{waiting}", "here", "here", f"gone{waiting}", f"refused{waiting}"]
 
 
 @pytest.mark.system

@@ -61,6 +61,7 @@ def test_a_json_log_tells_of_a_failed_start_and_of_being_told_twice_as_json(tmp_
         assert server.wait() == 1
         [failed] = events(server, "server_failed")
         assert failed["error"] == "creating server: Internal - failed to load all models"
+        assert failed["hint"] == "--exit-on-error=false serves the models that do load"
     slow = (
         "import time\nclass TritonPythonModel:\n    def execute(self, requests):\n        time.sleep(600)\n"
     )

@@ -49,7 +49,7 @@ BROKEN = [
     ('an unknown backend', 'backend: "onnxrunntime"\n' + REST,
      [((1, 1), 'backend', "unable to find backend library for backend 'onnxrunntime', try specifying runtime on the model configuration.", "did you mean 'onnxruntime'?")]),
     ('a backend that is nothing like another', 'backend: "zzz"\n' + REST,
-     [((1, 1), 'backend', "unable to find backend library for backend 'zzz', try specifying runtime on the model configuration.", 'backends here: broken, mine, onnxruntime, openvino, python, pytorch')]),
+     [((1, 1), 'backend', "unable to find backend library for backend 'zzz', try specifying runtime on the model configuration.", 'backends here: broken, mine, onnxruntime, openvino, python, pytorch; if it is a backend of your own, put its libtriton_zzz.so or its model.py into <--backend-directory>/zzz (docs/backends/c_libraries.md, python_based.md)')]),
     ('a backend by its short name', 'backend: "onnx"\n' + REST,
      [((1, 1), 'backend', "unable to find backend library for backend 'onnx', try specifying runtime on the model configuration.", "did you mean 'onnxruntime'?")]),
     ("a platform in the backend's place", 'backend: "pytorch_libtorch"\n' + REST,

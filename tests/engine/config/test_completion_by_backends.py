@@ -278,6 +278,7 @@ pb_utils.Logger.log_info("not worth telling")
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_endless_output_is_bounded(python):
     loaded = python(

@@ -206,6 +206,18 @@ def test_a_backends_folder_that_has_gone_is_no_error_of_its_digest(write_model, 
             "put its libtriton_dali.so into <--backend-directory>/dali; or serve 'model.dali' and 'dali.py'",
         ),
         ("square", "docs/decoupled.md"),
+        ("identity", "examples/models/identity_fp32"),
+        ("implicit_state", "libtriton_implicit_state.so into <--backend-directory>/implicit_state"),
+        ("recommended", "examples/c_backend"),
+        ("nvtabular", "put its folder into <--backend-directory>/nvtabular"),
+        ("caffe2_netdef", "export the model to ONNX"),
+        ("custom", "docs/backends/c_libraries.md"),
+        ("ensemble", 'write platform: "ensemble"'),
+        ("xgboost", "did you mean 'fil'?"),
+        ("custom/identity", 'without a folder: write backend: "identity"; it is one of Triton\'s own tests'),
+        ("a/libtriton_b.so", 'without its file: write backend: "b"; if it is a backend of your own, put its'),
+        ("acme", "put its libtriton_acme.so or its model.py into <--backend-directory>/acme"),
+        ("!", "backends here: "),
     ],
 )
 def test_a_backend_of_tritons_that_is_not_here_is_known_by_name(find_for, backend, said):
@@ -218,10 +230,16 @@ def test_a_backend_of_tritons_that_is_not_here_is_known_by_name(find_for, backen
 
 
 @pytest.mark.parametrize("file", ["model.dali", "dali.py"])
-def test_the_files_of_a_model_without_a_backend_say_which_one_is_meant(find_for, file):
+def test_the_files_of_a_dali_model_without_a_backend_say_so(find_for, file):
     [problem] = [each for each in find_for("", files={f"1/{file}": ""}).problems if each.is_error]
     assert problem.message.startswith("Invalid model name: Could not determine backend for model 'm'")
     assert problem.hint == 'write backend: "dali"'
+
+
+def test_a_library_among_a_models_files_says_which_backend_is_meant(find_for):
+    files = {"1/libtriton_scale.so": "", "1/weights": ""}
+    [problem] = [each for each in find_for("", files=files).problems if each.is_error]
+    assert problem.hint == 'write backend: "scale"'
 
 
 @pytest.mark.parametrize("filename", ["", "net.py"])

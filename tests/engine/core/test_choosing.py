@@ -158,8 +158,8 @@ def test_the_version_tells_which_core_runs():
     [
         ("tests.fuzz", ["--help"]),
         ("chaos.simulation", ["--help"]),
-        ("benchmarks.hostile.watched", ["page", "no setting"]),
-        ("benchmarks.wakeups.watched", ["page", "no setting"]),
+        pytest.param("benchmarks.hostile.watched", ["page", "no setting"], marks=pytest.mark.long),
+        pytest.param("benchmarks.wakeups.watched", ["page", "no setting"], marks=pytest.mark.long),
     ],
 )
 def test_programs_that_judge_the_core_run_the_one_that_is_chosen(program, words, tmp_path):

@@ -24,6 +24,7 @@ from engine.environments.layout import EnvironmentFailed
 from engine.processes.runtime import interpreter, variables
 from tests.engine.environments.sources import make_environment, make_wheel, offline, pack
 from tests.support.logged import Logged
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -127,6 +128,7 @@ async def test_what_pip_complains_of_is_the_reason_and_nothing_is_left_to_be_use
         builds.cache.runtime(environment)
 
 
+@pytest.mark.long
 async def test_several_servers_that_need_the_same_build_it_once(builds):
     make_wheel(builds.wheels, "tiny", "1.0")
     environment = builds.asks("tiny")
@@ -153,6 +155,7 @@ async def test_what_an_interrupted_build_has_left_is_not_used(builds, packed):
     assert run(await builds.build(packed), "print(1)") == "1"
 
 
+@pytest.mark.long
 async def test_one_whose_python_has_gone_is_built_again(builds, packed):
     runtime = await builds.build(packed)
     os.unlink(runtime.interpreter)
@@ -187,6 +190,7 @@ async def build_process(builds, directory):
     return process, await processes_of(directory)
 
 
+@pytest.mark.long
 async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
     process, started = await build_process(builds, tmp_path)
     await process.stdin.aclose()  # as the kernel does for a server that has died
@@ -194,6 +198,7 @@ async def test_so_does_one_whose_server_is_killed(builds, tmp_path):
     await wait_ended(started)
 
 
+@pytest.mark.long
 async def test_a_build_that_notices_nothing_ends_with_its_server_all_the_same(builds, tmp_path):
     """It resembles a build in a long call into C: it is stopped here, and can do nothing at all."""
     process, started = await build_process(builds, tmp_path)
@@ -215,7 +220,7 @@ async def test_a_build_that_takes_too_long_is_given_up(builds, tmp_path):
     assert str(failure) == f"the environment of '{environment.source}' was not built within 0.5 s"
 
 
-@pytest.mark.parametrize("away", ["", "setsid "])
+@pytest.mark.parametrize("away", mostly_long(["", "setsid "], "setsid "))
 async def test_a_build_leaves_no_process_behind(builds, tmp_path, away):
     leave = f"{away}sh -c 'echo $$ > {tmp_path}/pids; exec sleep 600' </dev/null >/dev/null 2>&1 &\n"
     wait = f"while [ ! -s {tmp_path}/pids ]; do sleep 0.01; done\n"
@@ -273,6 +278,7 @@ async def wait_ended(processes):
     assert not alive
 
 
+@pytest.mark.long
 async def test_what_only_the_servers_python_path_has_is_installed_all_the_same(builds):
     make_wheel(builds.wheels, "tiny", "1.0")
     packages = builds.path / "packages"
@@ -292,6 +298,7 @@ async def test_one_that_was_moved_is_not_taken_for_what_it_was(builds, packed):
         builds.cache.runtime(packed)
 
 
+@pytest.mark.long
 def test_a_server_without_pip_has_the_environment_bring_its_own(tmp_path, monkeypatch):
     make_wheel(tmp_path / "wheels", "tiny", "1.0")
     (tmp_path / "requirements.txt").write_text("tiny")

@@ -219,6 +219,7 @@ def test_check_builds_nothing_and_says_so(model, check, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_check_builds_environments_where_it_is_told_to(model, check, tmp_path):

@@ -191,9 +191,9 @@ def test_a_failure_is_told_in_the_format_of_the_moment(form, event, capsys):
     with LogSink(out, out) as sink:
         announcer = Announcer(logs, sink, log)
         logs.change(LogState(format=form))
-        announcer.failed("no such luck")
-    assert len(log.of(Event.SERVER_FAILED)) == event
-    assert ("error: no such luck" in capsys.readouterr().err) is not bool(event)
+        announcer.failed("no such luck", hint="--luck=true has some")
+    assert [failed["hint"] for failed in log.of(Event.SERVER_FAILED)] == ["--luck=true has some"] * event
+    assert capsys.readouterr().err == "error: no such luck\n--luck=true has some\n" * (not event)
 
 
 def test_requests_need_no_hook_while_nothing_is_logged_of_them():

@@ -80,6 +80,7 @@ def test_each_action_may_print_as_much(agent, tmp_path):
         lines.clear()
 
 
+@pytest.mark.long
 def test_one_that_asks_for_folders_without_a_pause_is_ended_in_time(agent, tmp_path):
     busy = agent("while True: self.model.release(self.model.acquire())")
     with pytest.raises(AgentFailed, match="did not end LOAD within 2 s"):

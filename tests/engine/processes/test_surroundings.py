@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from tests.support.operators import clean_environ, serving, write_model
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -26,7 +27,7 @@ def test_with_few_files_it_warns_and_serves(tmp_path):
         assert server.get("/v2/health/ready")[0] == 200
 
 
-@pytest.mark.parametrize("form", ["default", "ISO8601", "json", "console"])
+@pytest.mark.parametrize("form", mostly_long(["default", "ISO8601", "json", "console"], "console"))
 def test_in_an_ascii_locale_every_format_can_be_written(tmp_path, form):
     write_model(tmp_path / "models", "modèle")
     environ = clean_environ(**ASCII)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.flavours import process
 from tests.support.operators import ROOT, clean_environ, serving, write_model
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -181,6 +182,7 @@ def command(address, *words):
     )
 
 
+@pytest.mark.long
 def test_the_command_follows_over_a_restart_and_says_that_ids_began_anew(tmp_path):
     write_model(tmp_path / "models")
     flags = (f"--model-repository={tmp_path / 'models'}", "--exit-timeout-secs=30")
@@ -194,7 +196,7 @@ def test_the_command_follows_over_a_restart_and_says_that_ids_began_anew(tmp_pat
             first.signal()
             assert first.wait() == 0  # a stream does not hold it up
             drained = [json.loads(line) for line in _until(following, "server_draining")]
-            assert [each["event"] for each in drained] == ["server_draining"]
+            assert {each["event"] for each in drained[:-1]} <= {"readiness_changed"}  # it comes after `ready`
             with serving(tmp_path / "second", *flags, f"--http-port={address.rpartition(':')[2]}") as second:
                 second.wait_ready()
                 anew = [json.loads(line) for line in _until(following, "server_ready")]
@@ -216,7 +218,7 @@ def _until(following, event):
     raise AssertionError(f"no {event}: {following.stderr.read()}")
 
 
-@pytest.mark.parametrize("worker", ["trio", "asyncio"])
+@pytest.mark.parametrize("worker", mostly_long(["trio", "asyncio"], "asyncio"))
 def test_under_hypercorn_events_are_streamed_too(tmp_path, worker):
     write_model(tmp_path / "models")
     flavour = process(

@@ -98,6 +98,7 @@ def check_refused(asked, why):
     assert all(why in text for _, text in answers)
 
 
+@pytest.mark.long
 def test_at_the_end_of_the_exit_timeout_whoever_waits_is_told(tmp_path):
     write_sleeper(tmp_path / "models")
     repository = f"--model-repository={tmp_path / 'models'}"
@@ -131,6 +132,7 @@ def test_what_hangs_makes_the_server_not_ready_and_is_not_waited_for(tmp_path):
         assert server.wait(30) == 0
 
 
+@pytest.mark.long
 def test_a_limit_for_all_models_ends_what_hangs_where_the_model_says_nothing_itself(tmp_path):
     write_sleeper(tmp_path / "models")
     write_sleeper(tmp_path / "models", "patient", execution_timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -14,11 +15,11 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
-def started(words, folder, **environ):
+def started(words, folder, *, before=(), **environ):
     """Run a command to its end, and return it with what it said."""
     path = f"{ROOT}:{ROOT / 'engine/worker/authoring/public'}"
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [*before, sys.executable, "-m", *words],
         cwd=folder,
         env=clean_environ() | {"PYTHONPATH": path, "TRITIUM_ALLOW_GRPC": "false"} | environ,
         capture_output=True,
@@ -50,6 +51,25 @@ def test_a_forgotten_repository_is_told_in_a_line_and_by_the_status(tmp_path, wo
     assert said.startswith("error: --model-repository must be specified")
     assert "TRITIUM_MODEL_REPOSITORY=DIR" in said
     assert ended.returncode == status
+
+
+def _unshares() -> bool:
+    command = ["unshare", "-pf", "--mount-proc", "true"]
+    return (
+        which("unshare") is not None
+        and not subprocess.run(command, check=False, capture_output=True).returncode
+    )
+
+
+@pytest.mark.skipif(not _unshares(), reason="no process ids of one's own: that needs root")
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["--workers", "0"], 1)])
+def test_as_process_1_what_gives_a_status_is_told(tmp_path, words, status):
+    command = ["hypercorn", "-b", "127.0.0.1:0", "tritium.asgi", *words]
+    ended = started(command, tmp_path, before=["unshare", "-pf", "--mount-proc"])
+    assert ended.returncode == status  # hypercorn's own, which the kernel keeps us from changing
+    assert ("With --workers 0" in ended.stderr) == (status == 0)
+    assert "Traceback" not in ended.stderr
+    assert "resource_tracker" not in ended.stderr
 
 
 def test_a_server_that_fails_after_its_start_ends_hypercorn_with_a_status(tmp_path):

@@ -100,6 +100,7 @@ def test_servers_share_the_http_port_where_both_say_so():
         with pytest.raises(AddressInUse) as caught, open_sockets(settings(http_port=port)):
             pass
     assert str(caught.value) == f"Socket '127.0.0.1:{port}' already in use "
+    assert caught.value.hint == "another process listens there; --http-port=PORT takes another port"
 
 
 # -- Unix sockets

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.flavours import process
 from tests.support.operators import DOUBLE, ROOT, clean_environ, serving, write_model
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -232,7 +233,7 @@ def test_while_the_server_drains_the_management_port_shows_the_tree_and_takes_no
         assert server.wait() == 0
 
 
-@pytest.mark.parametrize("worker", ["asyncio", "trio"])
+@pytest.mark.parametrize("worker", mostly_long(["asyncio", "trio"], "asyncio"))
 def test_under_hypercorn_the_tree_opens_the_management_ports(tmp_path, worker):
     write_model(tmp_path / "models")
     said = tmp_path / "said"

@@ -227,6 +227,7 @@ def test_names_that_clients_make_up_are_in_no_label(warm):
     assert not grown
 
 
+@pytest.mark.long
 def test_uploads_that_fail_are_told_by_name_up_to_a_bound(warm):
     before = series(scrape(warm))
     body = json.dumps({"parameters": {"config": json.dumps({"backend": "nonesuch"}), "file:1/model.py": ""}})

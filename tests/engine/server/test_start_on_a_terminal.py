@@ -29,7 +29,7 @@ def test_loads_a_summary_and_the_live_page(tmp_path):
     with on_terminal([*command, "--exit-on-error=false"], environ=environ) as server:
         server.wait_for("tritium man")
         text = server.text
-        assert "Loading models:" in text
+        assert "Loading:" in text
         summary = text[text.index("MODEL ") :]
         assert re.search(r"double/1 +READY +\d", summary)
         assert re.search(r"broken/1 +UNAVAILABLE", summary)

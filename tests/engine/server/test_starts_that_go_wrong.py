@@ -103,6 +103,7 @@ def test_why_a_model_fails_is_logged_once_and_without_the_frames_of_imports(faul
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_the_frames_of_imports_are_told_where_more_is_asked_for(tmp_path):
     write_model(tmp_path / "models", code=NEEDY)
     assert "importlib" in said_by(tmp_path, str(tmp_path / "models"), "--log-verbose=1")

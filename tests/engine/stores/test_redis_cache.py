@@ -161,6 +161,7 @@ async def test_what_was_inserted_is_found(server):
         assert (far.cache.counts.hits, far.cache.counts.misses, far.cache.counts.errors) == (1, 1, 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_nobody_asks_before_there_was_a_sign_of_life(server):
     server.stop()

@@ -35,6 +35,7 @@ from chaos.record.descriptors import left_open, open_descriptors
 from tests.engine.worker.conftest import until
 from tests.support.many_models import Models, calling, model, open_models
 from tests.support.ports import Port
+from tests.support.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -344,7 +345,7 @@ async def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_calls_ag
         assert (await models.infer("caller", 3.0)).tolist() == [[7.0] * 4]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", mostly_long(range(12), 0, 3, 6, 9))
 async def test_a_worker_that_breaks_the_protocol_of_calls_is_killed_and_nobody_else(number):
     async with open_models(
         calling(mode="packets"), model("callee", "doubling"), subjects=Subjects()
@@ -555,6 +556,7 @@ ROUNDS = 6
 LARGE = 100_000  # elements: inputs and outputs go in segments
 
 
+@pytest.mark.long
 async def test_callers_and_callees_may_die_at_any_time():
     chance = random.Random(11)
     outcomes = []

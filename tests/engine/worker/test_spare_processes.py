@@ -61,6 +61,7 @@ async def test_a_spare_has_imported_its_backend_before_there_is_a_model(serve, s
         assert spare.status() in {psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING}
 
 
+@pytest.mark.long
 async def test_a_stopped_spare_is_passed_over(serve, spare_of):
     async with serve("doubling", spare_workers=1) as model:
         await waiting(model)
@@ -74,12 +75,14 @@ async def test_a_stopped_spare_is_passed_over(serve, spare_of):
         await until(lambda: not spare.is_running())
 
 
+@pytest.mark.long
 async def test_none_is_left_when_the_tree_ends(serve, workers):
     async with serve("doubling", spare_workers=2) as model:
         await waiting(model)
     assert workers() == set()
 
 
+@pytest.mark.long
 async def test_the_descriptors_of_spares_are_given_back(serve):
     me = psutil.Process()
     before = me.num_fds()
@@ -93,6 +96,7 @@ async def test_the_descriptors_of_spares_are_given_back(serve):
     assert me.num_fds() <= before + 2  # trio's own
 
 
+@pytest.mark.long
 async def test_instances_on_different_cores_share_no_spare(serve, spare_of):
     core = min(os.sched_getaffinity(0))
     async with serve(

@@ -149,7 +149,16 @@ async def test_under_kills_no_request_is_lost_wrong_or_answered_twice(serve):
     ("backend", "options", "cue", "code", "words", "deaths"),
     [
         *(
-            pytest.param("hostile", {}, cue, ErrorCode.POISONED, "", {"protocol_error": 2}, id=what)
+            pytest.param(
+                "hostile",
+                {},
+                cue,
+                ErrorCode.POISONED,
+                "",
+                {"protocol_error": 2},
+                id=what,
+                marks=() if what in ("garbage", "an output beyond the segment") else pytest.mark.long,
+            )
             for cue, what in (
                 (3.0, "an output beyond the segment"),
                 (4.0, "a result that was not asked for"),
@@ -247,6 +256,7 @@ def talks(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 async def test_whatever_a_worker_says_each_request_has_one_answer_and_the_next_worker_serves(serve, talks):
     async with serve("greedy", parameters={"talks": str(talks)}, retry=Retry.NEVER) as model:
         for number in range(TALKS):

@@ -212,7 +212,7 @@ def test_a_strict_sandbox_cannot_pin_another_process():
 @pytest.mark.parametrize(
     "binding",
     [
-        {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"},
+        pytest.param({"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}, marks=pytest.mark.long),
         {"GOMP_CPU_AFFINITY": str(min(os.sched_getaffinity(0)))},
     ],
 )

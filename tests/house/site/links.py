@@ -64,6 +64,8 @@ def page_of(path: str) -> str | None:
     """Return the page that a document is, or that a folder's README is; None if it is none."""
     if path in _AROUND:
         return _AROUND[path]
+    if path == "docs":
+        return "index.md"
     if path.startswith("docs/") and path.endswith(".md") and not path.startswith(_NO_PAGES):
         return path.removeprefix("docs/")
     if path.startswith("examples/") and path.endswith("/README.md"):

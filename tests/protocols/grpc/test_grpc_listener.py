@@ -111,6 +111,7 @@ async def test_a_drained_listener_finishes_what_was_begun_and_refuses_the_rest(s
             await listener.wait_drained()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_call_on_a_connection_that_nobody_had_accepted_is_refused_and_not_reset(served):
     with socket.create_connection(served.socket.getsockname()) as client:
@@ -124,6 +125,7 @@ async def test_a_call_on_a_connection_that_nobody_had_accepted_is_refused_and_no
     assert wire.frame(wire.GOAWAY, 0, 0, bytes.fromhex("7fffffff00000000")) in answer
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @serving(options=GrpcOptions(last_call=0.3))
 async def test_a_request_that_ceased_to_come_does_not_hold_up_the_end(served):
@@ -174,6 +176,7 @@ async def test_idle_connections_are_ended_and_clients_do_not_notice(served):
         assert served.listener.statistics().violations == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @serving(options=GrpcOptions(idle_timeout=0.2))
 async def test_a_connection_with_an_open_stream_is_not_idle(served, channel):
@@ -192,6 +195,7 @@ async def test_a_connection_with_an_open_stream_is_not_idle(served, channel):
     assert served.listener.statistics().accepted == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @serving(
     options=GrpcOptions(

@@ -202,6 +202,7 @@ async def test_a_client_that_never_finishes_its_handshake_holds_up_the_end_for_s
             assert 1.0 < trio.current_time() - began < 4.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_client_in_the_middle_of_its_handshake_hears_that_the_server_ends(authority, server_files):
     context = ssl.create_default_context(cafile=authority.root)

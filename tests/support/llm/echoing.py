@@ -6,13 +6,12 @@ answer to a chat is what its last message says, and `saying` makes a prompt of a
 """
 
 import json
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import trio
 
+from tests.support.forked import start_module
 from tests.support.llm import spelt
 from tests.survival.server import ServerProcess, until
 
@@ -73,14 +72,9 @@ class LanguageServer(ServerProcess):
     @staticmethod
     def launch(command, environ, stdout, stderr):
         """See `Server`."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.serving_languages", *command[4:], "--openai-port=0"],
-            cwd=ROOT,
-            env={**environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+        module, flags = "tests.support.serving_languages", [*command[4:], "--openai-port=0"]
+        return start_module(
+            module, flags, env={**environ, "PYTHONPATH": str(ROOT)}, stdout=stdout, stderr=stderr
         )
 
     @property

@@ -1,10 +1,11 @@
 """Forests of XGBoost, LightGBM and scikit-learn, as Triton's FIL backend serves them, on a CPU.
 
 Theory of operation. treelite reads the file, whatever library wrote it, and its predictor (GTIL) gives the
-scores of all rows of a batch in one call. Machine code of the forest (`compiled`) takes its place where
-there is some. Scores are in the model's own precision, and become FP32 in the answer. The contract is
-section 6 of backends.md, with two differences that docs/backends/fil.md names: the class of a row is that
-with the highest score, whatever its sign, and `threshold` is 0.5 where none is written.
+scores of all rows of a batch in one call. Machine code of the forest (`compiled`), or a compiled walk over
+its nodes (`walking`), takes its place where a C compiler is there. Scores are in the model's own precision,
+and become FP32 in the answer. The contract is section 6 of backends.md, with two differences that
+docs/backends/fil.md names: the class of a row is that with the highest score, whatever its sign, and
+`threshold` is 0.5 where none is written.
 
 Nothing that a client sends makes a forest fail. What can fail are contributions, which are the source
 library's: a batch is then run again request by request.
@@ -22,16 +23,18 @@ from actors.values.datatypes import DataType
 from actors.values.errors import ErrorCode
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.backends.fil.answers import ShapeMismatch, answer_for, squeezed
-from engine.worker.backends.fil.compiled import CannotCompile, CompiledForest, compiled
+from engine.worker.backends.fil.compiled import CannotCompile, compiled
 from engine.worker.backends.fil.contributions import Contributions
 from engine.worker.backends.fil.forest import Forest, read_forest
 from engine.worker.backends.fil.parameters import INPUT, LEAVES, OUTPUT, SHAP, default_file, read
+from engine.worker.backends.fil.walking import walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from actors.values.tensors import Array
     from engine.worker.backends.base import Batch, ModelInfo, Output, TensorInfo
+    from engine.worker.backends.fil.compiled import Scorer
     from engine.worker.backends.fil.parameters import Options
 
 _DATATYPES = {INPUT: DataType.FP32, OUTPUT: DataType.FP32, SHAP: DataType.FP32, LEAVES: DataType.INT32}
@@ -89,7 +92,7 @@ class ForestBackend(Backend):
         self._check_tensors(model, forest)
         self._forest = forest
         self._make = self._makers(model, options)
-        self._scorer: Forest | CompiledForest = forest
+        self._scorer: Scorer = forest
         try:
             forest.scores(np.full((1, forest.columns), np.nan, np.float32), 1)
         except Exception as error:  # what treelite raises has no base class of its own in all versions
@@ -98,13 +101,22 @@ class ForestBackend(Backend):
             self._scorer = self._compiled(model, options)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
 
-    def _compiled(self, model: ModelInfo, options: Options) -> Forest | CompiledForest:
+    def _compiled(self, model: ModelInfo, options: Options) -> Scorer:
+        """Return the fastest that can be had: machine code, else a walk over tables, else treelite's own."""
         try:
             return compiled(self._forest, wanted=options.compiling, threads=self._threads, phase=model.phase)
-        except CannotCompile as reason:
-            level = "warning" if options.compiling == "on" else "info"
-            model.log(level, f"treelite's own predictor serves this model, no machine code: {reason}")
-        return self._forest
+        except CannotCompile as error:
+            reason = str(error)
+        level = "warning" if options.compiling == "on" else "info"
+        try:
+            scorer = walked(self._forest)
+        except CannotCompile as error:
+            model.log(
+                level, f"treelite's own predictor serves this model, no machine code: {reason}; {error}"
+            )
+            return self._forest
+        model.log(level, f"a walk over tables serves this model, no machine code of it: {reason}")
+        return scorer
 
     def unload(self) -> None:
         """End the threads."""

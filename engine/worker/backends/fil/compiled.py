@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -72,9 +72,7 @@ class CompiledForest:
         self._function.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 3, ctypes.c_void_p]
         self._classes = forest.classes
         self._kind = forest.kind
-        rows = _samples(forest.columns)
-        if not np.allclose(self.scores(rows), forest.scores(rows, 1), rtol=1e-6, atol=1e-7, equal_nan=True):
-            raise CannotCompile("its scores differ from those of treelite's own predictor")
+        agree(self, forest)
 
     def scores(self, x: Array, threads: int = 1) -> Array:
         """Return the scores [rows, classes] of `x`, FP32 [rows, columns], on the calling thread."""
@@ -95,20 +93,46 @@ def compiled(forest: Forest, *, wanted: str, threads: int, phase: Callable[[str]
             f"it has {forest.nodes} nodes, and more than {MOST_NODES} take long to compile"
             " (parameter tritium.fil.compile 'on' compiles it nevertheless)"
         )
+
+    def build(library: str) -> None:
+        phase("compiling")
+        _build(forest, library, threads)
+
+    return CompiledForest(kept(key_of(forest.path), build), forest)
+
+
+def kept(name: str, build: Callable[[str], None]) -> str:
+    """Return the path of a library in the user's cache; `build` makes it if it is not there.
+
+    Raises CannotCompile.
+    """
     folder = os.path.join(cache_directory(os.environ), "forests")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         status = os.stat(folder)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
             raise CannotCompile(f"{folder} belongs to another user, or others may write to it")
-        library = os.path.join(folder, f"{key_of(forest.path)}.so")
+        library = os.path.join(folder, f"{name}.so")
         with _alone(f"{library}.lock"):
             if not os.path.exists(library):
-                phase("compiling")
-                _build(forest, library, threads)
+                build(library)
     except OSError as error:
         raise CannotCompile(f"the cache {folder} can't be used: {error.strerror or error}") from error
-    return CompiledForest(library, forest)
+    return library
+
+
+class Scorer(Protocol):
+    """What gives the scores of a forest."""
+
+    def scores(self, x: Array, threads: int) -> Array:
+        """Return the scores [rows, classes] of `x`, FP32 [rows, columns]."""
+
+
+def agree(scorer: Scorer, forest: Forest) -> None:
+    """Raise CannotCompile if a forest's machine code scores otherwise than treelite's own predictor."""
+    rows = _samples(forest.columns)
+    if not np.allclose(scorer.scores(rows, 1), forest.scores(rows, 1), rtol=1e-6, atol=1e-7, equal_nan=True):
+        raise CannotCompile("its scores differ from those of treelite's own predictor")
 
 
 def key_of(path: str) -> str:
@@ -135,14 +159,6 @@ def _alone(path: str) -> Iterator[None]:
 
 
 def _build(forest: Forest, library: str, threads: int) -> None:
-    compiler = c_compiler(os.environ)
-    if not compiler:
-        named = os.environ.get("CC", "")
-        raise CannotCompile(
-            f"there is no C compiler '{named}', which CC names"
-            if named
-            else "there is no C compiler (gcc) here"
-        )
     import tl2cgen
 
     with tempfile.TemporaryDirectory(dir=os.path.dirname(library), prefix="making-") as folder:
@@ -159,16 +175,24 @@ def _build(forest: Forest, library: str, threads: int) -> None:
         options = ["-std=c99", "-O1", "-fPIC", f"-DRESULT={kind}", f"-DCOLUMNS={forest.columns}"]
         with ThreadPoolExecutor(threads) as pool:
             list(
-                pool.map(
-                    lambda source: _run([compiler, *options, "-c", source, "-o", f"{source}.o"]), sources
-                )
+                pool.map(lambda source: run_compiler([*options, "-c", source, "-o", f"{source}.o"]), sources)
             )
         made = f"{folder}/forest.so"
-        _run([compiler, "-shared", "-o", made, *(f"{source}.o" for source in sources), "-lm"])
+        run_compiler(["-shared", "-o", made, *(f"{source}.o" for source in sources), "-lm"])
         os.replace(made, library)
 
 
-def _run(command: Sequence[str]) -> None:
+def run_compiler(arguments: Sequence[str]) -> None:
+    """Run the C compiler. Raises CannotCompile where there is none, or it fails."""
+    compiler = c_compiler(os.environ)
+    if not compiler:
+        named = os.environ.get("CC", "")
+        raise CannotCompile(
+            f"there is no C compiler '{named}', which CC names"
+            if named
+            else "there is no C compiler (gcc) here"
+        )
+    command = [compiler, *arguments]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_TIMEOUT, check=False

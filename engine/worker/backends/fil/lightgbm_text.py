@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,41 +33,64 @@ def fault_of(text: bytes) -> str:
     if _END not in text:
         return "it is cut short: it has no end of its trees"
     trees = []
-    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(text)])):
-        try:
-            trees.append(_lists({match[1]: match[2].split() for match in _FIELD.finditer(text, start, stop)}))
-        except _Uneven as error:
-            return f"its tree {number} has {error}"
-    return _nodes_fault(trees) if trees else ""
+    for start, stop in zip(starts, [*starts[1:], len(text)]):
+        trees.append({match[1]: match[2] for match in _FIELD.finditer(text, start, stop)})
+    if not trees:
+        return ""
+    lists = _lists_of_all(trees)
+    if lists is None:
+        for number, fields in enumerate(trees):
+            try:
+                _check_lists(fields)
+            except _Uneven as error:
+                return f"its tree {number} has {error}"
+        return "it has a list of nodes that is no list of numbers"
+    return _nodes_fault(*lists)
 
 
 class _Uneven(Exception):
     """A tree's lists can't be those of its nodes. The message says what they are."""
 
 
-def _lists(fields: dict[bytes, Sequence[bytes]]) -> tuple[Array, ...]:
-    """Return the children on the left and on the right of a tree's nodes, and their tests."""
+_LISTS = (b"left_child", b"right_child", b"decision_type")
+
+
+def _lists_of_all(trees: Sequence[dict[bytes, bytes]]) -> tuple[Array, ...] | None:
+    """Return how many nodes the trees have, their children left and right, and their tests.
+
+    All trees are read together, because there are thousands. None if one of them is not as it should be.
+    """
     try:
-        inner = int(fields[b"num_leaves"][0]) - 1
+        counts = np.array([int(fields[b"num_leaves"]) - 1 for fields in trees])
+        # A tree that is one leaf has lists without meaning, or none.
+        grown = [fields for fields, count in zip(trees, counts.tolist()) if count]
+        texts = [[fields[name] for fields in grown] for name in _LISTS]
+    except (KeyError, ValueError, OverflowError):
+        return None
+    sizes = counts[counts != 0].tolist()
+    if any([text.count(b" ") + 1 for text in texts_of_one] != sizes for texts_of_one in texts):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # numpy stops at what is no number
+        lists = [np.fromstring(b" ".join(each), np.int64, sep=" ") for each in texts]
+    return None if any(each.size != sum(sizes) for each in lists) else (counts, *lists)
+
+
+def _check_lists(fields: dict[bytes, bytes]) -> None:
+    """Raise _Uneven where a tree's lists of nodes are not what they should be."""
+    try:
+        inner = int(fields[b"num_leaves"]) - 1
         if not inner:
-            return (_NONE,) * 3
-        found = tuple(
-            np.array(fields[name], np.int64) for name in (b"left_child", b"right_child", b"decision_type")
-        )
-    except (KeyError, IndexError, ValueError, OverflowError):
+            return
+        sizes = [np.array(fields[name].split(), np.int64).size for name in _LISTS]
+    except (KeyError, ValueError, OverflowError):
         raise _Uneven("no sound list of its nodes") from None
-    if any(each.size != inner for each in found):
+    if any(size != inner for size in sizes):
         raise _Uneven("lists of its nodes that are not of one length")
-    return found
 
 
-_NONE = np.empty(0, np.int64)
-
-
-def _nodes_fault(trees: Sequence[tuple[Array, ...]]) -> str:
-    """Return what is wrong with the nodes of all trees; they are looked at together, for there are many."""
-    counts = np.array([left.size for left, _, _ in trees])
-    left, right, decisions = (np.concatenate(each) for each in zip(*trees))
+def _nodes_fault(counts: Array, left: Array, right: Array, decisions: Array) -> str:
+    """Return what is wrong with the nodes of all trees."""
     inner = np.repeat(counts, counts)
     parents = np.arange(inner.size) - np.repeat(np.cumsum(counts) - counts, counts)
     # A node is made after its parent. A leaf is -1, -2, and so on.

@@ -31,7 +31,11 @@ class Unsound(ValueError):
 
 
 class Structure:
-    """The shape of a sound model: `columns`, `targets`, `classes` of the widest target, `trees`, `nodes`."""
+    """The shape of a sound model: `columns`, `targets`, `classes` of the widest target, `trees`, `nodes`.
+
+    With what a walk needs: `tables` and `walk`, the arrays of all nodes; `classes_of_trees`, -1 where a tree
+    is for all; and `averages`, `bases`, `postprocessor`, `sigmoid_alpha`, from the sums to the scores.
+    """
 
     def __init__(self, serialised: bytes) -> None:
         """Look at a serialised model. Raises Unsound."""
@@ -49,12 +53,13 @@ class Structure:
             raise Unsound("its numbers are of no known type")
         if not 1 <= self.trees <= reader.left // _FEWEST_BYTES:
             raise Unsound("it is cut short" if self.trees else "it has no trees")
-        self.columns, _, _, self.targets = reader.take("<iBBi")
+        self.columns, _, averages, self.targets = reader.take("<iBBi")
+        self.averages = bool(averages)
         classes, shape = reader.array("<i4"), reader.array("<i4")
         of_trees = reader.array("<i4"), reader.array("<i4")
-        reader.array("u1")  # the name of the postprocessor
-        reader.skip(8)  # sigmoid_alpha, ratio_c
-        bases = reader.array("<f8")
+        self.postprocessor = reader.array("u1").tobytes().decode("ascii", "replace")
+        self.sigmoid_alpha, _ = reader.take("<ff")  # and ratio_c
+        self.bases = bases = reader.array("<f8")
         reader.array("u1")  # attributes
         reader.nothing()
         if self.columns < 1 or self.targets < 1 or classes.size != self.targets:
@@ -71,12 +76,16 @@ class Structure:
             raise Unsound("it has another number of base scores than of classes")
         trees = _Trees(reader.content, reader.at, self.trees, _SIZES[threshold], _SIZES[leaf])
         self.nodes = trees.nodes
-        self._nodes = _Nodes(trees)
-        self._nodes.check(trees, self.columns, int(np.prod(shape)))
+        self.threshold_bytes, self.leaf_bytes = _SIZES[threshold], _SIZES[leaf]
+        self.leaf_width = int(np.prod(shape))
+        self.classes_of_trees = of_trees[1]
+        self.tables = trees
+        self.walk = _Nodes(trees)
+        self.walk.check(trees, self.columns, self.leaf_width)
 
     def depth(self) -> int:
         """Return how many tests the longest way through a tree has."""
-        return self._nodes.depth()
+        return self.walk.depth()
 
 
 class _Reader:
@@ -170,6 +179,13 @@ class _Trees:
         """Return one of the arrays of numbers, of all trees."""
         return self._joined(self._own[place], kind)
 
+    def leaf_vectors(self, kind: str) -> tuple[Array, Array]:
+        """Return the values of all leaves that are vectors, and where those of each tree begin among them."""
+        ends = self._pairs[0]
+        begins = ends - int(kind[-1]) * self.vectors
+        parts = [self._content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())]
+        return np.frombuffer(b"".join(parts), kind), np.cumsum(self.vectors) - self.vectors
+
     def spans(self, place: int) -> Array:
         """Return where leaf vectors begin (0) and end (1), or lists of categories (2, 3), of all nodes."""
         return self._joined(self._pairs[place], "<u8")
@@ -197,14 +213,14 @@ class _Nodes:
     """The nodes of all trees, one tree after the other."""
 
     def __init__(self, trees: _Trees) -> None:
-        self._roots = np.cumsum(trees.counts) - trees.counts
-        self._first = np.repeat(self._roots, trees.counts)
-        self._left, self._right = trees.array(1, "<i4"), trees.array(2, "<i4")
+        self.roots = np.cumsum(trees.counts) - trees.counts
+        self.first = np.repeat(self.roots, trees.counts)
+        self.left, self.right = trees.array(1, "<i4"), trees.array(2, "<i4")
 
     def check(self, trees: _Trees, columns: int, leaf_width: int) -> None:
         """Raise Unsound if a walk could leave its tree, or read what is not there."""
         kinds = trees.array(0, "i1")
-        tests = self._left != -1
+        tests = self.left != -1
         if (tests != (kinds != _LEAF)).any() or kinds.min() < _LEAF or kinds.max() > _CATEGORICAL:
             raise Unsound("it has a node that is neither a leaf nor a test")
         inner = np.flatnonzero(tests)
@@ -219,9 +235,9 @@ class _Nodes:
         _check_spans(trees, ~tests, leaf_width)
 
     def _check_children(self, trees: _Trees, inner: Array) -> None:
-        most, first = np.repeat(trees.counts, trees.counts)[inner], self._first[inner]
-        has_parent = np.zeros(self._left.size, np.bool_)
-        for children in (self._left[inner], self._right[inner]):
+        most, first = np.repeat(trees.counts, trees.counts)[inner], self.first[inner]
+        has_parent = np.zeros(self.left.size, np.bool_)
+        for children in (self.left[inner], self.right[inner]):
             if children.min() < 1 or (children >= most).any():
                 raise Unsound("it has a node whose children are not in its tree")
             has_parent[children + first] = True
@@ -230,12 +246,12 @@ class _Nodes:
 
     def depth(self) -> int:
         """Return how many tests the longest way down has; only after `check`."""
-        level, depth = self._roots, -1
+        level, depth = self.roots, -1
         while level.size:
             depth += 1
-            inner = level[self._left[level] != -1]
-            first = self._first[inner]
-            level = np.concatenate([self._left[inner] + first, self._right[inner] + first])
+            inner = level[self.left[level] != -1]
+            first = self.first[inner]
+            level = np.concatenate([self.left[inner] + first, self.right[inner] + first])
         return depth
 
 

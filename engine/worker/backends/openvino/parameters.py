@@ -92,7 +92,7 @@ class Options:
             asked["ENABLE_CPU_PINNING"] = _switch(model, "ENABLE_CPU_PINNING")
         on_cpu = {**_on_cpu(model, streams or hint), **asked}
         if self.target == "CPU":
-            return on_cpu, {}
+            return _without_streams(on_cpu) if model.lanes == 1 and not (streams or hint) else on_cpu, {}
         if self.target.partition(":")[0] not in _COMPOSED:
             return asked, {}
         # What chooses among devices knows the performance hint only. The CPU is told the rest beforehand.
@@ -117,6 +117,11 @@ def _on_cpu(model: ModelInfo, arranged: str) -> dict[str, str | int | bool]:
     if not arranged:
         properties["NUM_STREAMS"] = str(model.lanes)
     return properties
+
+
+def _without_streams(properties: Properties) -> Properties:
+    """Return the properties with which the thread that asks computes, if it is the only one that would."""
+    return {**properties, "NUM_STREAMS": "0"} if properties["INFERENCE_NUM_THREADS"] == 1 else properties
 
 
 def _text(model: ModelInfo, key: str) -> str:

@@ -42,6 +42,7 @@ class TensorFlowBackend(Backend):
     name = "tensorflow"
     platforms: Sequence[str] = ("tensorflow_savedmodel", "tensorflow_graphdef")
     environments = True
+    limits_gpu_memory = True
 
     @classmethod
     def prepare(cls) -> None:

@@ -11,6 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 from engine.worker.backends.base import LoadError
+from engine.worker.devices.cuda import CudaError, driver
+from engine.worker.devices.limits import is_limited, limit_as_share, refuse_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,7 +165,28 @@ def _fraction(model: ModelInfo) -> float:
         fraction = -1.0
     if not 0 <= fraction <= 1:
         raise LoadError(f"--backend-config=tensorflow,{_MEMORY}=X takes a number from 0 to 1, not '{text}'")
+    if fraction and _keeps_limit(model):
+        refuse_beside(model, _MEMORY, "--backend-config=tensorflow")
     return fraction
+
+
+def _keeps_limit(model: ModelInfo) -> bool:
+    return is_limited(model) and model.kind != "CPU"
+
+
+def memory_limit(model: ModelInfo) -> float:
+    """Return the share of its GPU's memory that an instance may take (`tritium.gpu_memory`); 0 for all of it.
+
+    Raises LoadError.
+    """
+    if not _keeps_limit(model):
+        return 0.0
+    if model.gpu_share:
+        return model.gpu_share
+    try:
+        return limit_as_share(model, driver().total_memory(model.device_id))
+    except CudaError as error:
+        raise LoadError(f"unable to load model '{model.name}', {error}") from error
 
 
 def _check_version(model: ModelInfo) -> None:

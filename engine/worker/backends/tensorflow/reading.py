@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.backends.base import LoadError
-from engine.worker.backends.tensorflow.parameters import DEFAULT_FILES, GRAPH_DEF, SAVED_MODEL
+from engine.worker.backends.tensorflow.parameters import DEFAULT_FILES, GRAPH_DEF, SAVED_MODEL, memory_limit
 from engine.worker.backends.tensorflow.signatures import (
     CallSignature,
     GraphTensor,
@@ -133,6 +133,8 @@ def configured(tensorflow: Any, model: ModelInfo, options: TensorFlowOptions) ->
         config.gpu_options.per_process_gpu_memory_fraction = options.memory_fraction
     else:
         config.gpu_options.allow_growth = True
+        # Beside growth it is the most that TensorFlow takes.
+        config.gpu_options.per_process_gpu_memory_fraction = memory_limit(model)
     return config
 
 

@@ -59,10 +59,9 @@ def plain(lines):
 
 LOADING = """
 
-Loading models: 1 of 6 ready, 3 loading, 1 failed, 1 on demand             9.0s
+Loading: 1 of 6 ready, 2 loading, 1 failed, 1 waiting, 1 on demand         9.0s
   slow/1                    building its environment: Collecting numpy     8.0s
   bert                      downloading 12.0 of 440.0 MiB                  4.2s
-  next                      waiting for its turn (attempt 2)               1.0s
   broken/1                  Internal: RuntimeError: the weights are not where …
 """
 
@@ -75,7 +74,7 @@ def test_loads_are_shown_with_their_phases_and_seconds():
 def test_what_does_not_fit_is_counted():
     lines = plain(block(ENTRIES, LAZY, canvas(height=6), seconds=9.0))
     assert lines[2].startswith("  slow/1")
-    assert lines[4:] == ["  and 2 more"]
+    assert lines[4:] == ["  and 1 more"]
 
 
 @given(
@@ -105,6 +104,7 @@ def test_the_lines_fit_the_terminal(entries, width, height, wide):
     ("progress", "words"),
     [
         ({"phase": "starting"}, "starting worker"),
+        ({"phase": "waiting", "attempt": 2}, "waiting for its turn (attempt 2)"),
         ({"phase": "warming up", "attempt": 1}, "warming up"),
         ({"phase": "reading weights"}, "reading weights"),
         ({}, "loading"),
@@ -182,8 +182,8 @@ class TestHints:
         spec = make_spec(inputs=(*make_spec().inputs, text))
         assert example(spec) == {
             "inputs": [
-                {"name": "INPUT", "shape": [1, 2], "datatype": "FP32", "data": [0, 0]},
-                {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
+                {"name": "INPUT", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]},
+                {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["text"]},
             ]
         }
 
@@ -213,7 +213,7 @@ class TestHints:
         )
         assert told["infer"].endswith(
             "/v2/models/model/infer -d "
-            """'{"inputs":[{"name":"INPUT","shape":[1,2],"datatype":"FP32","data":[0,0]}]}'"""
+            """'{"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,2],"data":[0,0]}]}'"""
         )
         assert told["gRPC"] == "127.0.0.1:1"
 
@@ -262,7 +262,8 @@ class TestOnATerminal:
             log = structlog.get_logger()
             now = {"known": (steps[0], LAZY)}
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(display.run, lambda: now["known"])
+                loading = lambda: any(each.progress is not None for each in now["known"][0])  # noqa: E731
+                nursery.start_soon(display.run, lambda: now["known"], loading)
                 for step in steps:
                     now["known"] = (step, LAZY)
                     log.info(Event.MODEL_LOADING, model="slow", version=1)

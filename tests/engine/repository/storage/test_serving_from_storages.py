@@ -16,6 +16,7 @@ from tests.engine.repository.storage.conftest import HASTY
 from tests.engine.repository.storage.doubles import fetch, read
 from tests.engine.repository.storage.emulators import MotoS3
 from tests.engine.repository.storage.wires import Wire
+from tests.support.tiers import mostly_long
 from tests.survival.changing import code, config, identity, load, policy, until_states
 from tests.survival.server import served
 
@@ -38,6 +39,7 @@ def model(emulator):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("emulator", mostly_long(["s3", "gcs", "azure"], "s3"), indirect=True)
 async def test_a_server_goes_on_with_a_download_where_another_was_cut_off(emulator, model, wire_to, tmp_path):
     wire = wire_to(emulator.port)
     uri, environ = emulator.uri(model, "models", wire.port), emulator.environ(wire.port)

@@ -490,7 +490,7 @@ USUAL = {
     "INFERENCE_PRECISION_HINT": "f32",
     "INFERENCE_NUM_THREADS": 1,
     "ENABLE_CPU_PINNING": False,
-    "NUM_STREAMS": "1",
+    "NUM_STREAMS": "0",
 }
 
 
@@ -524,6 +524,13 @@ def test_parameters_become_properties(monkeypatch, version_directory, parameters
 def test_threads_are_the_workers_share(monkeypatch, version_directory):
     _, config, _ = compiled_with(monkeypatch, version_directory, {}, lanes=2, threads=3)
     assert (config["INFERENCE_NUM_THREADS"], config["NUM_STREAMS"]) == (6, "2")
+
+
+def test_several_threads_for_one_execution_are_a_stream(monkeypatch, version_directory):
+    _, config, _ = compiled_with(monkeypatch, version_directory, {}, threads=2)
+    assert (config["INFERENCE_NUM_THREADS"], config["NUM_STREAMS"]) == (2, "1")
+    _, config, _ = compiled_with(monkeypatch, version_directory, {"INFERENCE_NUM_THREADS": "2"})
+    assert (config["INFERENCE_NUM_THREADS"], config["NUM_STREAMS"]) == (2, "1")
 
 
 def test_a_setting_of_the_command_line_is_a_default(monkeypatch, version_directory):

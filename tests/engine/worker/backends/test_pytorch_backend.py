@@ -596,6 +596,7 @@ def compiled(version_directory, request):
     return version_directory
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")

@@ -11,6 +11,8 @@ from engine.worker.backends import torch_loading
 from engine.worker.backends.base import LoadError
 from engine.worker.backends.language import of_vllm
 from engine.worker.backends.onnxruntime import OnnxRuntimeBackend
+from engine.worker.backends.tensorflow.parameters import TensorFlowOptions
+from engine.worker.backends.tensorflow.reading import configured
 from engine.worker.backends.testing import model_info
 from engine.worker.devices.limits import is_limited, limit_as_share, limit_in_bytes
 from tests.support.fake_gpu import built, in_this_process
@@ -122,6 +124,60 @@ def test_onnx_runtime_is_not_told_two_limits(asked, tmp_path):
 
 def test_without_a_driver_a_share_is_of_nothing(asked, tmp_path):
     assert "GPU memory can't be reached" in load_onnx(tmp_path, gpu_share=0.5)
+
+
+# -- TensorFlow: an option of the sessions
+
+
+class TensorFlow:
+    """Stands for `tensorflow`, its `compat.v1`, `config`, and the protocol buffers of a session's options."""
+
+    def __init__(self):
+        self.compat = SimpleNamespace(v1=SimpleNamespace(ConfigProto=self.options))
+        self.config = SimpleNamespace(list_physical_devices=lambda kind: [kind])
+
+    @staticmethod
+    def options(**given):
+        optimizer = SimpleNamespace(GlobalJitLevel=SimpleNamespace(Value=str))
+        return SimpleNamespace(
+            experimental=SimpleNamespace(),
+            graph_options=SimpleNamespace(optimizer_options=optimizer),
+            gpu_options=SimpleNamespace(),
+            device_count={},
+            **given,
+        )
+
+
+def gpu_options(**changes):
+    config = {"platform": "tensorflow_savedmodel"}
+    model = model_info(inputs=[], outputs=[], config=config, **{"kind": "GPU", **changes})
+    return vars(configured(TensorFlow(), model, TensorFlowOptions(model)).gpu_options)
+
+
+@pytest.mark.parametrize("limit", [{"gpu_memory": GIB // 4}, {"gpu_share": 0.25}])
+def test_tensorflow_takes_what_it_needs_up_to_a_limit(driver, limit):
+    assert gpu_options(**limit) == {
+        "visible_device_list": "0",
+        "allow_growth": True,
+        "per_process_gpu_memory_fraction": 0.25,
+    }
+    assert gpu_options(kind="CPU", **limit) == {}
+
+
+def test_tensorflow_without_a_limit_takes_what_it_needs():
+    assert gpu_options()["per_process_gpu_memory_fraction"] == 0
+    told = gpu_options(settings={"gpu-memory-fraction": "0.5"})
+    assert told == {"visible_device_list": "0", "per_process_gpu_memory_fraction": 0.5}
+
+
+def test_tensorflow_is_not_told_two_limits():
+    with pytest.raises(LoadError, match=r"both 'tritium\.gpu_memory' and 'gpu-memory-fraction'"):
+        gpu_options(gpu_share=0.5, settings={"gpu-memory-fraction": "0.5"})
+
+
+def test_without_a_driver_tensorflow_has_no_size_to_keep():
+    with pytest.raises(LoadError, match="GPU memory can't be reached"):
+        gpu_options(gpu_memory=5)
 
 
 # -- vLLM: an argument of the engine

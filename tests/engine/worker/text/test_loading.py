@@ -137,6 +137,7 @@ def test_a_text_is_cut_only_where_words_are_split_first(tmp_path):
     assert not divisible(lambda made: setattr(made, "normalizer", normalizers.NFC()), "e")
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_vocabulary_without_a_tokenizer_json_is_converted(tmp_path):

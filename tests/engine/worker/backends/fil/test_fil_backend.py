@@ -12,8 +12,11 @@ from actors.values.datatypes import DataType
 from engine.worker.backends.base import LoadError, TensorInfo
 from engine.worker.backends.fil import compiled as machine_code
 from engine.worker.backends.fil.backend import ForestBackend
+from engine.worker.backends.fil.forest import read_forest
+from engine.worker.backends.fil.parameters import read
+from engine.worker.backends.fil.walking import walked
 from engine.worker.backends.testing import LocalRequest, model_info, run
-from tests.support.forests import COLUMNS, Made, rows, xgb
+from tests.support.forests import CASES, COLUMNS, Made, extreme, rows, trained, xgb
 
 FP32 = DataType.FP32
 INPUT = TensorInfo("input__0", FP32, [COLUMNS])
@@ -287,7 +290,8 @@ def test_machine_code_answers_alike_and_is_kept(load, binary, cache):
     assert library.stat().st_mtime_ns == made_at
 
 
-def test_large_forests_are_left_alone_by_default(load, binary, cache, monkeypatch):
+@pytest.mark.system
+def test_large_forests_are_walked_by_default(load, binary, cache, monkeypatch):
     monkeypatch.setattr(machine_code, "MOST_NODES", 10)
     backend, model, told = load_compiling(load, binary, "auto")
     assert told[0][0] == "info"
@@ -296,6 +300,63 @@ def test_large_forests_are_left_alone_by_default(load, binary, cache, monkeypatc
     [answer] = run(backend, model, [LocalRequest({"input__0": x})])
     assert answer.code is None, answer.message
     np.testing.assert_allclose(answer.outputs["output__0"], binary.expected(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    """A cache for many forests, which share the function that walks them."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def walk_or_skip(made, folder):
+    forest = forest_of(made, folder)
+    try:
+        return forest, walked(forest)
+    except machine_code.CannotCompile as reason:
+        pytest.skip(str(reason))
+
+
+def check_walk(made, folder):
+    """Compare the walk of a forest with treelite's predictor, by itself and in groups of rows."""
+    forest, walk = walk_or_skip(made, folder)
+    for x in (rows(1), rows(3, seed=1, gaps=True), rows(17, seed=2, gaps=True), extreme(made)):
+        np.testing.assert_allclose(walk.scores(x), forest.scores(x, 1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["xgb_softprob", "lgb_multiclass", "lgb_binary_steep"])
+def test_a_walk_scores_as_treelite_does(one_cache, tmp_path, name):
+    check_walk(trained(name), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.system
+@pytest.mark.parametrize("name", CASES)
+def test_the_walk_of_every_forest_scores_as_treelite_does(one_cache, tmp_path, name):
+    check_walk(trained(name), tmp_path)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("xgb_categories", "tests of categories"),
+        ("lgb_cross_entropy_lambda", "its last step is logarithm_one_plus_exp"),
+    ],
+)
+def test_what_no_walk_is_for_is_told(one_cache, tmp_path, name, why):
+    with pytest.raises(machine_code.CannotCompile, match=why):
+        walked(forest_of(trained(name), tmp_path))
+
+
+def forest_of(made, folder):
+    """Read a forest's file."""
+    path = folder / made.file_name
+    made.save(path)
+    options = read({"model_type": made.model_type, "is_classifier": "true"})
+    return read_forest(str(path), options, bounded=False)
 
 
 def test_more_threads_than_there_are_cores_are_as_many_as_there_are(load, binary):
@@ -344,6 +405,7 @@ def test_a_cache_that_can_not_be_made_is_told(load, binary, cache):
     assert "can't be used" in text
 
 
+@pytest.mark.system
 def test_a_library_that_is_none_is_not_used(load, binary, cache, version_directory):
     binary.save(version_directory / "xgboost.ubj")
     cache.mkdir(parents=True, mode=0o700)

@@ -179,6 +179,13 @@ def test_a_tree_without_nodes_is_refused(forest):
         Structure(patched(raw, place + 5, "<Q", 1))
 
 
+def test_leaves_of_several_values_are_those_of_all_trees(forest):
+    values, begins = Structure(forest.serialize_bytes()).tables.leaf_vectors("<f8")
+    of_trees = [forest.get_tree_accessor(tree).get_field("leaf_vector") for tree in range(3)]
+    assert [*begins] == [0, of_trees[0].size, of_trees[0].size + of_trees[1].size]
+    assert np.array_equal(values, np.concatenate(of_trees))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_change_of_bytes_is_anything_but_sound_or_unsound(forest, data):
@@ -205,6 +212,17 @@ def test_a_tree_of_one_leaf_has_no_fault():
     assert fault_of(booster.model_to_string().encode()) == ""
 
 
+def test_a_text_without_trees_has_no_fault():
+    assert fault_of(b"tree\nversion=v4\n\nend of trees\n") == ""
+
+
+def test_a_damaged_tree_is_found_behind_one_of_one_leaf(lightgbm_text):
+    first, grown, rest = lightgbm_text.partition(b"num_leaves=7")
+    assert grown
+    damaged = first + b"num_leaves=1" + rest.replace(b"num_leaves=7", b"num_leaves=", 1)
+    assert "its tree 1 has no sound list" in fault_of(damaged)
+
+
 def test_a_text_that_is_cut_short_has_too_few_trees(lightgbm_text):
     assert (
         fault_of(lightgbm_text[: lightgbm_text.index(b"Tree=2")]) == "it should have 3 trees, and 2 are there"
@@ -222,6 +240,7 @@ def test_a_text_that_is_cut_short_has_too_few_trees(lightgbm_text):
         (b"left_child", b"", "not of one length"),
         (b"left_child", b"- 1", "no sound list"),
         (b"left_child", b"99999999999999999999 1", "no sound list"),
+        (b"left_child", b"1  2 3 4 5 -1", "no list of numbers"),
         (b"num_leaves", b"", "no sound list"),
         (b"decision_type", b"2 2 6 2 2 2", "zero_as_missing"),
     ],
