@@ -29,8 +29,9 @@ class LocalCopy(Protocol):
 class Override:
     """What a load request puts in place of the repository's files (contract, repository.md section 5.2)."""
 
-    config: str  # a ModelConfig as JSON
+    config: str | None = None  # a ModelConfig as JSON
     files: Mapping[str, bytes] = field(default_factory=dict)  # by path; if given, there are no others
+    versions: tuple[int, ...] = ()  # if given, those alone, whatever the configuration's version policy says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from actors.catalog.found import FoundModel, Override
 from actors.catalog.loading import Superseded, not_polled
 from actors.values.errors import InvalidArgument, TritiumError, Unavailable
 from actors.values.specs import ModelKey
+from actors.values.versions import LOADED_VERSIONS, read_versions
 
 NOWHERE: Final = "it is in no model repository"
 UNATTENDED_LIVES: Final = 3
@@ -160,7 +161,11 @@ class Load(_FromRepository):
             deployment.could_not_read(NOWHERE)
             deployment.set_back({0: NOWHERE})
             raise not_polled(deployment.key, NOWHERE)
-        await self._apply(deployment, found, override=override, forced=self._override is not None, awake=True)
+        await self._apply(deployment, found, override=override, forced=self._reconfigures(), awake=True)
+
+    def _reconfigures(self) -> bool:
+        """Whether the load brings a configuration, after which a model is always loaded anew."""
+        return self._override is not None and self._override.config is not None
 
     async def _read_as_wanted(self, deployment: Deployment) -> tuple[Override | None, FoundModel | None]:
         """Return the model as it is to serve, and the override that this takes into account, if any.
@@ -323,21 +328,26 @@ def check_name(name: str) -> None:
 def read_parameters(parameters: Mapping[str, object]) -> Override | None:
     """Return what a load request's parameters put in place of the repository's files.
 
-    Contract, section 5.2.
+    Contract, section 5.2. `tritium.versions` is Tritium's own.
     """
-    config = ""
+    config: str | None = None
+    versions: tuple[int, ...] = ()
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key == "config":
             if not isinstance(value, str):
                 raise InvalidArgument("Config parameter 'config' must have string type for its value")
             config = value
+        elif key == LOADED_VERSIONS:
+            versions = read_versions(value)
         elif key.startswith("file:"):
             if not isinstance(value, bytes):
                 raise InvalidArgument(f"File parameter '{key}' must have bytes type for its value")
             files[key.removeprefix("file:")] = value
         else:
             raise InvalidArgument(f"Unrecognized load parameter '{key}' with type '{type(value).__name__}'")
-    if files and "config" not in parameters:
+    if files and config is None:
         raise InvalidArgument("Load parameter 'config' must be specified for model file override")
-    return Override(config=config, files=files) if "config" in parameters else None
+    if config is None and not versions:
+        return None
+    return Override(config=config, files=files, versions=versions)

@@ -58,6 +58,7 @@ def load_model_config(
     config_name: str = "",
     auto_complete: bool = True,
     override: str | None = None,
+    only: Sequence[int] = (),
     namespace: str = "",
     content: Mapping[int, str] | None = None,
     without_adapters: Mapping[int, str] | None = None,
@@ -78,7 +79,8 @@ def load_model_config(
     `gpus` is how many GPUs there are. `environ` is what processes that run model code inherit, by default as
     in `engine.processes.inheritance`. `backend_settings` holds the command line's settings by backend, those for every
     backend under "". `config_name` chooses `configs/<name>.pbtxt`. `override`, the JSON configuration of a
-    load request, stands in the file's place. `namespace` and `content`, a digest by version, are passed on to
+    load request, stands in the file's place. `only` are the versions that a load request asks for, in the
+    place of what the version policy says. `namespace` and `content`, a digest by version, are passed on to
     the specifications; for an engine that takes up LoRA adapters while it serves, the digests are those
     `without_adapters`. `execution_timeout`, in seconds, is that of a model whose parameters don't say.
     `floor` is the sandbox in which its code runs at least.
@@ -108,6 +110,7 @@ def load_model_config(
     available, problems = version_directories(model_directory, links)
     numbers = [directory.number for directory in available]
     parsed, source = _parsed(path, model_directory, override, links, auto_complete=auto_complete)
+    _serve_only(only, parsed)
     parsed.rename(name if renamed else "")
     file = path if os.path.lexists(path) else model_directory
     # Where problems without a place of their own are.
@@ -163,7 +166,10 @@ def load_model_config(
     is_strict = tritium.confinement.sandbox is Sandbox.STRICT
     linked = (*backend.linked, *(targets(model_directory) if links is Links.ANYWHERE and is_strict else ()))
     install = tritium.requirements == "install"
-    if forbidden := restrictions.forbidden(base.config, traits, model_directory, install=install):
+    forbidden = _absent(only, numbers, model_directory) or restrictions.forbidden(
+        base.config, traits, model_directory, install=install
+    )
+    if forbidden:
         return LoadedConfig(
             name=name,
             path=path,
@@ -401,6 +407,25 @@ def _read(path: Path, repository: Path, links: Links, *, auto_complete: bool) ->
         return parse.Parsed(config=ModelConfig())
     missing = parse.unreadable(path, "there is no such file", hint="auto-completion is off")
     return parse.Parsed(config=None, problems=(dataclasses.replace(missing, path=path.parent),))
+
+
+def _serve_only(versions: Sequence[int], parsed: parse.Parsed) -> None:
+    if versions and parsed.config is not None:
+        parsed.config.version_policy.specific.versions[:] = versions
+
+
+def _absent(wanted: Sequence[int], present: Sequence[int], path: Path) -> list[Problem]:
+    """Return what is said of versions that a load asks for, and that are not there."""
+    absent = sorted(set(wanted) - set(present))
+    if not absent:
+        return []
+    there = f"it has {_numbered(present)}" if present else "it has none"
+    message = f"the load asks for {_numbered(absent)}, which the repository lacks: {there}"
+    return [Problem(message=message, path=path)]
+
+
+def _numbered(versions: Sequence[int]) -> str:
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
 def _name(config: ModelConfig, name: str) -> list[Problem]:

@@ -138,7 +138,7 @@ class RepositoryReader:
 
         See `actors.catalog.operations.ModelSource`.
         """
-        if self._options.signed is not None and override is not None:
+        if self._options.signed is not None and override is not None and override.config is not None:
             raise InvalidArgument(
                 f"model '{key.name}' is not loaded with the configuration or files of a request: no signature"
                 " covers them, and --require-signed forbids that; put them into the signed model"
@@ -332,6 +332,7 @@ class RepositoryReader:
             execution_timeout=options.execution_timeout,
             floor=options.floor.for_uploads() if shut_in else options.floor,
             override=None if override is None else override.config,
+            only=() if override is None else override.versions,
             namespace=key.namespace,
             content=None if contents is None else _by_version(contents.shared, contents.versions),
             without_adapters=(

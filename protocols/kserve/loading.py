@@ -8,9 +8,13 @@ from functools import partial
 from typing import Any, Final
 
 from actors.values.errors import Internal, InvalidArgument
+from actors.values.versions import LOADED_VERSIONS
 from protocols.kserve.caps import check_parameters
 from protocols.kserve.documents import encode_text, misfit
 from protocols.kserve.long_texts import MAX_STRING, LongString
+
+TEXTS: Final = frozenset(("config", LOADED_VERSIONS))
+"""The parameters of a load that are text."""
 
 _JOINED_AT_ONCE: Final = 16
 _PIECE: Final = 256 * 1024
@@ -32,7 +36,7 @@ Step = Callable[[], Any] | None
 
 
 def load_parameters(document: Mapping[str, Any]) -> Generator[Step, Any, dict[str, object]]:
-    """Return the parameters of a load: `config` as text, `file:<path>` as bytes.
+    """Return the parameters of a load: `config` and `tritium.versions` as text, `file:<path>` as bytes.
 
     Yields between slices of work. Raises Internal and InvalidArgument.
     """
@@ -40,14 +44,14 @@ def load_parameters(document: Mapping[str, Any]) -> Generator[Step, Any, dict[st
     check_parameters(len(given))
     loaded: dict[str, object] = {}
     for key, value in given.items():
-        if key != "config" and not key.startswith("file:"):
+        if key not in TEXTS and not key.startswith("file:"):
             raise Internal("unexpected error on creating Triton parameter")
         if type(value) is not str and type(value) is not LongString:
             raise misfit(given, key, "string")
-        if key != "config":
+        if key not in TEXTS:
             loaded[key] = yield from _lenient_base64(value)
         elif type(value) is LongString:
-            raise InvalidArgument(f"'config' has {value.size} bytes, and may have {MAX_STRING} at most")
+            raise InvalidArgument(f"'{key}' has {value.size} bytes, and may have {MAX_STRING} at most")
         else:
             loaded[key] = value
     return loaded

@@ -31,6 +31,7 @@ from protocols.grpc.services.unary import only_request as _request
 from protocols.kserve.auditing import load_change, log_change, trace_change, unload_change
 from protocols.kserve.caps import check_name
 from protocols.kserve.extensions import log_settings, trace_settings
+from protocols.kserve.loading import TEXTS
 from protocols.kserve.permitted import (
     check_config,
     check_traces,
@@ -311,13 +312,13 @@ def _refuse_repository_name(name: str) -> None:
 
 
 def load_parameters(given: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
-    """Return the parameters of a load: `config` as text, `file:<path>` as bytes.
+    """Return the parameters of a load: `config` and `tritium.versions` as text, `file:<path>` as bytes.
 
     Raises InvalidArgument for any other key and for a value of the wrong type (contract, section 6).
     """
     loaded: dict[str, object] = {}
     for key, parameter in given.items():
-        if key == "config":
+        if key in TEXTS:
             expected = "string_param"
         elif key.startswith("file:"):
             expected = "bytes_param"

@@ -14,6 +14,7 @@ from engine.config.parse import parse
 from protocols.kserve.proto.model_config_pb2 import DataType, ModelConfig, ModelInput
 
 DIRECTORY = Path("models/m")
+THREE = {f"{version}/model.onnx": b"" for version in (1, 2, 3)}
 PREFIX = "Invalid config override: "
 
 # Each: an id, the document, and every error: its key, message and hint.
@@ -235,6 +236,19 @@ def test_an_override_stands_in_the_file_s_place(load):
     assert (spec.max_batch_size, spec.inputs[0].name, spec.artifact) == (3, "X", "model.onnx")
     assert loaded.origins["max_batch_size"] == "override"
     assert loaded.origins["name"] == "directory name"
+
+
+@pytest.mark.parametrize("policy", ["", "latest { num_versions: 1 }", "all { }", "specific { versions: 2 }"])
+def test_a_load_may_name_its_versions_whatever_the_policy_says(load, policy):
+    policy = f" version_policy {{ {policy} }}" if policy else ""
+    loaded = load(ONNX + policy, files=THREE, only=(1, 3))
+    assert [spec.version for spec in loaded.specs] == [1, 3]
+
+
+def test_versions_that_are_not_there_are_named(load):
+    loaded = load(ONNX, files=THREE, only=(2, 4))
+    assert not loaded.specs
+    assert "the load asks for version 4, which the repository lacks: it has versions 1, 2, 3" in loaded.reason
 
 
 def test_an_override_saves_a_file_that_can_not_be_read(load):

@@ -7,6 +7,7 @@ import pytest
 
 from actors.seams.steps import at_once
 from actors.values.errors import Internal, InvalidArgument
+from actors.values.versions import read_versions
 from protocols.kserve.caps import MAX_PARAMETERS
 from protocols.kserve.loading import load_parameters
 from protocols.kserve.long_texts import LongText
@@ -62,3 +63,11 @@ def test_what_is_no_string_is_refused(value):
         Internal, match="Unable to parse 'file:a': attempt to access JSON non-string as string"
     ):
         read({"parameters": {"file:a": value}})
+
+
+def test_the_versions_to_serve_are_text_whatever_the_policy_says():
+    assert read({"parameters": {"tritium.versions": "2,3"}}) == {"tritium.versions": "2,3"}
+    assert read_versions("3,2,3") == (2, 3)
+    for wrong in ("", "0", "1,", "1;2", "latest", "-1", 3, None, "9" * 30):
+        with pytest.raises(InvalidArgument, match="it is text with the versions to serve, such as '3'"):
+            read_versions(wrong)
