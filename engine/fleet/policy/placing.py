@@ -22,7 +22,7 @@ def place(wishes: Iterable[Wish], seen: Mapping[str, Seen]) -> dict[str, tuple[s
     placed = {}
     for wish in sorted(wishes, key=lambda each: (-each.memory, each.model)):
         able = [each for each in seen.values() if _may(each, wish, left[each.name])]
-        able.sort(key=lambda each: (not each.served(wish.model).ready, _weight(each.name, wish.model)))
+        able.sort(key=lambda each: (not bool(each.served(wish.model).ready), _weight(each.name, wish.model)))
         chosen = [each.name for each in able[: wish.replicas]]
         for name in chosen:
             room = left[name]

@@ -7,19 +7,19 @@ step, and started again, ends the same roll: at most it watches one replica anew
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.fleet.policy.values import (
     NONE,
     Ledger,
     Load,
+    Release,
     Rules,
     Seen,
     Served,
     Step,
     Unload,
-    Versions,
     Wait,
     Wish,
     Write,
@@ -28,10 +28,10 @@ from engine.fleet.policy.values import (
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One replica is tried with new versions. Times are of the controller's clock, in seconds."""
+    """One replica is tried with a new release. Times are of the controller's clock, in seconds."""
 
     replica: str
-    versions: Versions
+    release: Release
     began: float
     seen_at: float
     ready_since: float | None = None
@@ -65,85 +65,117 @@ class Roll:
 
         `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
         """
-        wanted = wish.versions if wish else NONE
+        wanted = wish.release if wish else NONE
         if wanted in ledger.refused:
             wanted = ledger.good
         if wanted == NONE or wanted == ledger.good:
-            self._trial = None
-            return self._settle(wanted, holders, seen) or Wait(self._model)
+            return self._stay(wanted, ledger, holders, seen)
         if ledger.rolling != wanted:
             self._trial = None
             fresh = replace(ledger, rolling=wanted, passed=frozenset())
-            return Write(self._model, fresh, f"roll {_said(wanted)} out")
+            return Write(self._model, fresh, f"roll {wanted} out")
         return self._roll(wanted, ledger, holders, seen, now)
 
-    def _settle(self, wanted: Versions, holders: Sequence[str], seen: Mapping[str, Seen]) -> Step | None:
+    def _stay(
+        self, wanted: Release, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen]
+    ) -> Step:
         """Have all holders serve what is known to be good, and then no others anything."""
-        for name in holders if wanted else ():
+        self._trial = None
+        if ledger.rolling or ledger.good != wanted:
+            # What was wanted meanwhile is wanted no more.
+            back = replace(ledger, good=wanted, rolling=NONE, passed=frozenset())
+            return Write(self._model, back, f"stay with {wanted}")
+        step = self._serve(((name, wanted) for name in holders), seen) if wanted else None
+        return step or self._clear(wanted, holders, seen) or Wait(self._model)
+
+    def _serve(self, wanted: Iterable[tuple[str, Release]], seen: Mapping[str, Seen]) -> Step | None:
+        """Return a step for a replica that does not serve what it should, and is not about to."""
+        waits: Step | None = None
+        for name, release in wanted:
             served = seen[name].served(self._model)
-            if served.ready != wanted:
-                return Wait(self._model, f"{name} loads") if served.busy else Load(name, self._model, wanted)
+            if served.loading == release:
+                waits = Wait(self._model, f"{name} loads {release}")
+            elif served.loading is not None or (served.ready != release and not served.failed):
+                return Load(name, self._model, release)
+            elif served.ready != release:
+                waits = Wait(self._model, f"{name} does not load {release}: {served.failed}")
+        return waits
+
+    def _clear(self, wanted: Release, holders: Sequence[str], seen: Mapping[str, Seen]) -> Step | None:
         for name, replica in seen.items():
             if (not wanted or name not in holders) and replica.served(self._model).ready:
                 return Unload(name, self._model)
         return None
 
     def _roll(
-        self, wanted: Versions, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen], now: float
+        self, wanted: Release, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen], now: float
     ) -> Step:
+        if self._trial is not None and self._trial.replica in seen and self._trial.replica not in holders:
+            self._trial = None  # it is to be removed, which says nothing of the release
         trial = self._trial
         if trial is not None:
-            return self._watch(trial, ledger, seen, now)
+            watched = self._watch(trial, ledger, seen, now)
+            kept = self._keep_others(trial.replica, wanted, ledger, holders, seen)
+            return kept if isinstance(watched, Wait) and isinstance(kept, Load) else watched
         left = [name for name in holders if name not in ledger.passed]
         if not left:
             if not holders:
                 return Wait(self._model, "no replica may serve it")
             done = replace(ledger, good=wanted, rolling=NONE, passed=frozenset())
-            return Write(self._model, done, f"{_said(wanted)} are good on {len(holders)} replicas")
-        # One that has them already was tried by a controller before this one.
+            return Write(self._model, done, f"{wanted} good on {_counted(len(holders))}")
+        # One that has it already was tried by a controller before this one.
         left.sort(key=lambda name: seen[name].served(self._model).ready != wanted)
-        unready = [name for name in holders if not seen[name].ready and name != left[0]]
+        first = left[0]
+        if step := self._keep_others(first, wanted, ledger, holders, seen):
+            return step
+        unready = [name for name in holders if not seen[name].ready and name != first]
         if unready:
             return Wait(self._model, f"{unready[0]} is not ready")
-        self._trial = Trial(replica=left[0], versions=wanted, began=now, seen_at=now, boot=seen[left[0]].boot)
-        if seen[left[0]].served(self._model).ready == wanted:
-            return Wait(self._model, f"{left[0]} is watched")
-        return Load(left[0], self._model, wanted)
+        self._trial = Trial(replica=first, release=wanted, began=now, seen_at=now, boot=seen[first].boot)
+        if seen[first].served(self._model).ready == wanted:
+            return Wait(self._model, f"{first} is watched")
+        return Load(first, self._model, wanted)
+
+    def _keep_others(
+        self, tried: str, wanted: Release, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen]
+    ) -> Step | None:
+        """Have all but one replica serve what they have proved to serve well, as after a start anew."""
+        due = ((name, wanted if name in ledger.passed else ledger.good) for name in holders if name != tried)
+        return self._serve(((name, release) for name, release in due if release), seen)
 
     def _watch(self, trial: Trial, ledger: Ledger, seen: Mapping[str, Seen], now: float) -> Step:
         replica = seen.get(trial.replica)
         if replica is None:
             if now - trial.seen_at > self._rules.return_timeout:
-                return self._refuse(ledger, f"{trial.replica} went away with them, and has not come back")
+                return self._refuse(ledger, f"{trial.replica} went away with it, and has not come back")
             return Wait(self._model, f"{trial.replica} does not answer")
         trial.seen_at = now
         served = replica.served(self._model)
         if replica.boot != trial.boot:
             trial.boot, trial.ready_since = replica.boot, None
-            if served.ready != trial.versions:
-                return Load(trial.replica, self._model, trial.versions)
+            if served.ready != trial.release:
+                return Load(trial.replica, self._model, trial.release)
         bad = self._fault(trial, served)
         if bad:
             return self._refuse(ledger, f"on {trial.replica}: {bad}")
-        if served.ready != trial.versions:
+        if served.ready != trial.release:
             if now - trial.began > self._rules.load_timeout:
-                return self._refuse(
-                    ledger, f"on {trial.replica}: not loaded after {self._rules.load_timeout:g} s"
-                )
-            return Wait(self._model, f"{trial.replica} loads")
+                late = f"not loaded after {self._rules.load_timeout:g} s"
+                return self._refuse(ledger, f"on {trial.replica}: {late}")
+            return Wait(self._model, f"{trial.replica} loads {trial.release}")
         if trial.ready_since is None:
             trial.ready_since, trial.answers, trial.errors = now, served.answers, served.errors
         if now - trial.ready_since < self._rules.settle:
             return Wait(self._model, f"{trial.replica} is watched")
         self._trial = None
         passed = replace(ledger, passed=ledger.passed | {trial.replica})
-        return Write(self._model, passed, f"{_said(trial.versions)} passed on {trial.replica}")
+        return Write(self._model, passed, f"{trial.release} passed on {trial.replica}")
 
     def _fault(self, trial: Trial, served: Served) -> str:
-        """Return what speaks against the versions, or nothing."""
+        """Return what speaks against the release, or nothing."""
         if served.failed:
             return served.failed
-        if served.ready != trial.versions:
+        if served.ready != trial.release:
             return ""
         if served.ill:
             return served.ill
@@ -158,8 +190,8 @@ class Roll:
         self._trial = None
         refused = {**ledger.refused, ledger.rolling: reason}
         back = replace(ledger, rolling=NONE, passed=frozenset(), refused=refused)
-        return Write(self._model, back, f"{_said(ledger.rolling)} refused: {reason}")
+        return Write(self._model, back, f"{ledger.rolling} refused: {reason}")
 
 
-def _said(versions: Versions) -> str:
-    return "versions " + ", ".join(map(str, versions))
+def _counted(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"

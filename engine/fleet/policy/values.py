@@ -1,18 +1,41 @@
 """What a fleet is told to be, what is seen of it, and what its controller does next.
 
 Source: contract, deployment.md section 4.4. A *fleet* is a number of servers that stand side by side, each a
-*replica*. A replica is named by its URL. Versions of a model are a sorted tuple; an empty one means that the
-model is not served.
+*replica*, known by its name. A *release* of a model is what one replica serves of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-Versions = tuple[int, ...]
-NONE: Final[Versions] = ()
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Versions of a model, ascending, and a configuration as JSON, which stands in the repository's place.
+
+    Without versions the model is not served. An empty configuration is the repository's own.
+    """
+
+    versions: tuple[int, ...] = ()
+    config: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.versions)
+
+    def __str__(self) -> str:
+        if not self.versions:
+            return "no version"
+        several = "s" if len(self.versions) > 1 else ""
+        with_config = " with a configuration of its own" if self.config else ""
+        return f"version{several} {', '.join(map(str, self.versions))}{with_config}"
+
+
+NONE: Final = Release()
+
+Plan = Mapping[str, Any]
+"""How requests are shared out over versions; the document of `docs/traffic.md`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,56 +43,63 @@ class Wish:
     """What one model should be.
 
     `replicas` is how many should serve it; None stands for all. Only those with all of `labels` count.
-    `memory` is the bytes that it takes on each.
+    `memory` is the bytes that it takes on each. `traffic` is None where the fleet leaves it alone.
     """
 
     model: str
-    versions: Versions
+    release: Release
     replicas: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     memory: int = 0
+    traffic: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """When a replica has passed with new versions, in seconds and shares. See `docs/fleet.md`."""
+    """When a replica has passed with a new release, in seconds and shares. See `docs/fleet.md`."""
 
     settle: float = 10
     max_error_rate: float = 0.05
     min_requests: int = 20
     load_timeout: float = 300
     return_timeout: float = 60
+    retry: float = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A model as a replica shows it.
 
-    `failed` is why its last load came to nothing, `ill` why it does not answer a probe; empty where all is
-    well. `answers` and `errors` are counted since the replica's start, for the versions that it serves.
+    `loading` is what the controller has asked it to load, and has no answer to. `failed` is why the last such
+    load came to nothing, `ill` why the model does not answer a probe; empty where all is well. `answers` and
+    `errors` are counted since the replica's start, for the versions that it serves.
     """
 
-    ready: Versions = NONE
-    busy: bool = False
+    ready: Release = NONE
+    loading: Release | None = None
     failed: str = ""
     ill: str = ""
     answers: int = 0
     errors: int = 0
+    traffic: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A replica that answered when it was asked last.
 
-    `boot` differs after each start of it. `room` is the bytes of memory that models may take there in all;
-    None where nothing is known.
+    `boot` differs after each start of it. `ready` is its own readiness, but for one that waits for the fleet.
+    `withdrawn` is whether the fleet keeps it from being ready. `room` is the bytes of memory that models may
+    take there in all; None where nothing is known. `waiting` are its requests that have no answer yet.
     """
 
     name: str
     boot: str = ""
     ready: bool = True
+    withdrawn: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     room: int | None = None
+    waiting: int | None = None
     models: Mapping[str, Served] = field(default_factory=dict)
 
     def served(self, model: str) -> Served:
@@ -84,15 +114,14 @@ _UNKNOWN: Final = Served()
 class Ledger:
     """What the fleet keeps of a model from one controller to the next.
 
-    `good` are the versions that were good on all replicas, `passed` the replicas on which those that are
-    being rolled out now (`rolling`) have proved good, and `refused` the versions that failed, each with the
-    reason.
+    `good` is the release that was good on all replicas, `passed` the replicas on which the one that is being
+    rolled out now (`rolling`) has proved good, and `refused` those that failed, each with the reason.
     """
 
-    good: Versions = NONE
-    rolling: Versions = NONE
+    good: Release = NONE
+    rolling: Release = NONE
     passed: frozenset[str] = frozenset()
-    refused: Mapping[Versions, str] = field(default_factory=dict)
+    refused: Mapping[Release, str] = field(default_factory=dict)
 
 
 # -- what a controller does
@@ -100,11 +129,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Have a replica serve these versions of a model, and no others."""
+    """Have a replica serve this release of a model, and no other."""
 
     replica: str
     model: str
-    versions: Versions
+    release: Release
 
 
 @dataclass(frozen=True, slots=True)

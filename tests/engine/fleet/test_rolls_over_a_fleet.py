@@ -1,252 +1,295 @@
 """How changes go over a simulated fleet, whose replicas and controllers die at any step."""
 
-from dataclasses import dataclass, field
-
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.policy.rolling import Roll
-from engine.fleet.policy.values import NONE, Ledger, Load, Rules, Seen, Served, Unload, Wait, Wish, Write
+from engine.fleet.controller import Standing
+from engine.fleet.policy.values import NONE, Release, Wish
+from tests.engine.fleet.simulated_fleet import (
+    BAD,
+    BETTER,
+    BROKEN,
+    ENDLESS,
+    FAULTY,
+    GOOD,
+    ILL,
+    MODEL,
+    SimulatedFleet,
+    in_virtual_time,
+)
 from tests.support.examples import examples
 
-RULES = Rules(settle=3, min_requests=4, max_error_rate=0.2, load_timeout=20, return_timeout=15)
-MODEL = "resnet"
-GOOD, BETTER, BROKEN, ILL, FAULTY, ENDLESS = (1,), (2,), (3,), (4,), (5,), (6,)
-BAD = {BROKEN, ILL, FAULTY, ENDLESS}
-LOADING = 2
+
+def told(story):
+    """Let a test be a story in virtual time, with a nursery that ends with it."""
+
+    async def tell():
+        async with trio.open_nursery() as nursery:
+            await story(nursery)
+            nursery.cancel_scope.cancel()
+
+    def test():
+        in_virtual_time(tell)
+
+    test.__name__ = story.__name__
+    return test
 
 
-@dataclass
-class Replica:
-    """A server: what it serves, loads for some time, and keeps when it dies."""
-
-    name: str
-    ready: tuple = NONE
-    boot: int = 0
-    down: int = 0
-    loading: tuple = NONE
-    left: int = 0
-    answers: int = 0
-    errors: int = 0
-    ever: set = field(default_factory=set)
-
-    def live(self):
-        """One second."""
-        if self.down:
-            self.down -= 1
-            return
-        if self.loading and self.loading != ENDLESS:
-            self.left -= 1
-            if not self.left:
-                if self.loading != BROKEN:
-                    self.become(self.loading)
-                self.loading = NONE
-        if self.ready:
-            self.answers += 2
-            self.errors += self.ready == FAULTY
-
-    def become(self, versions):
-        self.ready, self.answers, self.errors = versions, 0, 0
-        self.ever.add(versions)
-
-    def die(self, seconds):
-        """It comes back without any model, as a server in explicit mode does."""
-        self.down, self.boot = seconds, self.boot + 1
-        self.ready = self.loading = NONE
-
-
-class Controller:
-    """A controller: all that it knows dies with it."""
-
-    def __init__(self):
-        self.roll = Roll(MODEL, RULES)
-        self.failed = {}
-
-    def turn(self, fleet):
-        there = [each for each in fleet.replicas if not each.down]
-        seen = {each.name: self.see(each) for each in there}
-        step = self.roll.step(fleet.wish, fleet.ledger, sorted(seen), seen, fleet.now)
-        fleet.carry_out(step, self)
-        return step
-
-    def see(self, replica):
-        return Seen(
-            name=replica.name,
-            boot=str(replica.boot),
-            models={
-                MODEL: Served(
-                    ready=replica.ready,
-                    busy=bool(replica.loading),
-                    failed=self.failed.get(replica.name, ""),
-                    ill="no answer" if replica.ready == ILL else "",
-                    answers=replica.answers,
-                    errors=replica.errors,
-                )
-            },
-        )
-
-
-class Fleet:
-    """Replicas, what is wanted of them, and the ledger that outlives controllers."""
-
-    def __init__(self, count, *, serving=NONE, wanted=GOOD):
-        self.replicas = [Replica(f"r{number}", ready=serving) for number in range(count)]
-        self.ledger = Ledger(good=serving)
-        self.wish = Wish(model=MODEL, versions=wanted)
-        self.controller = Controller()
-        self.now = 0.0
-        self.said = []
-
-    def carry_out(self, step, controller):
-        match step:
-            case Write():
-                self.ledger = step.ledger
-                self.said.append(step.why)
-            case Load():
-                replica = self.named(step.replica)
-                assert not replica.down
-                controller.failed.pop(step.replica, None)
-                replica.loading, replica.left = step.versions, LOADING
-            case Unload():
-                self.named(step.replica).ready = NONE
-            case Wait():
-                pass
-
-    def named(self, name):
-        return next(each for each in self.replicas if each.name == name)
-
-    def second(self):
-        """One second of the fleet's life, with as many steps as a controller takes without waiting."""
-        before = {each.name: each.loading for each in self.replicas}
-        for each in self.replicas:
-            each.live()
-            if before[each.name] == BROKEN and not each.loading and not each.down:
-                self.controller.failed[each.name] = "no such file"
-        self.now += 1
-        for _ in range(20):
-            if isinstance(self.controller.turn(self), Wait):
-                return
-        raise AssertionError("a controller that never waits")
-
-    def until_settled(self, seconds=500):
-        for _ in range(seconds):
-            self.second()
-            if self.settled():
-                return
-        raise AssertionError(f"not settled: {self.ledger}, {self.replicas}, {self.said}")
-
-    def settled(self):
-        wanted = self.wish.versions
-        wanted = self.ledger.good if wanted in self.ledger.refused else wanted
-        return all(each.ready == wanted and not each.down for each in self.replicas) and (
-            self.ledger.good == wanted
-        )
-
-    def under_trial(self):
-        """Replicas that serve what has not passed there."""
-        good = {self.ledger.good, NONE}
-        return [
-            each.name
-            for each in self.replicas
-            if each.ready not in good and each.name not in self.ledger.passed
-        ]
-
-
-def test_a_good_change_goes_from_one_replica_to_the_next():
-    fleet = Fleet(4, serving=GOOD, wanted=BETTER)
-    while not fleet.settled():
-        fleet.second()
-        assert len(fleet.under_trial()) <= 1
-    assert [line for line in fleet.said if "passed" in line] == [
-        f"versions 2 passed on r{number}" for number in range(4)
+@told
+async def test_a_good_change_goes_from_one_replica_to_the_next(nursery):
+    fleet = SimulatedFleet(4, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    for number in range(4):
+        await fleet.until(lambda number=number: len(fleet.on({BETTER})) == number + 1)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    assert fleet.decisions()[-5:] == [
+        *(f"version 2 passed on r{number}" for number in range(4)),
+        "version 2 good on 4 replicas",
     ]
-    assert fleet.said[-1] == "versions 2 are good on 4 replicas"
 
 
-def test_a_model_that_is_new_is_tried_on_one_replica_first():
-    fleet = Fleet(3, wanted=BROKEN)
-    fleet.until_settled()
-    assert fleet.ledger.good == NONE
-    assert all(not each.ever for each in fleet.replicas)
+@told
+async def test_a_model_that_is_new_is_tried_on_one_replica_first(nursery):
+    fleet = SimulatedFleet(3, wanted=BROKEN)
+    await fleet.run(nursery)
+    await fleet.until(lambda: any("refused" in line for line in fleet.decisions()))
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    assert sum(bool(server.changes) for server in fleet.servers.values()) == 1
+    assert fleet.all_serve(NONE)
 
 
-def test_what_fails_touches_one_replica_which_gets_back_what_it_had():
-    reasons = {
-        BROKEN: "no such file",
-        ILL: "no answer",
-        FAULTY: "of 4 answers were errors",
-        ENDLESS: "not loaded after 20 s",
-    }
-    for bad, reason in reasons.items():
-        fleet = Fleet(4, serving=GOOD, wanted=bad)
-        if bad == ENDLESS:
-            # A server that loads for ever takes the next load all the same.
-            fleet.until_settled(60)
-        fleet.until_settled()
-        assert reason in fleet.ledger.refused[bad]
-        assert sum(bad in each.ever for each in fleet.replicas) <= 1
-        assert all(each.ready == GOOD for each in fleet.replicas)
+REASONS = {
+    BROKEN: "no such file",
+    ILL: "no answer",
+    FAULTY: "answers were errors",
+    ENDLESS: "not loaded after 20 s",
+}
 
 
-def test_what_was_refused_is_not_tried_again_and_what_comes_next_is():
-    fleet = Fleet(2, serving=GOOD, wanted=ILL)
-    fleet.until_settled()
-    for _ in range(50):
-        fleet.second()
-    assert fleet.said.count("roll versions 4 out") == 1
-    fleet.wish = Wish(model=MODEL, versions=BETTER)
-    fleet.until_settled()
-    assert fleet.ledger.good == BETTER
+@told
+async def test_what_fails_touches_one_replica_which_gets_back_what_it_had(nursery):
+    for bad, reason in REASONS.items():
+        fleet = SimulatedFleet(4, serving=GOOD)
+        await fleet.run(nursery)
+        await fleet.until(lambda fleet=fleet: fleet.controllers["one"].picture.settled)
+        for server in fleet.servers.values():
+            server.changes.clear()
+        fleet.wish = Wish(model=MODEL, release=bad)
+        await fleet.until(lambda fleet=fleet: any("refused" in line for line in fleet.decisions()))
+        began = trio.current_time()
+        await fleet.until(lambda fleet=fleet: fleet.controllers["one"].picture.settled)
+        assert trio.current_time() - began <= 5
+        assert reason in next(line for line in fleet.decisions() if "refused" in line)
+        assert sum(bool(server.changes) for server in fleet.servers.values()) == 1
+        assert fleet.all_serve(GOOD)
+        fleet.kill()
 
 
-def test_a_replica_that_is_lost_with_new_versions_ends_the_roll():
-    fleet = Fleet(3, serving=GOOD, wanted=BETTER)
-    while not fleet.controller.roll.trying:
-        fleet.second()
-    fleet.named(fleet.controller.roll.trying).down = 10_000
-    for _ in range(40):
-        fleet.second()
-    assert "went away" in fleet.ledger.refused[BETTER]
+@told
+async def test_what_was_refused_is_not_tried_again_and_what_comes_next_is(nursery):
+    fleet = SimulatedFleet(2, serving=GOOD, wanted=ILL)
+    await fleet.run(nursery)
+    await fleet.until(lambda: any("refused" in line for line in fleet.decisions()))
+    await trio.sleep(50)
+    assert fleet.decisions().count("roll version 4 out") == 1
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    await fleet.until(lambda: fleet.all_serve(BETTER) and fleet.controllers["one"].picture.settled)
 
 
-def test_a_model_that_is_wanted_no_more_is_unloaded_everywhere():
-    fleet = Fleet(3, serving=GOOD)
+@told
+async def test_a_replica_that_is_lost_with_a_new_release_ends_the_roll(nursery):
+    fleet = SimulatedFleet(3, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    await fleet.until(lambda: fleet.on({BETTER}))
+    fleet.named(fleet.on({BETTER})[0]).die()
+    await fleet.until(lambda: any("went away" in line for line in fleet.decisions()))
+
+
+@told
+async def test_a_model_that_is_wanted_no_more_is_unloaded_everywhere(nursery):
+    fleet = SimulatedFleet(3, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
     fleet.wish = None
-    for _ in range(5):
-        fleet.second()
-    assert all(each.ready == NONE for each in fleet.replicas)
+    await fleet.until(lambda: fleet.all_serve(NONE))
 
 
+@told
+async def test_a_replica_that_starts_again_gets_its_models_at_once(nursery):
+    fleet = SimulatedFleet(3, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    server = fleet.named("r1")
+    server.die()
+    server.is_up = True
+    began = trio.current_time()
+    await fleet.until(lambda: fleet.all_serve(GOOD))
+    assert trio.current_time() - began <= 4
+    await fleet.until(lambda: server.register.document == fleet.named("r0").register.document)
+
+
+@told
+async def test_a_drained_replica_is_emptied_only_after_others_serve_its_models(nursery):
+    fleet = SimulatedFleet(3, wanted=GOOD)
+    fleet.wish = Wish(model=MODEL, release=GOOD, replicas=1)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    (holder,) = fleet.on({GOOD})
+    server, controller = fleet.named(holder), fleet.controllers["one"]
+    server.waiting = 3
+    controller.drain(holder)
+    await fleet.until(lambda: server.withdrawn)
+    assert len(fleet.on({GOOD})) == 2  # whoever still sends there is answered
+    await trio.sleep(5)
+    assert controller.picture.drained == {holder: False}
+    server.waiting = 0
+    await fleet.until(lambda: controller.picture.drained == {holder: True})
+    controller.drain(holder, back=True)
+    await fleet.until(lambda: not server.withdrawn)
+
+
+@told
+async def test_a_change_waits_while_half_of_the_replicas_are_gone(nursery):
+    fleet = SimulatedFleet(4, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    for name in ("r0", "r1"):
+        fleet.named(name).is_up = False
+    await trio.sleep(3)
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    await trio.sleep(60)
+    assert not fleet.on({BETTER})
+    assert "sees 2 of 4 replicas" in fleet.controllers["one"].picture.why
+
+
+@told
+async def test_of_two_controllers_one_works_and_the_other_goes_on_when_it_dies(nursery):
+    fleet = SimulatedFleet(3, serving=GOOD)
+    await fleet.run(nursery, "one")
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    await fleet.run(nursery, "two")
+    await trio.sleep(30)
+    assert fleet.controllers["one"].picture.standing is Standing.WORKS
+    assert fleet.controllers["two"].picture.why == "controller one is at work"
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    await fleet.until(lambda: len(fleet.on({BETTER})) == 1)
+    fleet.kill("one")
+    began = trio.current_time()
+    await fleet.until(lambda: fleet.all_serve(BETTER))
+    assert fleet.controllers["two"].picture.standing is Standing.WORKS
+    assert trio.current_time() - began < 10 + 3 * (3 + 2 + 3)
+    assert fleet.decisions().count("roll version 2 out") == 1
+
+
+@told
+async def test_an_older_controller_that_was_cut_off_changes_nothing_when_it_is_back(nursery):
+    fleet = SimulatedFleet(4, serving=GOOD)
+    await fleet.run(nursery, "one")
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    fleet.cut |= {("one", name) for name in fleet.servers}
+    await fleet.run(nursery, "two")
+    await fleet.until(lambda: fleet.controllers["two"].picture.standing is Standing.WORKS)
+    epoch = fleet.controllers["two"].picture.epoch
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    fleet.cut.clear()
+    await fleet.until(lambda: fleet.all_serve(BETTER))
+    assert fleet.controllers["one"].picture.standing is Standing.STANDS_BY
+    changes = [change for server in fleet.servers.values() for change in server.changes]
+    assert changes
+    assert all(of == epoch for of, _ in changes)
+
+
+names = st.sampled_from(["one", "two"])
 events = st.lists(
     st.tuples(
         st.integers(0, 30),
         st.one_of(
-            st.just(("controller",)),
-            st.tuples(st.just("replica"), st.integers(0, 3), st.integers(1, 8)),
+            st.tuples(st.just("kill"), names),
+            st.tuples(st.just("down"), st.integers(0, 3), st.integers(1, 8)),
+            st.tuples(st.just("cut"), names, st.integers(0, 3)),
+            st.tuples(st.just("heal")),
             st.tuples(st.just("wish"), st.sampled_from([GOOD, BETTER, BROKEN, ILL, FAULTY])),
         ),
     ),
-    max_size=12,
+    max_size=10,
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(count=st.integers(1, 4), events=events)
-def test_whatever_dies_bad_versions_touch_one_replica_at_a_time_and_the_fleet_settles(count, events):
-    fleet = Fleet(count, serving=GOOD, wanted=GOOD)
-    for seconds, event in events:
-        for _ in range(seconds):
-            fleet.second()
-            on_bad = [each.name for each in fleet.replicas if each.ready in BAD]
-            assert len(on_bad) <= 1
-            assert len(fleet.under_trial()) <= 1
-            assert fleet.ledger.good not in BAD
-        match event:
-            case ("controller",):
-                fleet.controller = Controller()
-            case ("replica", number, away):
-                fleet.replicas[number % count].die(away)
-            case ("wish", versions):
-                fleet.wish = Wish(model=MODEL, versions=versions)
-    fleet.until_settled()
-    assert fleet.ledger.good not in BAD
+def test_whatever_dies_bad_releases_touch_one_replica_at_a_time_and_the_fleet_settles(count, events):
+    in_virtual_time(_survive, count, events)
+
+
+async def _survive(count, events):
+    fleet = SimulatedFleet(count, serving=GOOD)
+
+    async def watch():
+        """Bad releases are on one replica at most, and changes' epochs never fall."""
+        while True:
+            await trio.sleep(0.1)
+            assert len(fleet.on(BAD)) <= 1, fleet.decisions()
+            for server in fleet.servers.values():
+                epochs = [epoch for epoch, _ in server.changes]
+                assert epochs == sorted(epochs)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        for name in ("one", "two"):
+            await fleet.run(nursery, name)
+        for seconds, event in events:
+            await trio.sleep(seconds)
+            await _befall(fleet, event, nursery)
+        fleet.cut.clear()
+        for server in fleet.servers.values():
+            server.is_up = True
+        await fleet.until(lambda: _settled(fleet), 1000)
+        nursery.cancel_scope.cancel()
+
+
+def _settled(fleet):
+    """A controller says that all is as it should be, and so it is."""
+    for controller in fleet.controllers.values():
+        for lane in controller.picture.lanes if controller.picture.settled else ():
+            good = lane.good not in BAD and lane.good == (
+                lane.good if fleet.wish.release in lane.refused else fleet.wish.release
+            )
+            if good and fleet.all_serve(lane.good):
+                return True
+    return False
+
+
+async def _befall(fleet, event, nursery):
+    match event:
+        case ("kill", name):
+            fleet.kill(name)
+            await fleet.run(nursery, name)
+        case ("down", number, away):
+            server = fleet.named(f"r{number % len(fleet.servers)}")
+            server.die()
+            nursery.start_soon(_come_back, server, server.boot, away)
+        case ("cut", name, number):
+            fleet.cut.add((name, f"r{number % len(fleet.servers)}"))
+        case ("heal",):
+            fleet.cut.clear()
+        case ("wish", release):
+            fleet.wish = Wish(model=MODEL, release=release)
+
+
+async def _come_back(server, boot, seconds):
+    await trio.sleep(seconds)
+    if server.boot == boot:
+        server.is_up = True
+
+
+def test_a_release_says_what_it_is():
+    assert [str(each) for each in (NONE, GOOD, Release((1, 2), "{}"))] == [
+        "no version",
+        "version 1",
+        "versions 1, 2 with a configuration of its own",
+    ]

@@ -1,0 +1,565 @@
+"""The controller of a fleet: looks at all replicas, and brings one change after the other over them.
+
+It keeps nothing that it can't read back from the replicas. While it is gone, changes stop, and service does
+not. Of several controllers one is at work, the owner of the highest epoch; others stand by.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+import trio
+
+from engine.fleet.policy.books import Books, UnknownBooks, read_books
+from engine.fleet.policy.claims import Register, Rival, enough, latest, next_epoch
+from engine.fleet.policy.placing import place
+from engine.fleet.policy.rolling import Roll
+from engine.fleet.policy.scaling import wanted_replicas
+from engine.fleet.policy.sharing import has, plan_for, spared_by_all
+from engine.fleet.policy.values import NONE, Load, Release, Seen, Step, Unload, Wait, Wish, Write
+from engine.fleet.ports import Look, Member, Refused, Replica, Superseded, Unreachable
+from engine.fleet.wanted import Wanted
+
+_MOST_STEPS: Final = 1000
+_HEARTBEAT: Final = 2.0  # seconds
+_FEWEST: Final = "sees {there} of {known} replicas: a change needs more than half of them"
+
+Discover = Callable[[Wanted], Awaitable[Sequence[Member]]]
+Connect = Callable[[Member], Replica]
+Tell = Callable[..., None]
+
+
+class Standing(Enum):
+    """What a controller is to the fleet."""
+
+    STARTS = "starts"
+    STANDS_BY = "stands by"
+    WORKS = "works"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Where one model is, for those who watch."""
+
+    model: str
+    wanted: Release
+    good: Release
+    rolling: Release
+    trying: str = ""
+    passed: Sequence[str] = ()
+    refused: Mapping[Release, str] = field(default_factory=dict)
+    placed: Sequence[str] = ()
+    spared: Mapping[int, str] = field(default_factory=dict)
+    waits: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What the controller saw last, and what it is doing."""
+
+    standing: Standing = Standing.STARTS
+    why: str = ""
+    epoch: int = 0
+    owner: str = ""
+    members: Sequence[Member] = ()
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    lanes: Sequence[Lane] = ()
+    drained: Mapping[str, bool] = field(default_factory=dict)
+    replicas_wanted: int = 0
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a replica."""
+
+    member: Member
+    port: Replica
+    seen: Seen | None = None
+    seen_at: float = -1e9
+    trouble: str = "not asked yet"
+
+
+class Controller:
+    """Steers the fleet that `wanted` describes, which `read` returns anew at each turn.
+
+    `name` is its own among controllers: one that is started again under the same name goes on at once.
+    `forced` has it take over from one that works. `tell` gets events with their keys.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], Wanted],
+        discover: Discover,
+        connect: Connect,
+        tell: Tell,
+        *,
+        forced: bool = False,
+        only: str = "",
+        dry: bool = False,
+    ) -> None:
+        self._name = name
+        self._read = read
+        self._discover = discover
+        self._connect = connect
+        self._tell = tell
+        self._forced = forced
+        self._only = only
+        self._dry = dry
+        self._known: dict[str, _Known] = {}
+        self._rolls: dict[str, Roll] = {}
+        self._loading: dict[tuple[str, str], Release] = {}
+        self._failed: dict[tuple[str, str], tuple[str, float, str]] = {}  # why, when, boot
+        self._shared: dict[tuple[str, str], tuple[str, str]] = {}  # by replica and model: boot, plan's text
+        self._books = Books()
+        self._epoch = 0
+        self._sequence = 0
+        self._written_at = 0.0
+        self._works = False
+        self._rival: Rival | None = None
+        self._drain: dict[str, bool] = {}  # what is asked for, and not in the books yet
+        self.picture = Picture()
+
+    # -- what others ask for
+
+    def drain(self, replica: str, *, back: bool = False) -> None:
+        """Have a replica be emptied before it is removed, or come back."""
+        self._drain[replica] = not back
+
+    async def run(self, *, until: Callable[[Picture], bool] = lambda picture: False) -> Picture:
+        """Steer until `until` says that the picture is what was waited for; return it."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                wanted = self._read()
+                began = trio.current_time()
+                await self._turn(wanted, nursery)
+                if until(self.picture):
+                    break
+                await trio.sleep_until(began + wanted.timing.interval)
+            nursery.cancel_scope.cancel()
+        return self.picture
+
+    async def close(self) -> None:
+        """Leave the fleet to the next controller."""
+        if self._works:
+            self._works = False
+            self._books = replace(self._books, owner="")
+            self._sequence += 1
+            await self._write(self._books, [each for each in self._known.values() if not each.trouble])
+
+    # -- one turn
+
+    async def _turn(self, wanted: Wanted, nursery: trio.Nursery) -> None:
+        await self._meet(wanted)
+        looks = await self._look(wanted)
+        why = self._stand(wanted, looks)
+        try:
+            if not why and not self._works and not self._dry:
+                await self._claim(wanted, looks)
+            if not why and not self._dry:
+                await self._keep(looks)
+            waits = {} if why else await self._steer(wanted, looks, nursery)
+        except Superseded as error:
+            self._lose(str(error))
+            waits, why = {}, str(error)
+        self._paint(wanted, looks, waits, why)
+
+    async def _meet(self, wanted: Wanted) -> None:
+        """Know who belongs to the fleet."""
+        try:
+            members = await self._discover(wanted)
+        except Unreachable as error:
+            self._tell("fleet_members_unknown", reason=str(error))
+            return
+        there = {each.name: each for each in members}
+        for name in [*self._known]:
+            if name not in there:
+                del self._known[name]
+                self._tell("fleet_replica_left", replica=name)
+        for name, member in there.items():
+            known = self._known.get(name)
+            if known is None or known.member != member:
+                self._known[name] = _Known(member, self._connect(member))
+                self._tell("fleet_replica_joined", replica=name, url=member.url)
+
+    async def _look(self, wanted: Wanted) -> dict[str, Look]:
+        looks: dict[str, Look] = {}
+        models = {wish.model: [wish.release] for wish in wanted.wishes}
+        for model, ledger in self._books.ledgers.items():
+            models.setdefault(model, []).extend((ledger.good, ledger.rolling, *ledger.refused))
+
+        async def look(known: _Known) -> None:
+            trying = any(roll.trying == known.member.name for roll in self._rolls.values())
+            try:
+                with trio.fail_after(wanted.timing.request):
+                    seen = await known.port.look(models, deep=trying)
+            except (Unreachable, trio.TooSlowError) as error:
+                known.trouble = str(error) or f"no answer within {wanted.timing.request:g} s"
+                return
+            known.trouble = ""
+            known.seen_at = trio.current_time()
+            known.seen = self._with_own(seen.seen, known.member)
+            looks[known.member.name] = replace(seen, seen=known.seen)
+
+        async with trio.open_nursery() as nursery:
+            for known in self._known.values():
+                nursery.start_soon(look, known)
+        return dict(sorted(looks.items()))
+
+    def _with_own(self, seen: Seen, member: Member) -> Seen:
+        """Add what this controller knows of a replica: its loads, and how they ended."""
+        models = dict(seen.models)
+        for (replica, model), release in self._loading.items():
+            if replica == seen.name:
+                models[model] = replace(models.get(model) or seen.served(model), loading=release)
+        for (replica, model), (why, _, boot) in self._failed.items():
+            if replica == seen.name and boot == seen.boot:
+                models[model] = replace(models.get(model) or seen.served(model), failed=why)
+        return replace(seen, models=models, labels=member.labels, room=member.memory)
+
+    # -- who is at work
+
+    def _stand(self, wanted: Wanted, looks: Mapping[str, Look]) -> str:
+        """Return why to do nothing, or nothing."""
+        if not enough(looks, self._known):
+            return _FEWEST.format(there=len(looks), known=len(self._known))
+        last = latest(look.register for look in looks.values())
+        try:
+            books = read_books(last.document)
+        except UnknownBooks as error:
+            return str(error)
+        if self._works:
+            if last.epoch > self._epoch:
+                self._lose(f"controller {books.owner or 'unknown'} has taken over")
+                return f"controller {books.owner or 'unknown'} has taken over"
+            return ""
+        self._books, self._epoch = books, last.epoch
+        if self._dry or self._forced:
+            return ""
+        if self._rival is None:
+            self._rival = Rival(wanted.timing.takeover)
+        if self._rival.works(last, books.owner, self._name, trio.current_time()):
+            return f"controller {books.owner} is at work"
+        return ""
+
+    def _lose(self, why: str) -> None:
+        if self._works:
+            self._tell("fleet_taken_over", reason=why)
+        self._works, self._rival = False, None
+        self._forced = False  # once
+        self._rolls.clear()
+
+    async def _claim(self, wanted: Wanted, looks: Mapping[str, Look]) -> None:
+        epoch = next_epoch((look.register for look in looks.values()), random.getrandbits(16))
+        registers = {}
+        for name in looks:
+            try:
+                registers[name] = await self._known[name].port.write(epoch, 0, None)
+            except Unreachable as error:
+                self._known[name].trouble = str(error)
+        if not enough(registers, self._known):
+            raise Superseded("too few replicas took the claim")
+        # What was written last before the claim: nobody else's writes are taken from now on.
+        self._books = replace(read_books(_last_document(registers.values())), owner=self._name)
+        self._epoch, self._sequence, self._works, self._forced = epoch, 0, True, False
+        self._tell("fleet_claimed", epoch=epoch, replicas=len(registers))
+        await self._spread(self._books)
+
+    async def _keep(self, looks: Mapping[str, Look]) -> None:
+        """Write the books again where they are missing, and now and then so that others see them written."""
+        due = trio.current_time() - self._written_at >= _HEARTBEAT
+        behind = any(look.register.age < (self._epoch, self._sequence) for look in looks.values())
+        books = self._with_drained(looks)
+        if due or behind or books != self._books:
+            await self._spread(books)
+
+    def _with_drained(self, looks: Mapping[str, Look]) -> Books:
+        drained = dict(self._books.drained)
+        for name, wanted in [*self._drain.items()]:
+            if wanted and name in looks:
+                drained[name] = looks[name].seen.boot
+            elif not wanted:
+                drained.pop(name, None)
+            else:
+                continue
+            del self._drain[name]
+        # One that was started again is there to serve.
+        drained = {n: b for n, b in drained.items() if n not in looks or looks[n].seen.boot == b}
+        drained = {n: b for n, b in drained.items() if n in self._known}
+        return self._books if drained == self._books.drained else replace(self._books, drained=drained)
+
+    async def _spread(self, books: Books) -> None:
+        """Have more than half of the replicas keep the books. Raises Superseded, also if that fails."""
+        self._sequence += 1
+        taken = await self._write(books, [each for each in self._known.values() if not each.trouble])
+        if not enough(taken, self._known):
+            raise Superseded(f"the books were kept by {len(taken)} of {len(self._known)} replicas only")
+        self._books = books
+        self._written_at = trio.current_time()
+
+    async def _write(self, books: Books, replicas: Sequence[_Known]) -> list[str]:
+        document, taken, lost = books.document(), [], []
+
+        async def write(known: _Known) -> None:
+            name = known.member.name
+            try:
+                await known.port.write(
+                    self._epoch, self._sequence, document, withdrawn=self._withdrawn(name, books)
+                )
+            except Unreachable as error:
+                known.trouble = str(error)
+            except Superseded as error:
+                lost.append(str(error))
+            else:
+                taken.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for known in replicas:
+                nursery.start_soon(write, known)
+        if lost:
+            raise Superseded(lost[0])
+        return taken
+
+    def _withdrawn(self, name: str, books: Books) -> bool | None:
+        """Return whether a replica is to be kept from being ready; None where that is left as it is."""
+        if name in books.drained:
+            return True if self._is_served_elsewhere(name) else None
+        return False if self._has_all(name) else None
+
+    def _is_served_elsewhere(self, name: str) -> bool:
+        """Whether others serve all that a replica does which is to be removed."""
+        if self.picture.standing is not Standing.WORKS:
+            return False
+        for lane in self.picture.lanes:
+            others = [self._known[each].seen for each in lane.placed if each in self._known]
+            if name in lane.placed or (lane.good and not others):
+                return False
+            if any(each is None or each.served(lane.model).ready != lane.good for each in others):
+                return False
+        return True
+
+    def _has_all(self, name: str) -> bool:
+        """Whether a replica serves all that it should by now."""
+        seen = self._known[name].seen
+        if seen is None or self.picture.standing is not Standing.WORKS:
+            return False
+        return all(
+            bool(seen.served(lane.model).ready)
+            for lane in self.picture.lanes
+            if name in lane.placed and (lane.good or name in lane.passed)
+        )
+
+    # -- what is done
+
+    async def _steer(
+        self, wanted: Wanted, looks: Mapping[str, Look], nursery: trio.Nursery
+    ) -> dict[str, str]:
+        now = trio.current_time()
+        self._failed = {key: each for key, each in self._failed.items() if now - each[1] < wanted.rules.retry}
+        seen = {name: look.seen for name, look in looks.items()}
+        # What is to be removed keeps its models for those who still send there.
+        seen = {name: each for name, each in seen.items() if name not in self._books.drained}
+        placed = self._place(wanted, now)
+        models = {wish.model for wish in wanted.wishes} | set(self._books.ledgers)
+        waits: dict[str, str] = {}
+        for model in sorted(models):
+            if self._only and model != self._only:
+                continue
+            wish = wanted.wish(model)
+            holders = [name for name in placed.get(model, ()) if name in seen]
+            waits[model] = await self._bring(model, wish, holders, seen, wanted, nursery)
+            if wish is not None and wish.traffic is not None and not self._dry and not waits[model]:
+                waits[model] = await self._share(wish, holders, seen)
+        return waits
+
+    def _place(self, wanted: Wanted, now: float) -> dict[str, tuple[str, ...]]:
+        """Return each model's replicas. One that went away a moment ago keeps its place."""
+        there = {
+            name: known.seen
+            for name, known in self._known.items()
+            if known.seen is not None
+            and name not in self._books.drained
+            and now - known.seen_at <= wanted.rules.return_timeout
+        }
+        return place(wanted.wishes, there)
+
+    async def _bring(
+        self,
+        model: str,
+        wish: Wish | None,
+        holders: Sequence[str],
+        seen: Mapping[str, Seen],
+        wanted: Wanted,
+        nursery: trio.Nursery,
+    ) -> str:
+        """Do what there is to do for a model; return what is waited for."""
+        roll = self._rolls.setdefault(model, Roll(model, wanted.rules))
+        view = dict(seen)
+        for _ in range(_MOST_STEPS):
+            step = roll.step(wish, self._books.ledger(model), holders, view, trio.current_time())
+            if isinstance(step, Wait):
+                return step.why
+            if self._dry:
+                return _planned(step)
+            if isinstance(step, Unload):
+                # Others first: a replica that gives a model up may be the last that has it.
+                await self._unload(step)
+                gone = view[step.replica]
+                left = {name: each for name, each in gone.models.items() if name != model}
+                view[step.replica] = replace(gone, models=left)
+            elif isinstance(step, Load):
+                self._load(step, view[step.replica].boot, nursery)
+                view[step.replica] = self._with_own(view[step.replica], self._known[step.replica].member)
+            else:
+                await self._note(step)
+        raise AssertionError(f"no end of steps for model {model}")
+
+    async def _note(self, step: Write) -> None:
+        ledgers = {**self._books.ledgers, step.model: step.ledger}
+        if step.ledger.good == NONE and not step.ledger.rolling and not step.ledger.refused:
+            del ledgers[step.model]
+        await self._spread(replace(self._books, ledgers=ledgers))
+        self._tell("fleet_decided", model=step.model, decision=step.why)
+
+    def _load(self, step: Load, boot: str, nursery: trio.Nursery) -> None:
+        key = (step.replica, step.model)
+        self._loading[key] = step.release
+        self._failed.pop(key, None)
+        self._tell("fleet_load", replica=step.replica, model=step.model, release=str(step.release))
+        nursery.start_soon(self._carry_out, key, step, boot, self._epoch)
+
+    async def _carry_out(self, key: tuple[str, str], step: Load, boot: str, epoch: int) -> None:
+        failed = ""
+        known = self._known.get(step.replica)
+        try:
+            if known is not None:
+                await known.port.load(step.model, step.release, epoch)
+        except Refused as error:
+            failed = str(error)
+        except Unreachable as error:
+            self._tell("fleet_load_lost", replica=step.replica, model=step.model, reason=str(error))
+        except Superseded as error:
+            self._lose(str(error))
+        if self._loading.get(key) != step.release:
+            return  # another one has been asked for since
+        del self._loading[key]
+        if failed:
+            self._failed[key] = (failed, trio.current_time(), boot)
+            self._tell("fleet_load_failed", replica=step.replica, model=step.model, reason=failed)
+
+    async def _unload(self, step: Unload) -> None:
+        self._tell("fleet_unload", replica=step.replica, model=step.model)
+        try:
+            await self._known[step.replica].port.unload(step.model, self._epoch)
+        except (Refused, Unreachable) as error:
+            self._tell("fleet_unload_failed", replica=step.replica, model=step.model, reason=str(error))
+
+    async def _share(self, wish: Wish, holders: Sequence[str], seen: Mapping[str, Seen]) -> str:
+        """Have all replicas of a model share its requests out alike; return what is waited for."""
+        plan = wish.traffic or {}
+        known = self._books.spared.get(wish.model)
+        if plan:
+            spared = spared_by_all(wish.model, plan, known, [seen[name] for name in holders])
+            if spared != known:
+                books = replace(self._books, spared={**self._books.spared, wish.model: spared})
+                await self._spread(books)
+                for version, why in spared.versions.items():
+                    self._tell("fleet_traffic_rolled_back", model=wish.model, version=version, reason=why)
+            plan = plan_for(plan, spared)
+        waits = ""
+        for name in holders:
+            shown = seen[name].served(wish.model).traffic
+            text = repr(sorted(plan.items()))
+            if (
+                shown is None
+                or has(plan, shown)
+                or self._shared.get((name, wish.model)) == (seen[name].boot, text)
+            ):
+                continue
+            waits = f"{name} takes the traffic plan"
+            try:
+                await self._known[name].port.share(wish.model, plan, self._epoch)
+            except (Refused, Unreachable) as error:
+                waits = f"{name} does not take the traffic plan: {error}"
+            else:
+                self._shared[name, wish.model] = seen[name].boot, text
+                self._tell("fleet_traffic", replica=name, model=wish.model)
+        return waits
+
+    # -- what is shown
+
+    def _paint(self, wanted: Wanted, looks: Mapping[str, Look], waits: Mapping[str, str], why: str) -> None:
+        placed = self._place(wanted, trio.current_time())
+        lanes = []
+        for model in sorted({wish.model for wish in wanted.wishes} | set(self._books.ledgers)):
+            wish, ledger = wanted.wish(model), self._books.ledger(model)
+            spared = self._books.spared.get(model)
+            lanes.append(
+                Lane(
+                    model=model,
+                    wanted=wish.release if wish else NONE,
+                    good=ledger.good,
+                    rolling=ledger.rolling,
+                    trying=self._rolls[model].trying if model in self._rolls else "",
+                    passed=sorted(ledger.passed),
+                    refused=ledger.refused,
+                    placed=placed.get(model, ()),
+                    spared=spared.versions if spared else {},
+                    waits=waits.get(model, ""),
+                )
+            )
+        standing = Standing.WORKS if self._works or self._dry else Standing.STANDS_BY
+        self.picture = Picture(
+            standing=standing,
+            why=why,
+            epoch=self._epoch,
+            owner=self._books.owner,
+            members=[known.member for known in self._known.values()],
+            looks=looks,
+            troubles={name: known.trouble for name, known in self._known.items() if known.trouble},
+            lanes=lanes,
+            drained={name: self._is_empty(name, looks) for name in self._books.drained},
+            replicas_wanted=wanted_replicas(wanted.scale, (look.seen.waiting for look in looks.values())),
+            settled=self._settled(wanted, looks, lanes, why),
+        )
+
+    def _is_empty(self, name: str, looks: Mapping[str, Look]) -> bool:
+        """Whether a replica may be ended: kept from being ready, and nothing waits there."""
+        look = looks.get(name)
+        return look is None or (look.seen.withdrawn and not look.seen.waiting)
+
+    def _settled(self, wanted: Wanted, looks: Mapping[str, Look], lanes: Sequence[Lane], why: str) -> bool:
+        """Whether all is as it should be, or as it can be after what was refused."""
+        if why or self._loading or len(looks) < len(self._known):
+            return False
+        for lane in lanes:
+            if self._only and lane.model != self._only:
+                continue
+            due = lane.good if lane.wanted in lane.refused else lane.wanted
+            if lane.rolling or lane.waits or lane.good != due:
+                return False
+            if any(looks[name].seen.served(lane.model).ready != due for name in lane.placed):
+                return False
+        return True
+
+
+def _last_document(registers: Iterable[Register]) -> object:
+    return latest(each for each in registers if each.document is not None).document
+
+
+def _planned(step: Step) -> str:
+    match step:
+        case Load():
+            return f"load {step.release} on {step.replica}"
+        case Unload():
+            return f"unload it on {step.replica}"
+        case Write():
+            return step.why
+        case _:
+            return ""
