@@ -83,6 +83,7 @@ class _Known:
     seen: Seen | None = None
     seen_at: float = -1e9
     trouble: str = "not asked yet"
+    withdrawn_at: float | None = None
 
 
 class Controller:
@@ -205,6 +206,10 @@ class Controller:
             known.trouble = ""
             known.seen_at = trio.current_time()
             known.seen = self._with_own(seen.seen, known.member)
+            if not seen.seen.withdrawn:
+                known.withdrawn_at = None
+            elif known.withdrawn_at is None:
+                known.withdrawn_at = known.seen_at
             looks[known.member.name] = replace(seen, seen=known.seen)
 
         async with trio.open_nursery() as nursery:
@@ -524,15 +529,20 @@ class Controller:
             looks=looks,
             troubles={name: known.trouble for name, known in self._known.items() if known.trouble},
             lanes=lanes,
-            drained={name: self._is_empty(name, looks) for name in self._books.drained},
+            drained={
+                name: self._is_empty(name, looks, wanted.timing.drain_delay) for name in self._books.drained
+            },
             replicas_wanted=wanted_replicas(wanted.scale, (look.seen.waiting for look in looks.values())),
             settled=self._settled(wanted, looks, lanes, why),
         )
 
-    def _is_empty(self, name: str, looks: Mapping[str, Look]) -> bool:
-        """Whether a replica may be ended: kept from being ready, and nothing waits there."""
-        look = looks.get(name)
-        return look is None or (look.seen.withdrawn and not look.seen.waiting)
+    def _is_empty(self, name: str, looks: Mapping[str, Look], delay: float) -> bool:
+        """Whether a replica may be ended: balancers have had time to see it unready, and nothing waits there."""
+        if name not in looks:
+            return name not in self._known
+        since = self._known[name].withdrawn_at
+        told = since is not None and trio.current_time() - since >= delay
+        return told and not looks[name].seen.waiting
 
     def _settled(self, wanted: Wanted, looks: Mapping[str, Look], lanes: Sequence[Lane], why: str) -> bool:
         """Whether all is as it should be, or as it can be after what was refused."""

@@ -220,7 +220,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(count=st.integers(1, 4), events=events)
 def test_whatever_dies_bad_releases_touch_one_replica_at_a_time_and_the_fleet_settles(count, events):
     in_virtual_time(_survive, count, events)
