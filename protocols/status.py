@@ -23,6 +23,9 @@ STATUS: Final[Mapping[ErrorCode, tuple[int, int]]] = {
     ErrorCode.UNAUTHENTICATED: (401, 16),  # UNAUTHENTICATED
     ErrorCode.PERMISSION_DENIED: (403, 7),  # PERMISSION_DENIED
     ErrorCode.RESOURCE_EXHAUSTED: (429, 8),  # RESOURCE_EXHAUSTED
+    ErrorCode.TAKEN_OVER: (409, 9),  # FAILED_PRECONDITION
+    # Proxies retry neither of these: Envoy's `retriable-4xx` is 409, and 421 invites another connection.
+    ErrorCode.OTHER_REPLICA: (412, 9),  # FAILED_PRECONDITION
 }
 
 

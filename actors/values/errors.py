@@ -1,7 +1,7 @@
 """Errors that are told to a client. Any other exception is a bug, and a supervisor's business.
 
-Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own five. Each wire spells the codes in
-its own way: see `protocols.status`.
+Codes are Triton's eight (contract, http.md section 1.1) and Tritium's own seven. Each wire spells the codes
+in its own way: see `protocols.status`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class ErrorCode(Enum):
     UNAUTHENTICATED = "Unauthenticated"
     PERMISSION_DENIED = "Permission denied"
     RESOURCE_EXHAUSTED = "Resource exhausted"
+    TAKEN_OVER = "Taken over"
+    OTHER_REPLICA = "Other replica"
 
     @property
     def rendered(self) -> str:
@@ -184,6 +186,18 @@ class TooManyRequests(TritiumError):
         self.retry_after = retry_after
 
 
+class TakenOver(TritiumError):
+    """A controller of several servers asks for it, and a newer one has taken over."""
+
+    code = ErrorCode.TAKEN_OVER
+
+
+class OtherReplica(TritiumError):
+    """The sequence that the request goes on with began on another server."""
+
+    code = ErrorCode.OTHER_REPLICA
+
+
 _CLASS_OF = {
     cls.code: cls
     for cls in (
@@ -200,5 +214,7 @@ _CLASS_OF = {
         Unauthenticated,
         PermissionDenied,
         TooManyRequests,
+        TakenOver,
+        OtherReplica,
     )
 }

@@ -298,6 +298,48 @@ class SharedMemory(Regions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What a server's register says.
+
+    `replica` is its name among several, empty without one. `boot` differs at each start. `epoch` is the
+    highest that was seen, and 0 before any. `document` is JSON text; None before any. It came with `sequence`
+    in `document_epoch`. `available_bytes` is of memory; None where it is not known.
+    """
+
+    replica: str = ""
+    boot: str = ""
+    epoch: int = 0
+    document_epoch: int = 0
+    sequence: int = 0
+    document: bytes | None = None
+    available_bytes: int | None = None
+
+
+class Steering(Protocol):
+    """What controllers of several servers write down in each of them, and the epochs that they show."""
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch seen; 0 before any."""
+
+    def describe(self) -> Registered:
+        """Return what is kept."""
+
+    def keep(self, epoch: int, sequence: int, document: bytes) -> None:
+        """Keep a document of a controller in place of the one before.
+
+        Raises TakenOver where a higher epoch was seen, and for a sequence of the same epoch that is not
+        higher, unless the document is the one that is kept.
+        """
+
+    def take_over(self, epoch: int) -> None:
+        """Note that a controller with a higher epoch begins. Raises TakenOver where it is not higher."""
+
+    def begin(self, epoch: int) -> None:
+        """Note that a change of this epoch begins. Raises TakenOver where a higher one was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """The parts of the server that a frontend is given."""
 
@@ -309,5 +351,6 @@ class Server:
     events: EventStream
     traffic: Traffic
     shared_memory: SharedMemory
+    steering: Steering
     logs: Logs | None = None
     traces: TraceControl | None = None

@@ -117,11 +117,38 @@ def memory_total(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
     return min(limits)
 
 
-def _machine_memory(proc: Path) -> int:
+def memory_available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes of memory that the server and its workers may still take; None where that is unknown.
+
+    That is what the machine has available, or what its control group, or one around it, has left if that is
+    less. Memory that only caches files counts as left.
+    """
+    try:
+        left = [_machine_memory(proc, "MemAvailable:")]
+    except (OSError, ValueError):
+        return None
+    for file in _limit_files(proc, cgroup):
+        used = "memory.current" if file.name == "memory.max" else "memory.usage_in_bytes"
+        try:
+            limit = file.read_text().strip()
+            if not limit.isdigit():
+                continue
+            taken = int(file.with_name(used).read_text())
+            for line in file.with_name("memory.stat").read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == ("inactive_file" if file.name == "memory.max" else "total_inactive_file"):
+                    taken -= int(value)
+        except (OSError, ValueError):
+            continue
+        left.append(max(0, int(limit) - taken))
+    return min(left)
+
+
+def _machine_memory(proc: Path, what: str = "MemTotal:") -> int:
     for line in (proc / "meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(what):
             return int(line.split()[1]) * 1024
-    raise ValueError(f"no MemTotal in {proc / 'meminfo'}")
+    raise ValueError(f"no {what} in {proc / 'meminfo'}")
 
 
 def _limit_files(proc: Path, cgroup: Path) -> Iterator[Path]:

@@ -29,6 +29,7 @@ from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
 from actors.seams.bell import Bell
 from actors.seams.given import giving
+from actors.steering.register import Register
 from actors.supervision.errors import IntensityExceeded
 from actors.supervision.events import SupervisionEvent
 from actors.supervision.spec import ChildSpec, Intensity, OnExhausted, Strategy
@@ -62,7 +63,7 @@ from engine.server.machine import Machine, ThisMachine
 from engine.server.models import ModelParts, compose_models
 from engine.server.ports import Frontends, compose_frontends
 from engine.server.reloading import Followed, Follower
-from engine.server.residency import memory_total
+from engine.server.residency import memory_available, memory_total
 from engine.server.running import RunningServer, ServerFailed
 from engine.server.sockets import Sockets, open_sockets
 from engine.server.tls import ServerTls, TlsUnusable, open_tls
@@ -231,6 +232,7 @@ def _compose(
         events=events,
         traffic=models.traffic,
         shared_memory=regions,
+        steering=_register(settings, machine),
         logs=logs,
         traces=tracing,
     )
@@ -320,6 +322,11 @@ def _event_feed(settings: Settings, machine: Machine) -> EventFeed:
     kept = settings.events
     limits = FeedLimits(ring=RingLimits(entries=kept.kept, bytes=kept.bytes), followers=kept.followers)
     return EventFeed(limits, boot=f"{machine.random().getrandbits(32):08x}")
+
+
+def _register(settings: Settings, machine: Machine) -> Register:
+    boot = f"{machine.random().getrandbits(64):016x}"
+    return Register(replica=settings.replica_name, boot=boot, available=memory_available)
 
 
 def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | None:

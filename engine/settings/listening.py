@@ -182,6 +182,24 @@ class ConnectionSettings:
 # -- what HTTP and gRPC have in common
 
 
+_TOKEN: Final = re.compile(
+    r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,253}"
+)  # RFC 9110, section 5.6.2; a host's name fits
+
+
+def _replica_name(word: str, name: str) -> str:
+    if word and not _TOKEN.fullmatch(word):
+        raise SettingsError(
+            f"--{name} takes letters, digits and !#$%&'*+-.^_`|~, at most 253 of them. Got {word}",
+            hint=f"the name of a pod or a host fits, such as --{name}=tritium-0",
+        )
+    return word
+
+
+REPLICA_NAME: Final = Form("NAME", _replica_name, _replica_name)
+"""What a header may have as it is; empty for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestrictedHeader:
     """The header that a restricted API asks for, and the value it must have."""

@@ -40,6 +40,7 @@ from engine.settings.forms import SettingsError as SettingsError
 from engine.settings.instances import HostPolicy, read_gpu_limits, read_host_policies, read_resources
 from engine.settings.listening import (
     PATTERN,
+    REPLICA_NAME,
     ConnectionSettings,
     GrpcSettings,
     RestrictedHeader,
@@ -284,6 +285,11 @@ class Settings:
 
     id: str = Group.SERVER.option("--id=triton", text("NAME")).means(
         "The server's name, as its metadata endpoint tells it."
+    )
+    replica_name: str = Group.SERVER.option("--replica-name", REPLICA_NAME).means(
+        "Tritium's own: this server's name among several. Answers carry it as the header tritium-replica, and"
+        " a request that shows another name can't go on with a sequence here (docs/sequences.md)."
+        " [default: none]"
     )
     exit_on_error: bool = Group.SERVER.option("--exit-on-error=true", BOOL).means(
         "Exit with status 1 when a model fails to load at start-up; otherwise serve the others."

@@ -11,7 +11,7 @@ from protocols.kserve.apart import MANAGEMENT, Elsewhere
 
 _ENDPOINTS: Final = {endpoint.value: endpoint for endpoint in Endpoint}
 _MOVED: Final = frozenset((_ENDPOINTS[call.endpoint], call.method) for call in MANAGEMENT)
-_OUTLIVING: Final = frozenset({Endpoint.TREE, Endpoint.EVENTS})
+_OUTLIVING: Final = frozenset({Endpoint.TREE, Endpoint.EVENTS, Endpoint.FLEET})
 _WRONG_METHOD: Final = error_answer(405, "Method Not Allowed")
 
 

@@ -24,7 +24,7 @@ from protocols.http.admission import (
 from protocols.http.answers import Answer, Receive, Send, error_answer, failure
 from protocols.http.fields import Header
 from protocols.http.routes import Endpoint, Route
-from protocols.kserve.caps import REPOSITORY_BODY, check_json_size
+from protocols.kserve.caps import REGISTER_BODY, REPOSITORY_BODY, check_json_size
 from protocols.kserve.compression import is_compressed
 from protocols.kserve.documents import TooLong, read_short
 from protocols.kserve.long_texts import LongText
@@ -69,6 +69,8 @@ class BodyLimits:
                 return limited(self._max_input_size, length, self._too_long_a_text)
             case Endpoint.MODEL_LOAD:
                 return limited(REPOSITORY_BODY, length, _too_long_a_load)
+            case Endpoint.FLEET:
+                return limited(REGISTER_BODY, length, _too_long_a_document)
             case endpoint if "POST" not in endpoint.methods:
                 return unread(length)
             case _:
@@ -101,6 +103,12 @@ def _too_long_a_load(size: int) -> Answer:
     return error_answer(
         413,
         f"request body of {size} bytes exceeds the {REPOSITORY_BODY} bytes of a load that may not bring files",
+    )
+
+
+def _too_long_a_document(size: int) -> Answer:
+    return error_answer(
+        413, f"request body of {size} bytes exceeds the {REGISTER_BODY} bytes that the register takes"
     )
 
 

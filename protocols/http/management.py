@@ -29,6 +29,7 @@ from protocols.http.answers import (
 from protocols.http.bodies import parsed, read_body, read_document
 from protocols.http.fields import connecting
 from protocols.http.routes import Endpoint, Route
+from protocols.http.steering.endpoint import FleetEndpoint, steered
 from protocols.kserve import metadata
 from protocols.kserve.auditing import (
     TREE,
@@ -81,6 +82,7 @@ class ManagementEndpoints:
             Endpoint.MODEL_UNLOAD: self._unload,
             Endpoint.TREE: self._tree,
             Endpoint.TRAFFIC: self._traffic,
+            Endpoint.FLEET: FleetEndpoint(server, auditor=auditor).answer,
             Endpoint.SYSTEM_MEMORY_STATUS: self._system_memory,
             Endpoint.SYSTEM_MEMORY_CHANGE: self._change_system_memory,
             Endpoint.CUDA_MEMORY_STATUS: self._cuda_memory,
@@ -160,6 +162,7 @@ class ManagementEndpoints:
         return json_answer(metadata.repository_index(visible_entries(scope.get("tritium.caller"), entries)))
 
     async def _load(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
+        change = steered(self._server, scope)
         document = await read_document(receive, self._max_input_size, long_strings=True)
         if document is None:
             return None
@@ -170,12 +173,13 @@ class ManagementEndpoints:
         if caller is not None and "config" in parameters:
             named = await in_slices(_named_in(parameters["config"]))
             check_config(caller, route.model, named, peer, self._auditor)
-        permit = permit_in(caller, parameters)
+        permit = change.permit(permit_in(caller, parameters))
         load = partial(self._server.repository.load, route.model, parameters, permit=permit)
-        await self._recorded(load_change(route.model, parameters), scope, load)
+        await self._recorded(load_change(route.model, parameters), scope, partial(change.carry_out, load))
         return Answer(200, ONLY_JSON)
 
     async def _unload(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
+        change = steered(self._server, scope)
         document = await read_document(receive, self._max_input_size)
         if document is None:
             return None
@@ -184,11 +188,12 @@ class ManagementEndpoints:
         dependents = parameters.get("unload_dependents", False)
         if type(dependents) is not bool:
             raise misfit(parameters, "unload_dependents", "boolean")
-        permit = permit_in(scope.get("tritium.caller"))
+        permit = change.permit(permit_in(scope.get("tritium.caller")))
         unload = partial(
             self._server.repository.unload, route.model, unload_dependents=dependents, permit=permit
         )
-        await self._recorded(unload_change(route.model, dependents=dependents), scope, unload)
+        told = unload_change(route.model, dependents=dependents)
+        await self._recorded(told, scope, partial(change.carry_out, unload))
         return Answer(200, ONLY_JSON)
 
     async def _traffic(self, route: Route, scope: Scope, receive: Receive) -> Answer | None:
@@ -200,6 +205,7 @@ class ManagementEndpoints:
         if scope["method"] == "GET":
             return json_answer(dump(traffic.describe(route.model)))
         self._require_running()
+        steered_change = steered(self._server, scope)
         body = await read_body(receive)
         if body is None:
             return None
@@ -217,7 +223,8 @@ class ManagementEndpoints:
         async def change() -> Mapping[str, object]:
             return traffic.change(route.model, document)
 
-        return json_answer(dump(await self._recorded(traffic_change(route.model, document), scope, change)))
+        told = traffic_change(route.model, document)
+        return json_answer(dump(await self._recorded(told, scope, partial(steered_change.carry_out, change))))
 
     # Clients' shared memory
 

@@ -48,6 +48,7 @@ class Endpoint(Enum):
     TREE = ("tree", Action.STATISTICS, ("GET",))
     EVENTS = ("events", Action.STATISTICS, ("GET",))
     TRAFFIC = ("traffic", Action.MODEL_REPOSITORY, ("GET", "POST"), Action.TRAFFIC)
+    FLEET = ("fleet", Action.MODEL_REPOSITORY, ("GET", "POST"))
 
     category: Action
     methods: tuple[str, ...]
@@ -148,6 +149,7 @@ TABLE: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], Route | N
     ),
     (re.compile(r"/v2/trace/setting"), lambda _: Route(endpoint=Endpoint.TRACE)),
     (re.compile(r"/v2/tritium/tree"), lambda _: Route(endpoint=Endpoint.TREE)),
+    (re.compile(r"/v2/tritium/fleet"), lambda _: Route(endpoint=Endpoint.FLEET)),
     (re.compile(r"/v2/tritium/events"), lambda _: Route(endpoint=Endpoint.EVENTS)),
     (
         re.compile(r"/v2/tritium/models/(?P<model>[^/]+)/traffic"),

@@ -1,7 +1,7 @@
 """Management apart: which calls manage the server, and what a port that does not serve them says.
 
-One table for HTTP and gRPC. Reading is no management, but for the tree and the events: models, statistics,
-settings and the index of the repositories can be read wherever requests are answered.
+One table for HTTP and gRPC. Reading is no management, but for the tree, the events and the register: models,
+statistics, settings and the index of the repositories can be read wherever requests are answered.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MANAGEMENT: Final = (
     ManagementCall(endpoint="model_load", method="POST", rpc="RepositoryModelLoad"),
     ManagementCall(endpoint="model_unload", method="POST", rpc="RepositoryModelUnload"),
     ManagementCall(endpoint="traffic", method="POST"),
+    ManagementCall(endpoint="fleet", method="GET"),
+    ManagementCall(endpoint="fleet", method="POST"),
     ManagementCall(endpoint="tree", method="GET"),
     ManagementCall(endpoint="events", method="GET"),
     ManagementCall(endpoint="logging", method="POST", rpc="LogSettings", by_settings=True),

@@ -13,6 +13,7 @@ from protocols.kserve.apart import MANAGEMENT
 LOAD = "model_load"
 UNLOAD = "model_unload"
 TRAFFIC = "traffic"
+FLEET = "fleet"
 TREE = "tree"
 STREAM = "events"
 LOGGING = "logging"
@@ -47,6 +48,14 @@ def adapter_unload_change(model: str, name: str) -> ManagedChange:
 def traffic_change(model: str, plan: Mapping[str, object]) -> ManagedChange:
     """Return the change of how requests for `model` are shared out."""
     return ManagedChange(action=TRAFFIC, model=model, facts={"plan": plan})
+
+
+def register_change(epoch: int, sequence: int | None, document: bytes | None) -> ManagedChange:
+    """Return the change of the register: a document of a controller, or its epoch alone."""
+    if document is None:
+        return ManagedChange(action=FLEET, facts={"epoch": epoch})
+    facts: dict[str, object] = {"epoch": epoch, "sequence": sequence}
+    return ManagedChange(action=FLEET, facts=facts, files={"document": document})
 
 
 def log_change(settings: Mapping[str, object]) -> ManagedChange:

@@ -20,6 +20,9 @@ MAX_NAME: Final = 4096
 REPOSITORY_BODY: Final = 1024 * 1024
 """Bytes of a request that brings neither tensors nor files, such as a load with a configuration."""
 
+REGISTER_BODY: Final = 256 * 1024
+"""Bytes of a request to the register of a fleet's controller."""
+
 # Inputs or outputs that a request may name beyond those that its
 # model declares, so that the usual error names them.
 _SPARE: Final = 64

@@ -47,6 +47,8 @@ WORDS: Final = {
     ErrorCode.UNAUTHENTICATED: ("authentication_error", "invalid_api_key"),
     ErrorCode.PERMISSION_DENIED: ("permission_error", "permission_denied"),
     ErrorCode.RESOURCE_EXHAUSTED: ("rate_limit_error", "rate_limit_exceeded"),
+    ErrorCode.TAKEN_OVER: (_INVALID, "taken_over"),
+    ErrorCode.OTHER_REPLICA: (_INVALID, "other_replica"),
 }
 
 

@@ -47,6 +47,7 @@ _PATHS: Final = (
     b"/v2/repository/index",
     b"/v2",
     b"/v2/tritium/models/%s/traffic",
+    b"/v2/tritium/fleet",
     b"/v2/tritium/tree",
     b"/v2/health/ready",
     b"/v2/health/live",

@@ -12,6 +12,7 @@ import trio
 from actors.regions.devices import Devices
 from actors.regions.policy import RegionLimits
 from actors.regions.registry import RegionRegistry
+from actors.steering.register import Register
 from actors.values.datatypes import DataType
 from actors.values.errors import InvalidArgument, NotFound, TritiumError, Unavailable
 from actors.values.events import Portion, WantedEvents
@@ -341,6 +342,7 @@ class FakeServer:
             claims=lambda: Claim(ReceivingRoom()),
             devices=devices,
         )
+        self.register = Register(boot="b00t", available=lambda: 5)
         self.events = FakeEvents()
         self.logs = FakeLogs()
         self.traces: TraceControl | None = tracing_of(rate=1000)
@@ -355,6 +357,7 @@ class FakeServer:
             events=self.events,
             traffic=self.traffic,
             shared_memory=self.regions,
+            steering=self.register,
             logs=self.logs,
             traces=self.traces,
         )

@@ -192,6 +192,7 @@ def server_of(models: RemoteModels) -> Server:
         events=lacking,
         traffic=lacking,
         shared_memory=lacking,
+        steering=lacking,
     )
 
 

@@ -43,6 +43,7 @@ from protocols.kserve.permitted import (
 )
 from protocols.kserve.proto import grpc_service_pb2 as pb
 from protocols.kserve.proto.model_config_pb2 import ModelConfig
+from protocols.kserve.steering import EPOCH, Steered, parse_epoch
 
 if TYPE_CHECKING:
     from protocols.grpc.call import ServerStream, UnaryMethod
@@ -182,6 +183,7 @@ class InferenceService(SharedMemoryService):
         request = await _request(stream)
         _refuse_repository_name(request.repository_name)
         caller, peer = stream.call.caller, stream.call.client
+        change = self._steered(stream)
         check_upload(caller, request.model_name, request.parameters, peer, self._auditor)
         parameters: Mapping[str, object] = {}
         # The parameters are perhaps files of hundreds of megabytes:
@@ -192,9 +194,10 @@ class InferenceService(SharedMemoryService):
             if caller is not None and "config" in parameters:
                 named = await in_thread(named_in, parameters["config"], limiter=threads)
                 check_config(caller, request.model_name, named, peer, self._auditor)
-        name, permit = _model_name(request), permit_in(caller, parameters)
+        name, permit = _model_name(request), change.permit(permit_in(caller, parameters))
         load = partial(self._server.repository.load, name, parameters, permit=permit)
-        await recorded(self._auditor, load_change(name, parameters), Requester.of(caller, peer), load)
+        origin, carry_out = Requester.of(caller, peer), partial(change.carry_out, load)
+        await recorded(self._auditor, load_change(name, parameters), origin, carry_out)
         await stream.send_message(pb.RepositoryModelLoadResponse())
 
     async def RepositoryModelUnload(
@@ -205,10 +208,16 @@ class InferenceService(SharedMemoryService):
         _refuse_repository_name(request.repository_name)
         dependents = unload_dependents(request.parameters)
         name, caller, peer = _model_name(request), stream.call.caller, stream.call.client
-        change, permit = unload_change(name, dependents=dependents), permit_in(caller)
+        change = self._steered(stream)
+        told, permit = unload_change(name, dependents=dependents), change.permit(permit_in(caller))
         unload = partial(self._server.repository.unload, name, unload_dependents=dependents, permit=permit)
-        await recorded(self._auditor, change, Requester.of(caller, peer), unload)
+        origin, carry_out = Requester.of(caller, peer), partial(change.carry_out, unload)
+        await recorded(self._auditor, told, origin, carry_out)
         await stream.send_message(pb.RepositoryModelUnloadResponse())
+
+    def _steered(self, stream: ServerStream[Any, Any]) -> Steered:
+        """Return what lets a change begin, by the epoch in its metadata. Raises InvalidArgument."""
+        return Steered(self._server.steering, parse_epoch(stream.metadata.get(EPOCH)), stream.call.caller)
 
     # Settings
 

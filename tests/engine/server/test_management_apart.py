@@ -77,6 +77,8 @@ MANAGED = [
     ("POST", "/v2/tritium/models/double/traffic"),
     ("GET", "/v2/tritium/tree"),
     ("GET", "/v2/tritium/events"),
+    ("GET", "/v2/tritium/fleet"),
+    ("POST", "/v2/tritium/fleet"),
     ("POST", "/v2/logging"),
     ("POST", "/v2/trace/setting"),
     ("POST", "/v2/models/double/trace/setting"),

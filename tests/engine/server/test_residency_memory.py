@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.server.residency import Memory, bytes_on_disk, memory_total, resident_bytes
+from engine.server.residency import Memory, bytes_on_disk, memory_available, memory_total, resident_bytes
 from engine.settings.forms import SettingsError, to_memory
 
 GIB = 2**30
@@ -119,7 +119,60 @@ def test_a_machine_that_does_not_tell_its_memory_is_a_mistake(machine):
         memory_total(proc, cgroup)
 
 
+@pytest.mark.parametrize(
+    ("group", "files", "available"),
+    [
+        pytest.param("", {}, 8, id="no control groups"),
+        pytest.param("0::/", {"memory.max": "max", "memory.current": GIB}, 8, id="no limit"),
+        pytest.param(
+            f"0::/{SERVICE}",
+            {
+                f"{SERVICE}/memory.max": 6 * GIB,
+                f"{SERVICE}/memory.current": 5 * GIB,
+                f"{SERVICE}/memory.stat": f"anon 7\ninactive_file {2 * GIB}\n",
+                "system.slice/memory.max": 64 * GIB,
+                "system.slice/memory.current": 60 * GIB,
+                "system.slice/memory.stat": "anon 7",
+            },
+            3,
+            id="a control group has less left; files that are cached do not count",
+        ),
+        pytest.param(
+            "0::/",
+            {"memory.max": GIB, "memory.current": 2 * GIB, "memory.stat": ""},
+            0,
+            id="a limit that was lowered",
+        ),
+        pytest.param("0::/", {"memory.max": GIB}, 8, id="a control group that does not tell its use"),
+        pytest.param(
+            "4:memory:/box",
+            {
+                "memory/box/memory.limit_in_bytes": 2 * GIB,
+                "memory/box/memory.usage_in_bytes": 2 * GIB,
+                "memory/box/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB}\n",
+            },
+            1,
+            id="the first version of control groups",
+        ),
+    ],
+)
+def test_what_is_left_is_the_machines_or_a_control_groups_if_that_is_less(machine, group, files, available):
+    proc, cgroup = machine
+    write(proc / "meminfo", f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
+    if group:
+        write(proc / "self" / "cgroup", f"{group}\n")
+    for file, text in files.items():
+        write(cgroup / file, f"{text}\n")
+    assert memory_available(*machine) == available * GIB
+
+
+def test_what_is_left_is_not_known_where_the_kernel_does_not_tell(machine, tmp_path):
+    assert memory_available(*machine) is None
+    assert memory_available(tmp_path / "nowhere") is None
+
+
 def test_this_machine_has_memory():
+    assert memory_available() > 0
     assert memory_total() > 2**28
 
 

@@ -36,6 +36,7 @@ _ABOUT: Final = {
     Endpoint.CUDA_MEMORY_CHANGE: "register or unregister one, or unregister all",
     Endpoint.TREE: "Tritium's own: the actor tree, as `tritium tree` shows it",
     Endpoint.EVENTS: "Tritium's own: what happens, as a stream; [events.md](../events.md)",
+    Endpoint.FLEET: "Tritium's own: the register of a fleet's controller; [register.md](../register.md)",
     Endpoint.TRAFFIC: "Tritium's own: shares of versions; [traffic.md](../traffic.md)",
 }
 

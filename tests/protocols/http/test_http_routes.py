@@ -43,6 +43,7 @@ ROUTES = [
     ("/v2/repository/r/models/m/unload", Route(endpoint=Endpoint.MODEL_UNLOAD, model="m", repository="r")),
     ("/v2/tritium/tree", Route(endpoint=Endpoint.TREE)),
     ("/v2/tritium/events", Route(endpoint=Endpoint.EVENTS)),
+    ("/v2/tritium/fleet", Route(endpoint=Endpoint.FLEET)),
     ("/v2/tritium/models/a%20b/traffic", Route(endpoint=Endpoint.TRAFFIC, model="a b")),
 ]
 

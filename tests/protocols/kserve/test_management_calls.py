@@ -23,9 +23,9 @@ def test_a_call_that_is_judged_by_its_settings_has_some(call):
     assert "settings" in service.methods_by_name[call.rpc].input_type.fields_by_name
 
 
-def test_what_only_reads_is_no_management_but_for_the_tree_and_the_events():
+def test_what_only_reads_is_no_management_but_for_the_tree_the_events_and_the_register():
     reading = {call.endpoint for call in MANAGEMENT if call.method == "GET"}
-    assert reading == {"tree", "events"}
+    assert reading == {"tree", "events", "fleet"}
     assert "repository_index" not in {call.endpoint for call in MANAGEMENT}
 
 
