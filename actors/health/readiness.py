@@ -57,11 +57,12 @@ class Readiness:
         wall_clock: Callable[[], int],
         hang_bound: float = 0.0,
         missing: Callable[[], str] = str,
+        held: bool = False,
     ) -> None:
         """`finished` is set when the loads at start have ended; `wall_clock` gives ms since the epoch.
 
         A version counts as stuck when each of its instances has been busy with one execution for
-        `hang_bound` seconds; 0: never. `missing` tells which repository was missing at the start, if any, and
+        `hang_bound` seconds; 0: never. `held` has it wait for a fleet's controller. `missing` tells which repository was missing at the start, if any, and
         why.
         """
         self._missing = missing
@@ -74,6 +75,7 @@ class Readiness:
         self._reports = DeepReports(wall_clock, router.roster.setback)
         self.exiting = False
         self.withdrawn = False
+        self.held = held
         self._turned = Bell()  # rings when the answer of `ready` has changed
         self._verdict = Verdict(since=trio.current_time())
         self._stale = True
@@ -158,7 +160,7 @@ class Readiness:
     @property
     def is_ready(self) -> bool:
         """Whether the server is ready: the verdict on its parts, unless the server is about to end."""
-        return self.verdict.ready and not self.withdrawn
+        return self.verdict.ready and not (self.withdrawn or self.held)
 
     def probes(self) -> Iterable[ProbeCounts]:
         """Return the counts of each version that was ever probed, for metrics."""
@@ -167,6 +169,11 @@ class Readiness:
     def withdraw(self) -> None:
         """The server is about to end: it is not ready from now on, but still serves."""
         self.withdrawn = True
+        self._turn()
+
+    def hold(self, held: bool) -> None:
+        """Keep the server from being ready, or let it be (`Health`)."""
+        self.held = held
         self._turn()
 
     def exit(self) -> None:
@@ -335,6 +342,8 @@ class Readiness:
             why_not = "the models found at start are still being loaded"
         elif self.withdrawn:
             why_not = "the server is about to end"
+        elif self.held:
+            why_not = "the fleet keeps it from being ready"
         elif verdict.missing:
             why_not = why_not or shown(verdict.missing)
         return self._reports.report(verdict, probed, self._watches, why_not)

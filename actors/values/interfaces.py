@@ -124,6 +124,13 @@ class Health(Protocol):
     def withdrawn(self) -> bool:
         """Whether shutdown is about to begin, so that clients should go elsewhere."""
 
+    @property
+    def held(self) -> bool:
+        """Whether a fleet's controller keeps it from being ready; it serves all the same."""
+
+    def hold(self, held: bool) -> None:
+        """Keep it from being ready, or let it be."""
+
     async def wait_turned(self, ready: bool) -> None:
         """Wait until `ready()` differs from `ready`, or `exiting` is true."""
 

@@ -71,8 +71,8 @@ class HttpReplica:
             seen=Seen(
                 name=self._member.name,
                 boot=str(register["boot"]),
-                ready=health.status_code == 200 or bool(register.get("withdrawn")),
-                withdrawn=bool(register.get("withdrawn")),
+                ready=health.status_code == 200 or register["held"] is True,
+                withdrawn=register["held"] is True,
                 waiting=None if pending is None or running is None else int(pending + running),
                 models=served,
             ),
@@ -88,7 +88,7 @@ class HttpReplica:
         if document is not None:
             body |= {"sequence": sequence, "document": document}
         if withdrawn is not None:
-            body["withdrawn"] = withdrawn
+            body["held"] = withdrawn
         answer = await self._ask("POST", _REGISTER, body)
         return _register(_json(self._good(answer, "the fleet's register")))
 
@@ -175,7 +175,10 @@ def _traffic_path(model: str) -> str:
 
 def _register(document: Mapping[str, Any]) -> Register:
     return Register(
-        epoch=int(document["epoch"]), sequence=int(document["sequence"]), document=document["document"]
+        epoch=int(document["epoch"]),
+        written=int(document["document_epoch"]),
+        sequence=int(document["sequence"]),
+        document=document["document"],
     )
 
 

@@ -7,7 +7,7 @@ not. Of several controllers one is at work, the owner of the highest epoch; othe
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from engine.fleet.policy.books import Books, UnknownBooks, read_books
-from engine.fleet.policy.claims import Register, Rival, enough, latest, next_epoch
+from engine.fleet.policy.claims import Rival, enough, latest, next_epoch
 from engine.fleet.policy.placing import place
 from engine.fleet.policy.rolling import Roll
 from engine.fleet.policy.scaling import wanted_replicas
@@ -124,6 +124,7 @@ class Controller:
         self._written_at = 0.0
         self._works = False
         self._rival: Rival | None = None
+        self._is_blind = True  # it does not see enough of the fleet to say anything
         self._drain: dict[str, bool] = {}  # what is asked for, and not in the books yet
         self.picture = Picture()
 
@@ -232,6 +233,7 @@ class Controller:
 
     def _stand(self, wanted: Wanted, looks: Mapping[str, Look]) -> str:
         """Return why to do nothing, or nothing."""
+        self._is_blind = True
         if not enough(looks, self._known):
             return _FEWEST.format(there=len(looks), known=len(self._known))
         last = latest(look.register for look in looks.values())
@@ -239,12 +241,13 @@ class Controller:
             books = read_books(last.document)
         except UnknownBooks as error:
             return str(error)
+        self._is_blind = False
         if self._works:
-            if last.epoch > self._epoch:
+            if max(look.register.epoch for look in looks.values()) > self._epoch:
                 self._lose(f"controller {books.owner or 'unknown'} has taken over")
                 return f"controller {books.owner or 'unknown'} has taken over"
             return ""
-        self._books, self._epoch = books, last.epoch
+        self._books, self._epoch = books, last.written
         if self._dry or self._forced:
             return ""
         if self._rival is None:
@@ -271,7 +274,7 @@ class Controller:
         if not enough(registers, self._known):
             raise Superseded("too few replicas took the claim")
         # What was written last before the claim: nobody else's writes are taken from now on.
-        self._books = replace(read_books(_last_document(registers.values())), owner=self._name)
+        self._books = replace(read_books(latest(registers.values()).document), owner=self._name)
         self._epoch, self._sequence, self._works, self._forced = epoch, 0, True, False
         self._tell("fleet_claimed", epoch=epoch, replicas=len(registers))
         await self._spread(self._books)
@@ -533,7 +536,7 @@ class Controller:
                 name: self._is_empty(name, looks, wanted.timing.drain_delay) for name in self._books.drained
             },
             replicas_wanted=wanted_replicas(wanted.scale, (look.seen.waiting for look in looks.values())),
-            settled=self._settled(wanted, looks, lanes, why),
+            settled=self._settled(looks, lanes),
         )
 
     def _is_empty(self, name: str, looks: Mapping[str, Look], delay: float) -> bool:
@@ -544,9 +547,9 @@ class Controller:
         told = since is not None and trio.current_time() - since >= delay
         return told and not looks[name].seen.waiting
 
-    def _settled(self, wanted: Wanted, looks: Mapping[str, Look], lanes: Sequence[Lane], why: str) -> bool:
+    def _settled(self, looks: Mapping[str, Look], lanes: Sequence[Lane]) -> bool:
         """Whether all is as it should be, or as it can be after what was refused."""
-        if why or self._loading or len(looks) < len(self._known):
+        if self._is_blind or self._loading or len(looks) < len(self._known):
             return False
         for lane in lanes:
             if self._only and lane.model != self._only:
@@ -557,10 +560,6 @@ class Controller:
             if any(looks[name].seen.served(lane.model).ready != due for name in lane.placed):
                 return False
         return True
-
-
-def _last_document(registers: Iterable[Register]) -> object:
-    return latest(each for each in registers if each.document is not None).document
 
 
 def _planned(step: Step) -> str:

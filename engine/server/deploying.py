@@ -133,6 +133,7 @@ def compose_deploying(
         wall_clock=machine.wall_clock,
         missing=lambda: catalog.missing,
         hang_bound=settings.unready_after_hang,
+        held=settings.await_fleet,
     )
     router.roster.on_change(lambda _: readiness.changed())
     view = RepositoryView(router.roster, catalog, reader)

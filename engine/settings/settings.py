@@ -291,6 +291,10 @@ class Settings:
         " a request that shows another name can't go on with a sequence here (docs/sequences.md)."
         " [default: none]"
     )
+    await_fleet: bool = Group.SERVER.option("--await-fleet=false", BOOL).means(
+        "Tritium's own: not ready until a fleet's controller has said so, which it does when the models are"
+        " there (docs/fleet.md)."
+    )
     exit_on_error: bool = Group.SERVER.option("--exit-on-error=true", BOOL).means(
         "Exit with status 1 when a model fails to load at start-up; otherwise serve the others."
     )

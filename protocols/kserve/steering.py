@@ -25,15 +25,19 @@ REPLICA: Final = "tritium-replica"
 
 _MOST: Final = 2**63 - 1
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
-_MEMBERS: Final = frozenset(("epoch", "sequence", "document"))
+_MEMBERS: Final = frozenset(("epoch", "sequence", "document", "held"))
 
 
 class Posted(NamedTuple):
-    """What a controller writes into the register: an epoch, and perhaps a document with its sequence."""
+    """What a controller writes into the register: an epoch, and perhaps a document with its sequence.
+
+    `held` says whether the server is to be kept from being ready; None leaves that as it is.
+    """
 
     epoch: int
     sequence: int
     document: bytes | None
+    held: bool | None = None
 
 
 def parse_epoch(shown: str | bytes | None) -> int | None:
@@ -68,19 +72,23 @@ def posted(body: Buffer) -> Posted:
     unknown = sorted(document.keys() - _MEMBERS)
     if unknown:
         raise InvalidArgument(
-            f"unknown member '{unknown[0][:40]}': there are 'epoch', 'sequence', 'document'"
+            f"unknown member '{unknown[0][:40]}': there are 'epoch', 'sequence', 'document', 'held'"
         )
     epoch = _whole(document, "epoch", least=1)
     if "document" not in document:
-        if "sequence" in document:
-            raise InvalidArgument("'sequence' goes with a 'document', and there is none")
+        for name in ("sequence", "held"):
+            if name in document:
+                raise InvalidArgument(f"'{name}' goes with a 'document', and there is none")
         return Posted(epoch, 0, None)
     kept = document["document"]
     if type(kept) is not dict:
         raise InvalidArgument("'document' is a JSON object")
     sequence = _whole(document, "sequence", least=0)
+    held = document.get("held")
+    if held is not None and type(held) is not bool:
+        raise InvalidArgument(f"'held' is {str(held)[:40]!r}: it is true or false")
     try:
-        return Posted(epoch, sequence, orjson.dumps(kept, option=orjson.OPT_SORT_KEYS))
+        return Posted(epoch, sequence, orjson.dumps(kept, option=orjson.OPT_SORT_KEYS), held)
     except TypeError as error:  # too many levels
         raise InvalidArgument(f"'document' can't be kept: {error}") from error
 
@@ -93,8 +101,8 @@ def _whole(document: dict[str, Any], name: str, *, least: int) -> int:
     return value
 
 
-def shown(registered: Registered) -> bytes:
-    """Return the JSON text of the register."""
+def shown(registered: Registered, *, held: bool) -> bytes:
+    """Return the JSON text of the register. `held`: a controller keeps the server from being ready."""
     document = registered.document
     told: dict[str, object] = {
         "replica": registered.replica,
@@ -102,6 +110,7 @@ def shown(registered: Registered) -> bytes:
         "epoch": registered.epoch,
         "sequence": registered.sequence,
         "document_epoch": registered.document_epoch,
+        "held": held,
         "document": None if document is None else Verbatim(document),
     }
     if registered.available_bytes is not None:

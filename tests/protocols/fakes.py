@@ -210,7 +210,7 @@ class FakeRepository:
 
 class FakeHealth:
     def __init__(self) -> None:
-        self.exiting = self.withdrawn = False
+        self.exiting = self.withdrawn = self.held = False
         self.is_live = self.is_ready = self.is_model_ready = True
         self.models: FakeModels | None = None
         self.parts: list[Mapping[str, object]] = []
@@ -219,6 +219,9 @@ class FakeHealth:
 
     def live(self) -> bool:
         return self.is_live
+
+    def hold(self, held: bool) -> None:
+        self.held = held
 
     async def ready(self) -> bool:
         return self.is_ready

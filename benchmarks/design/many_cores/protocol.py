@@ -167,7 +167,7 @@ class RemoteModels:
 
 
 class _Up:
-    exiting = withdrawn = False
+    exiting = withdrawn = held = False
 
     def live(self) -> bool:
         return True

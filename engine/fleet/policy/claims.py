@@ -16,16 +16,21 @@ _OWN: Final = 1 << 16  # of two controllers that claim at once, one has the larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """What a replica keeps for the fleet. `document` is that of the books, None where nothing is kept."""
+    """What a replica keeps for the fleet.
+
+    `epoch` is the highest that it knows. `document` is that of the books, written with `sequence` by the
+    controller of the epoch `written`; None where nothing is kept.
+    """
 
     epoch: int = 0
+    written: int = 0
     sequence: int = 0
     document: Any = None
 
     @property
     def age(self) -> tuple[int, int]:
-        """What orders registers; the highest is the latest."""
-        return self.epoch, self.sequence
+        """What orders the books that are kept; the highest are the latest."""
+        return self.written, self.sequence
 
 
 def next_epoch(registers: Iterable[Register], chance: int) -> int:
@@ -35,7 +40,7 @@ def next_epoch(registers: Iterable[Register], chance: int) -> int:
 
 
 def latest(registers: Iterable[Register]) -> Register:
-    """Return the register that was written last; an empty one of none."""
+    """Return the register with the books that were written last; an empty one of none."""
     return max(registers, key=lambda each: each.age, default=Register())
 
 

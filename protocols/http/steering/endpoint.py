@@ -28,6 +28,7 @@ class FleetEndpoint:
 
     def __init__(self, server: Server, *, auditor: Auditor | None = None) -> None:
         self._steering = server.steering
+        self._health = server.health
         self._auditor = auditor
 
     async def answer(self, _route: Route, scope: Scope, receive: Receive) -> Answer | None:
@@ -51,10 +52,12 @@ class FleetEndpoint:
                 self._keep(given)
 
             await recorded(self._auditor, change, origin, carry_out)
-        return json_answer(shown(self._steering.describe()))
+        return json_answer(shown(self._steering.describe(), held=self._health.held))
 
     def _keep(self, given: Posted) -> None:
         if given.document is None:
             self._steering.take_over(given.epoch)
         else:
             self._steering.keep(given.epoch, given.sequence, given.document)
+            if given.held is not None:
+                self._health.hold(given.held)

@@ -808,3 +808,23 @@ async def test_a_server_is_not_ready_while_no_engine_of_a_model_shows_a_sign_of_
     assert "no engine has shown a sign of life at its work for 30 s" in server.changes[-1][1][0]
     first.silent_for = 0.0
     assert await server.is_ready(after=1.5)
+
+
+async def test_a_fleet_keeps_a_server_from_being_ready_that_serves_all_the_same(serving, autojump_clock):
+    server = serving()
+    server.serve()
+    server.readiness.hold(True)
+    await trio.sleep(1)
+    assert not await server.readiness.ready()
+    assert (await server.readiness.deep()).reason == "the fleet keeps it from being ready"
+    turned = trio.Event()
+
+    async def watch():
+        await server.readiness.wait_turned(False)
+        turned.set()
+
+    server.nursery.start_soon(watch)
+    await trio.sleep(1)
+    server.readiness.hold(False)
+    await turned.wait()
+    assert await server.readiness.ready()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
@@ -58,11 +58,7 @@ class SimulatedServer:
     def check(self, epoch):
         if epoch < self.register.epoch:
             raise Superseded(f"{self.name} knows epoch {self.register.epoch}, and was told {epoch}")
-        self.register = Register(
-            epoch=epoch,
-            sequence=self.register.sequence if epoch == self.register.epoch else 0,
-            document=self.register.document,
-        )
+        self.register = replace(self.register, epoch=epoch)
 
     def served(self, model, deep):
         release = self.models.get(model, NONE)
@@ -122,9 +118,9 @@ class Line:
         server = self.reach()
         server.check(epoch)
         if document is not None:
-            if sequence <= server.register.sequence and document != server.register.document:
+            if (epoch, sequence) <= server.register.age and document != server.register.document:
                 raise Superseded(f"{server.name} has sequence {server.register.sequence}")
-            server.register = Register(epoch=epoch, sequence=sequence, document=document)
+            server.register = Register(epoch=epoch, written=epoch, sequence=sequence, document=document)
         if withdrawn is not None:
             server.withdrawn = withdrawn
         return server.register

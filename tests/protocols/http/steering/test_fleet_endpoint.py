@@ -48,6 +48,7 @@ EMPTY = {
     "epoch": 0,
     "sequence": 0,
     "document_epoch": 0,
+    "held": False,
     "document": None,
     "memory": {"available_bytes": 5},
 }
@@ -62,6 +63,16 @@ async def test_the_register_is_told_and_written(ask):
     assert await ask("POST", PATH, {**body, "document": dict(sorted(document.items()))}) == (200, kept)
     assert await ask("POST", PATH, {"epoch": 7}) == (200, {**kept, "epoch": 7})
     assert await ask("GET", PATH) == (200, {**kept, "epoch": 7})
+
+
+async def test_a_controller_keeps_a_server_from_being_ready_until_it_lets_it_be(ask, backend):
+    body = {"epoch": 3, "sequence": 2, "document": {}}
+    for sequence, held in enumerate((True, None, False)):
+        status, told = await ask("POST", PATH, {**body, "sequence": sequence, "held": held})
+        assert (status, told["held"]) == (200, held is not False)
+        assert backend.health.held is told["held"]
+    status, _ = await ask("POST", PATH, {**body, "epoch": 2, "held": True})
+    assert (status, backend.health.held) == (409, False)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +111,8 @@ MANY = "a whole number from 1 to 9223372036854775807"
         ({"epoch": "1"}, f"'epoch' is '1': it is {MANY}"),
         ({"epoch": 2**63}, f"'epoch' is '9223372036854775808': it is {MANY}"),
         ({"epoch": 1, "sequence": 1}, "'sequence' goes with a 'document', and there is none"),
+        ({"epoch": 1, "held": True}, "'held' goes with a 'document', and there is none"),
+        ({"epoch": 1, "sequence": 1, "document": {}, "held": 1}, "'held' is '1': it is true or false"),
         ({"epoch": 1, "document": {}}, "'sequence' is missing: it is a whole number from 0"),
         ({"epoch": 1, "sequence": -1, "document": {}}, "'sequence' is '-1': it is a whole number from 0"),
         ({"epoch": 1, "sequence": 1, "document": []}, "'document' is a JSON object"),
@@ -107,7 +120,10 @@ MANY = "a whole number from 1 to 9223372036854775807"
         (b'{"epoch": 1, "sequence": 1, "document": {"a": "\xff"}}', "the body is no JSON text: "),
         (b'{"epoch": 1, "sequence": 1, "document": {"a": NaN}}', "the body is no JSON text: "),
         (b'{"epoch":1,"sequence":1,"document":' + b'{"a":' * 500 + b"1" + b"}" * 501, "can't be kept: "),
-        ({"epoch": 1, "wanted": {}}, "unknown member 'wanted': there are 'epoch', 'sequence', 'document'"),
+        (
+            {"epoch": 1, "wanted": {}},
+            "unknown member 'wanted': there are 'epoch', 'sequence', 'document', 'held'",
+        ),
         ({"epoch": 1, "sequence": 1, "document": {"a": "x" * 262144}}, "has 262144 bytes at most"),
     ],
 )
