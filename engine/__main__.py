@@ -31,6 +31,7 @@ examples:
   tritium key new --auth-file auth.toml --name ci
   tritium tree --url http://127.0.0.1:8000 --watch
   tritium traffic resnet --weights 1=90,2=10 --rollback-error-rate 0.05
+  tritium fleet apply --file fleet.yaml
   tritium events --follow --model resnet
   tritium logs server.log --timeline --model resnet
   tritium audit audit.jsonl --since 1d --outcome denied

@@ -148,6 +148,17 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
 
 def client_for(options: argparse.Namespace, environ: Mapping[str, str]) -> Client:
     """Return the client that the options of `add_server_options` describe. Raises ServerUnavailable."""
+    headers, source = headers_for(options, environ)
+    return Client(options.url, headers, source=source)
+
+
+def headers_for(
+    options: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[Sequence[tuple[str, str]], str]:
+    """Return the headers that the options of `add_credential_options` describe, and where the key is from.
+
+    Raises ServerUnavailable.
+    """
     try:
         key, source = credentials(options.key_file, environ)
     except NoCredentials as error:
@@ -165,9 +176,9 @@ def client_for(options: argparse.Namespace, environ: Mapping[str, str]) -> Clien
             "--key-file and an Authorization in --header both say who asks: leave one out"
         )
     if own:
-        return Client(options.url, headers, source="--header")
+        return headers, "--header"
     shown = [(_AUTHORIZATION, f"Bearer {key}")] if key else []
-    return Client(options.url, [*headers, *shown], source=source)
+    return [*headers, *shown], source
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:
@@ -184,6 +195,11 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server's HTTP address [%(default)s]"
     )
+    add_credential_options(parser)
+
+
+def add_credential_options(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` take `--key-file` and `--header`."""
     parser.add_argument(
         "--key-file",
         metavar="FILE",

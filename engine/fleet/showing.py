@@ -96,8 +96,8 @@ def merged(texts: Mapping[str, str]) -> str:
                     head = heads.setdefault(words[2], [])
                     if not any(each.startswith(f"# {words[1]} ") for each in head):
                         head.append(line)
-            elif found := _SAMPLE.fullmatch(line):
-                name, labels, rest = found.groups()
+            elif sample := _SAMPLE.fullmatch(line):
+                name, labels, rest = sample.groups()
                 inner = f"{label},{labels}" if labels else label
                 samples.setdefault(_family(name, heads), []).append(f"{name}{{{inner}}}{rest}")
     lines = []

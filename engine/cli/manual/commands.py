@@ -46,6 +46,9 @@ COMMANDS: Final = {
         "traffic",
         "show or change how a model's requests are shared out over versions: canaries, mirrors, rollback",
     ),
+    "fleet": Command(
+        "fleet.command", "steer servers that stand side by side: changes that roll, placement, drains, status"
+    ),
     "events": Command(
         "events", "show what happens in a running server, as it happens: deaths, restarts, loads, rollbacks"
     ),

@@ -42,7 +42,7 @@ class SimulatedServer:
     recent: dict[int, tuple[int, int]] = field(default_factory=dict)
     newest_load: int = 0
     ever: list[Release] = field(default_factory=list)
-    changes: list[tuple[int, str]] = field(default_factory=list)
+    changes: list[tuple[int, int, str]] = field(default_factory=list)
 
     def die(self):
         """It is started again without any model, as a server in explicit mode is."""
@@ -129,7 +129,7 @@ class Line:
         await trio.sleep(0.01)
         server = self.reach()
         server.check(epoch)
-        server.changes.append((epoch, f"load {release}"))
+        server.changes.append((server.boot, epoch, f"load {release}"))
         server.newest_load += 1
         mine, boot = server.newest_load, server.boot
         if release == ENDLESS:
@@ -150,7 +150,7 @@ class Line:
         await trio.sleep(0.01)
         server = self.reach()
         server.check(epoch)
-        server.changes.append((epoch, "unload"))
+        server.changes.append((server.boot, epoch, "unload"))
         server.models.pop(model, None)
 
     async def share(self, model, plan, epoch):

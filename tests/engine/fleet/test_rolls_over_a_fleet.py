@@ -201,7 +201,7 @@ async def test_an_older_controller_that_was_cut_off_changes_nothing_when_it_is_b
     assert fleet.controllers["one"].picture.standing is Standing.STANDS_BY
     changes = [change for server in fleet.servers.values() for change in server.changes]
     assert changes
-    assert all(of == epoch for of, _ in changes)
+    assert all(of == epoch for _, of, _ in changes)
 
 
 names = st.sampled_from(["one", "two"])
@@ -230,12 +230,12 @@ async def _survive(count, events):
     fleet = SimulatedFleet(count, serving=GOOD)
 
     async def watch():
-        """Bad releases are on one replica at most, and changes' epochs never fall."""
+        """Bad releases are on one replica at most, and epochs of changes never fall while a server lives."""
         while True:
             await trio.sleep(0.1)
             assert len(fleet.on(BAD)) <= 1, fleet.decisions()
             for server in fleet.servers.values():
-                epochs = [epoch for epoch, _ in server.changes]
+                epochs = [(boot, epoch) for boot, epoch, _ in server.changes]
                 assert epochs == sorted(epochs)
 
     async with trio.open_nursery() as nursery:

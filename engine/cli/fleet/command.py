@@ -1,0 +1,34 @@
+"""`tritium fleet`: servers that stand side by side, steered by a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from engine.cli.client import ServerUnavailable
+from engine.cli.fleet.options import fleet_parser
+
+__all__ = ["fleet", "fleet_parser"]
+
+_MISSING: Final = "tritium fleet needs {name}, which is not installed here: pip install 'tritium[fleet]'"
+
+
+def fleet(argv: Sequence[str]) -> int:
+    """Run one of the commands; return the process's exit status."""
+    if argv and argv[0] == "launch":
+        from engine.cli.fleet.launch import launch
+
+        return launch(argv[1:])
+    options = fleet_parser().parse_args(argv)
+    try:
+        from engine.cli.fleet.doing import COMMANDS
+        from engine.fleet.document.nodes import BadDocument
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{_MISSING.format(name=error.name)}\n")
+        return 1
+    try:
+        return COMMANDS[options.what](options)
+    except (BadDocument, ServerUnavailable) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1

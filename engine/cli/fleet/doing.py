@@ -1,0 +1,186 @@
+"""What each command of `tritium fleet` does. Its libraries are those of the extra `fleet`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from engine.cli.client import ended_by_signals
+from engine.cli.fleet.picture import text
+from engine.cli.fleet.steering import for_good, logger, spoken, steer
+from engine.fleet.controller import Controller, Picture
+from engine.fleet.document.editing import with_versions, write_whole
+from engine.fleet.document.nodes import BadDocument
+from engine.fleet.showing import document
+
+_CLEAR: Final = "\x1b[2J\x1b[H"
+
+
+def _status(options: argparse.Namespace) -> int:
+    if options.watch is None:
+        return _show(options)
+    with ended_by_signals():
+        for _ in itertools.count():
+            shown = text(_seen(options))
+            sys.stdout.write(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown)
+            sys.stdout.flush()
+            time.sleep(max(0.1, options.watch))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    picture = _seen(options)
+    sys.stdout.write(f"{json.dumps(document(picture), indent=2)}\n" if options.json else text(picture))
+    return 0 if picture.settled else 1
+
+
+def _seen(options: argparse.Namespace) -> Picture:
+    """Return what one look shows, without a change."""
+
+    async def look(controller: Controller) -> Picture:
+        return await controller.run(until=lambda picture: True)
+
+    return steer(options, look, spoken, dry=True)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    picture = _seen(options)
+    if picture.why:
+        sys.stderr.write(f"{picture.why}\n")
+        return 1
+    due = [lane for lane in picture.lanes if lane.waits]
+    for lane in due:
+        where = ", ".join(lane.placed) or "no replica"
+        sys.stdout.write(f"{lane.model}: {lane.waits}; its replicas are {where}\n")
+    for lane in picture.lanes:
+        if not lane.waits and lane.wanted in lane.refused:
+            sys.stdout.write(f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}\n")
+    if not due:
+        sys.stdout.write("nothing is to be done\n")
+    return 0
+
+
+def _apply(options: argparse.Namespace, only: str = "") -> int:
+    async def settle(controller: Controller) -> Picture:
+        return await controller.run(until=lambda picture: picture.settled)
+
+    picture = _in_time(options, lambda: steer(options, settle, spoken, forced=True, only=only))
+    if picture is None:
+        return 1
+    sys.stdout.write(text(picture))
+    lanes = [lane for lane in picture.lanes if only in ("", lane.model)]
+    return 1 if any(lane.wanted in lane.refused for lane in lanes) else 0
+
+
+def _roll(options: argparse.Namespace) -> int:
+    try:
+        versions = sorted({int(each) for each in options.versions.split(",")})
+    except ValueError:
+        versions = [0]
+    if versions[0] < 1:
+        sys.stderr.write(f"VERSIONS are numbers from 1, such as 4 or 3,4. Got {options.versions}\n")
+        return 2
+    path = Path(options.file)
+    try:
+        written = path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise BadDocument(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    changed = with_versions(str(path), written, options.model, versions)
+    if changed != written:
+        try:
+            write_whole(path, changed)
+        except OSError as error:
+            raise BadDocument(f"{path} can't be written: {error.strerror or error}") from error
+        sys.stderr.write(f"{path}: {options.model} has versions {options.versions} now\n")
+    return _apply(options, only=options.model)
+
+
+def _drain(options: argparse.Namespace) -> int:
+    name = options.replica
+
+    def is_done(picture: Picture) -> bool:
+        if picture.members and name not in {each.name for each in picture.members}:
+            return True
+        if options.undo:
+            look = picture.looks.get(name)
+            return name not in picture.drained and look is not None and not look.seen.withdrawn
+        return picture.drained.get(name, False)
+
+    async def wait(controller: Controller) -> Picture:
+        controller.drain(name, back=options.undo)
+        return await controller.run(until=is_done)
+
+    picture = _in_time(options, lambda: steer(options, wait, spoken, forced=True))
+    if picture is None:
+        return 1
+    names = sorted(each.name for each in picture.members)
+    if name not in names:
+        sys.stderr.write(f"there is no replica '{name}'; there are {', '.join(names) or 'none'}\n")
+        return 1
+    sys.stdout.write(
+        f"{name} serves again\n"
+        if options.undo
+        else f"{name} is drained: it gets no new requests, nothing waits there, and it may be ended\n"
+    )
+    return 0
+
+
+def _in_time(options: argparse.Namespace, work: Callable[[], Picture]) -> Picture | None:
+    """Return what came of it; None, with a word, if there was not enough time."""
+    try:
+        return work()
+    except trio.TooSlowError:
+        sys.stderr.write(
+            f"not done after {options.timeout:g} s; `tritium fleet status --file {options.file}` shows how"
+            " far it came, and the next command goes on\n"
+        )
+        return None
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.name = options.name or platform.node()
+    tell = logger(options.log_format)
+    tell("fleet_controller_starts", name=options.name, file=options.file, pid=os.getpid())
+    try:
+        steer(options, partial(for_good, address=options.metrics_address, tell=tell), tell)
+    except BaseExceptionGroup as group:
+        unheard, others = group.split(OSError)
+        if others is not None or unheard is None:
+            raise
+        sys.stderr.write(f"--metrics-address={options.metrics_address}: {_first(unheard)}\n")
+        return 1
+    return 0
+
+
+def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _proxy_config(options: argparse.Namespace) -> int:
+    sys.stdout.write(configuration(options))
+    return 0
+
+
+COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "status": _status,
+    "plan": _plan,
+    "apply": _apply,
+    "run": _run,
+    "roll": _roll,
+    "drain": _drain,
+    "proxy-config": _proxy_config,
+}

@@ -1,0 +1,105 @@
+"""The command line of `tritium fleet`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from engine.cli.client import add_credential_options
+
+_ABOUT: Final = """\
+Steer servers that stand side by side, by a file that says what each model should
+be. A change goes from one replica to the next, and stops at the first that fails.
+No request passes through here: while no controller runs, changes stop, and
+service does not. docs/fleet.md tells the file and the rules."""
+
+_MORE: Final = """\
+examples:
+  tritium fleet plan --file fleet.yaml       what would be done
+  tritium fleet apply --file fleet.yaml      do it, and end
+  tritium fleet run --file fleet.yaml        do it whenever the file or a replica changes
+  tritium fleet status --file fleet.yaml --watch
+  tritium fleet roll resnet 4 --file fleet.yaml
+                                             write version 4 into the file, and apply that
+  tritium fleet drain gpu-1 --file fleet.yaml
+                                             empty a replica before it is removed
+  tritium fleet proxy-config haproxy --file fleet.yaml > haproxy.cfg
+  tritium fleet launch --ray auto --replicas 3 -- --model-repository=/models
+
+Servers of a fleet run with --model-control-mode=explicit, and with --await-fleet
+so that balancers send nothing before their models are there.
+
+exit status: 0 when all is as the file says; 1 when something was refused or failed;
+2 for a command line that makes no sense.
+"""
+
+_FILE: Final = "fleet.yaml"
+
+
+def fleet_parser() -> argparse.ArgumentParser:
+    """Return the parser of its command line."""
+    parser = argparse.ArgumentParser(
+        prog="tritium fleet",
+        description=_ABOUT,
+        epilog=_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    status = _command(what, "status", "show replicas, models, and what is being changed")
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print all of it as JSON")
+    shown.add_argument(
+        "--watch", type=float, nargs="?", const=2.0, metavar="SECONDS", help="again every 2 s, or SECONDS"
+    )
+    _command(what, "plan", "say what `apply` would do first, and do nothing")
+    _limited(_command(what, "apply", "bring the fleet to what the file says, and end"))
+    run = _command(what, "run", "steer for good: the controller, of which several may stand by")
+    run.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        help="serve the metrics of all replicas and the fleet's own there, and its status as JSON",
+    )
+    run.add_argument(
+        "--name",
+        help="this controller's name: one that starts again under its name goes on at once [the host's]",
+    )
+    run.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="how lines are written [%(default)s]"
+    )
+    roll = _command(
+        what, "roll", "write other versions of a model into the file, and bring them over the fleet"
+    )
+    roll.add_argument("model", metavar="MODEL", help="the model's name")
+    roll.add_argument("versions", metavar="VERSIONS", help="such as 4 or 3,4")
+    _limited(roll)
+    drain = _command(
+        what, "drain", "empty a replica before it is removed: others first, then no new requests"
+    )
+    drain.add_argument("replica", metavar="REPLICA", help="its name, as `status` shows it")
+    drain.add_argument("--undo", action="store_true", help="have it serve again")
+    _limited(drain)
+    config = _command(what, "proxy-config", "write the configuration of a balancer for the fleet's replicas")
+    config.add_argument("proxy", choices=["haproxy", "envoy"], help="which balancer")
+    return parser
+
+
+def _command(
+    what: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str
+) -> argparse.ArgumentParser:
+    parser = what.add_parser(
+        name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
+    )
+    parser.add_argument("--file", default=_FILE, help="the fleet's file [%(default)s]")
+    add_credential_options(parser)
+    return parser
+
+
+def _limited(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=3600,
+        metavar="SECONDS",
+        help="give up after so long; what was begun goes on at the next command [%(default)g]",
+    )

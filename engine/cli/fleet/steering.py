@@ -1,0 +1,170 @@
+"""Controllers behind the commands: one look, one change, or for good."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import structlog
+import trio
+
+from engine.cli.client import headers_for
+from engine.fleet.asking import Access, HttpReplica
+from engine.fleet.controller import Controller, Picture
+from engine.fleet.discovery.finding import discover
+from engine.fleet.document.nodes import BadDocument
+from engine.fleet.document.reading import read_file
+from engine.fleet.ports import Member
+from engine.fleet.serving import Window, show
+from engine.fleet.wanted import Wanted
+
+_LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
+
+Tell = Callable[..., None]
+Story = Callable[[Controller], Awaitable[Picture]]
+
+
+class FleetFile:
+    """The fleet's file, read again when it has changed. What can't be read is told, and the last stays."""
+
+    def __init__(self, path: Path, tell: Tell) -> None:
+        """Raises BadDocument if it can't be used at the start."""
+        self._path = path
+        self._tell = tell
+        self._wanted = read_file(path)
+        self._stamp = self._mark()
+        self._complaint = ""
+
+    def read(self) -> Wanted:
+        """Return what it says now."""
+        stamp = self._mark()
+        if stamp != self._stamp:
+            try:
+                self._wanted = read_file(self._path)
+            except BadDocument as error:
+                if str(error) != self._complaint:
+                    self._tell("fleet_file_refused", reason=str(error))
+                self._complaint = str(error)
+            else:
+                self._complaint = ""
+                self._tell("fleet_file_read", file=str(self._path))
+            self._stamp = stamp
+        return self._wanted
+
+    def _mark(self) -> tuple[int, int, int]:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def steer(options: argparse.Namespace, story: Story, tell: Tell, **how: Any) -> Picture:
+    """Run a story with a controller, which leaves the fleet to others at the end.
+
+    Raises BadDocument, ServerUnavailable, and trio.TooSlowError after the options' `timeout`.
+    """
+    file = FleetFile(Path(options.file), tell)
+    headers, _ = headers_for(options, os.environ)
+    try:
+        return trio.run(_steer, options, story, tell, file, dict(headers), how)
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[1] is None:
+            raise KeyboardInterrupt from group
+        raise
+
+
+async def _steer(
+    options: argparse.Namespace,
+    story: Story,
+    tell: Tell,
+    file: FleetFile,
+    headers: Mapping[str, str],
+    how: Mapping[str, Any],
+) -> Picture:
+    timing = file.read().timing
+    access = Access(headers=headers, request=timing.request, load=file.read().rules.load_timeout + 60)
+    async with httpx.AsyncClient(trust_env=False, limits=_LIMITS) as client:
+
+        def connect(member: Member) -> HttpReplica:
+            return HttpReplica(member, client, access)
+
+        name = getattr(options, "name", None) or f"{options.what}@{platform.node()}:{os.getpid()}"
+        controller = Controller(name, file.read, discover, connect, tell, **how)
+        try:
+            with trio.fail_after(getattr(options, "timeout", float("inf"))):
+                return await story(controller)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + timing.request):
+                await controller.close()
+
+
+async def for_good(controller: Controller, *, address: str | None, tell: Tell) -> Picture:
+    """Steer until SIGTERM or SIGINT, and show what is seen at `address`."""
+    ended = trio.Event()
+
+    async def listen() -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                ended.set()
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        if address:
+            nursery.start_soon(partial(show, Window(lambda: controller.picture), address, ended=ended))
+        nursery.start_soon(partial(controller.run, until=lambda picture: ended.is_set()))
+        await ended.wait()
+        tell("fleet_controller_ends")
+        nursery.cancel_scope.cancel()
+    return controller.picture
+
+
+def logger(form: str) -> Tell:
+    """Return what writes an event as a line of text or JSON to standard error."""
+    rendered = (
+        structlog.processors.JSONRenderer()
+        if form == "json"
+        else structlog.processors.KeyValueRenderer(key_order=["timestamp", "event"])
+    )
+    log = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[structlog.processors.TimeStamper(fmt="iso", utc=True), rendered],
+    )
+
+    def tell(event: str, **keys: object) -> None:
+        with suppress(BrokenPipeError):
+            log.msg(event, **keys)
+
+    return tell
+
+
+def spoken(event: str, **keys: object) -> None:
+    """Say an event to somebody who waits at a terminal."""
+    match event:
+        case "fleet_decided":
+            line = f"{keys['model']}: {keys['decision']}"
+        case "fleet_load":
+            line = f"{keys['model']}: {keys['replica']} loads {keys['release']}"
+        case "fleet_unload":
+            line = f"{keys['model']}: {keys['replica']} unloads it"
+        case "fleet_load_failed" | "fleet_unload_failed" | "fleet_load_lost":
+            line = f"{keys['model']}: {keys['replica']}: {keys['reason']}"
+        case "fleet_traffic":
+            line = f"{keys['model']}: {keys['replica']} has the traffic plan"
+        case "fleet_traffic_rolled_back":
+            line = f"{keys['model']}: version {keys['version']} gets no more traffic: {keys['reason']}"
+        case "fleet_taken_over" | "fleet_file_refused" | "fleet_members_unknown":
+            line = str(keys["reason"])
+        case _:
+            return
+    sys.stderr.write(f"{line}\n")
