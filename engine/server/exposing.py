@@ -21,7 +21,7 @@ from actors.tracing.tracing import Tracing
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
 from engine.audit.trail import Trail, audit_blocks
-from engine.observability import system
+from engine.observability import pending, system
 from engine.observability.gateways import gateway_blocks
 from engine.observability.gpus import GpuMetrics, gpu_blocks
 from engine.observability.metrics import Exposition, Telling
@@ -61,6 +61,7 @@ def exposition(
         lambda: event_blocks(events),
         lambda: readiness_blocks(ready=readiness.is_ready, probes=readiness.probes()),
         lambda: load_blocks(models.router.roster.loads()),
+        lambda: once(pending.FAMILIES, pending.total_load(models.subtrees.states.values())),
         lambda: traffic_blocks(models.traffic.samples()),
         lambda: residency_blocks(models.residents.samples()),
         lambda: grpc_blocks([each.statistics() for each in grpc]),

@@ -52,6 +52,7 @@ from actors.values.interfaces import UNLOADED
 from actors.values.requests import ServedModel
 from actors.values.specs import Ensemble, EnsembleStep, LanguageServing, ModelSpec
 from engine.observability.models import ModelSample, new_statistics
+from engine.observability.pending import waiting_requests
 from engine.processes.family import Family
 from engine.server.instance_changes import InstanceChanges, forget
 from engine.server.languages.composing import LanguageModels, no_text_workers
@@ -136,7 +137,7 @@ class ModelSubtrees:
         self._host = CallHost(
             self._callees, subjects or Subjects(), CallWaits(self._resolve_step), permit=permit
         )
-        self._standing: dict[str, ModelState] = {}  # by the subtree's name
+        self.states: dict[str, ModelState] = {}  # all whose subtrees stand, by their names
         self._changes = InstanceChanges(self._instance_child, limiter)
         self._languages = LanguageModels(self._bare_state, text_workers or no_text_workers, log=log)
 
@@ -205,7 +206,7 @@ class ModelSubtrees:
             state.standing.load_failed(f"{error.code.rendered}: {error.message}")
             return
         state.subtree = self._free_name(state.spec)
-        self._standing[state.subtree] = state
+        self.states[state.subtree] = state
         self._changes.stands(state.subtree)
         await self._supervisor.start_child(self._version_child(state))
         if state.engine is not None:
@@ -221,7 +222,7 @@ class ModelSubtrees:
             state.standing.load_failed(f"{error.code.rendered}: {error.message}")
             return
         engine.subtree = f"{state.subtree}/engine"
-        self._standing[engine.subtree] = engine
+        self.states[engine.subtree] = engine
         self._changes.stands(engine.subtree)
         await self._supervisor.start_child(self._version_child(engine))
 
@@ -230,8 +231,8 @@ class ModelSubtrees:
 
         They come back with one instance of each version first.
         """
-        self._comeback = Comeback([state.instances for state in self._standing.values()], cores=self._cores)
-        return [self._version_child(state) for state in self._standing.values()]
+        self._comeback = Comeback([state.instances for state in self.states.values()], cores=self._cores)
+        return [self._version_child(state) for state in self.states.values()]
 
     def _version_child(self, state: ModelState) -> ChildSpec:
         return ChildSpec(
@@ -247,7 +248,7 @@ class ModelSubtrees:
         """Return `<name>/<version>`, with `@2` and so on if an earlier generation of it is still there."""
         name = f"{spec.name}/{spec.version}"
         candidates = itertools.chain((name,), (f"{name}@{generation}" for generation in itertools.count(2)))
-        return next(each for each in candidates if each not in self._standing)
+        return next(each for each in candidates if each not in self.states)
 
     async def _run(self, state: ModelState, ctx: ChildContext) -> None:
         """The version's own supervisor, around its passive state."""
@@ -320,9 +321,9 @@ class ModelSubtrees:
             await self._end(state.engine)
 
     async def _end(self, state: ModelState) -> None:
-        if self._standing.get(state.subtree) is state:
+        if self.states.get(state.subtree) is state:
             await forget(self._supervisor, state.subtree)
-            del self._standing[state.subtree]
+            del self.states[state.subtree]
             self._changes.ended(state.subtree)
         self._changes.forget_limits(state.instances)
         state.close()
@@ -343,10 +344,10 @@ class ModelSubtrees:
             return
         path = event.path.removeprefix("models/")
         version, _, key = path.partition("/instances/")
-        if (state := self._standing.get(path.removesuffix("/texts"))) is not None:
+        if (state := self.states.get(path.removesuffix("/texts"))) is not None:
             self._languages.texts_exhausted(state)
             return
-        state = self._standing.get(version)
+        state = self.states.get(version)
         each = next((each for each in state.instances if each.key == key), None) if state else None
         if state is None or each is None:
             return
@@ -365,7 +366,7 @@ class ModelSubtrees:
 
         Returns False if that took too long; then `give_up` is next.
         """
-        states = list(self._standing.values())
+        states = list(self.states.values())
         self._callees.draining = True
         for state in states:
             if state.status is Status.READY:
@@ -386,13 +387,13 @@ class ModelSubtrees:
             " send the request again, to another server"
         )
         while bound:
-            for state in list(self._standing.values()):
+            for state in list(self.states.values()):
                 state.give_up_stuck(bound, why)
             await trio.sleep(STUCK_EVERY)
 
     def give_up(self, why: str) -> None:
         """Answer whatever is not answered with UNAVAILABLE, and wait for no worker."""
-        for state in list(self._standing.values()):
+        for state in list(self.states.values()):
             state.give_up(why)
 
     def models(self) -> Iterable[ModelSample]:
@@ -400,13 +401,9 @@ class ModelSubtrees:
         now = trio.current_time()
         for state in self._router.roster.states():
             depth = len(state.queue)
-            held = sum(each.held.waiting for each in state.instances if each.worker is not None)
-            waiting = depth + held + sum(len(each.suspects) for each in state.instances)
-            # Requests that wait for an ensemble's steps are counted by the steps' models (contract,
-            # observability.md section 1.3).
             if state.engine is not None:
                 state.statistics.take_over(state.engine.statistics)
-            state.statistics.pending = 0 if state.composite is not None else waiting
+            state.statistics.pending = waiting_requests(state)
             yield ModelSample(
                 name=state.spec.name,
                 version=state.spec.version,

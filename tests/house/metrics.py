@@ -20,7 +20,7 @@ from actors.tracing import families as tracing
 from actors.traffic import families as traffic
 from actors.values.families import Families, Family, SplitFamily
 from engine.audit import trail
-from engine.observability import engines, gateways, gpus, models, system
+from engine.observability import engines, gateways, gpus, models, pending, system
 from engine.observability.spans import counts as spans
 from engine.processes import spares
 from engine.server import identity, tls
@@ -60,6 +60,12 @@ SECTIONS: Final = (
         serving.DURATIONS,
         [serving.PENDING],
         models.LOAD,
+    ),
+    _section(
+        "All requests",
+        "",
+        "Of the whole server, for autoscalers, and for [endpoint pickers](register.md#for-an-endpoint-picker).",
+        pending.FAMILIES,
     ),
     _section(
         "How long requests took",

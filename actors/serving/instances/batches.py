@@ -220,7 +220,8 @@ class HeldBatches:
     @property
     def waiting(self) -> int:
         """How many of its requests wait behind those that execute."""
-        return sum(len(each.requests) for each in self.outstanding.values() if each.began_at == math.inf)
+        behind = (each for each in self.outstanding.values() if each.began_at == math.inf)
+        return sum(not request.padding for each in behind for request in each.requests)
 
     @property
     def free_lanes(self) -> int:

@@ -20,6 +20,7 @@ from actors.values.generation.adapters import Adapter
 from actors.values.generation.asking import TEXT, Ask, GenerationRequest
 from actors.values.generation.facts import LanguageFacts
 from actors.values.specs import InstanceSpec, LanguageServing, ModelKey
+from engine.observability.pending import RequestLoad, total_load
 from engine.server.languages.composing import ServedLanguages
 from engine.server.version_tree import ModelSubtrees
 from engine.settings.reporting import MetricsSettings
@@ -250,6 +251,15 @@ async def test_what_looks_at_a_version_sees_the_instances_of_its_engine(begin, a
     version.worker.stuck_since = trio.current_time()
     await trio.sleep(7)
     assert version.state.stuck_for(trio.current_time()) == 7
+
+
+async def test_a_request_to_a_language_model_is_counted_once(begin, autojump_clock):
+    version = await begin()
+    assert total_load(version.subtrees.states.values()) == RequestLoad()
+    version.ask()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(version.subtrees.states) == 2
+    assert total_load(version.subtrees.states.values()) == RequestLoad(pending=1, running=0)
 
 
 async def test_an_engine_that_says_that_it_is_not_ready_is_believed(begin, autojump_clock):

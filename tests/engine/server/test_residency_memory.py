@@ -172,7 +172,7 @@ def test_what_is_left_is_not_known_where_the_kernel_does_not_tell(machine, tmp_p
 
 
 def test_this_machine_has_memory():
-    assert memory_available() > 0
+    assert (memory_available() or 0) > 0
     assert memory_total() > 2**28
 
 

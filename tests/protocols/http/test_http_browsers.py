@@ -64,6 +64,7 @@ def test_every_endpoint_has_a_use_and_what_only_reads_is_no_change():
         Endpoint.MODEL_LOAD,
         Endpoint.MODEL_UNLOAD,
         Endpoint.TRAFFIC,
+        Endpoint.FLEET,
         Endpoint.LOGGING,
         Endpoint.TRACE,
         Endpoint.SYSTEM_MEMORY_CHANGE,

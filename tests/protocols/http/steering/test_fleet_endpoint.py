@@ -245,5 +245,5 @@ async def test_changes_of_the_register_are_told_to_the_audit_log(ask, gate):
         (TakenOver.__name__, "fleet", "", "ops"),
     ]
     kept, taken = auditor.changes
-    assert (kept.facts, bytes(kept.files["document"])) == ({"epoch": 1, "sequence": 0}, b'{"a":1}')
+    assert (kept.facts, kept.files["document"]) == ({"epoch": 1, "sequence": 0}, b'{"a":1}')
     assert (taken.facts, dict(taken.files)) == ({"epoch": 1}, {})

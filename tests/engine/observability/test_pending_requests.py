@@ -1,0 +1,83 @@
+"""The two gauges of all requests: what waits and what runs, through deaths, queues and ends."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.serving.deaths import settle
+from actors.serving.policy.retries import Aftermath
+from actors.values.specs import DynamicBatching, InstanceSpec
+from engine.observability.pending import RequestLoad, request_load, total_load, waiting_requests
+from tests.support.model_doubles import Stage
+
+
+@pytest.fixture
+async def stage(nursery):
+    def make(**changes):
+        return Stage(nursery, **changes)
+
+    return make
+
+
+async def test_what_executes_runs_and_what_is_queued_waits(stage, autojump_clock):
+    model = stage(scheduling=DynamicBatching())
+    for _ in range(6):
+        await model.send()
+        await model.settled()
+    assert request_load(model.state) == RequestLoad(pending=5, running=1)
+    await model.finished()
+    assert request_load(model.state) == RequestLoad(pending=0, running=5)
+    await model.finished()
+    assert request_load(model.state) == RequestLoad()
+
+
+async def test_versions_are_counted_together(stage, autojump_clock):
+    models = [
+        stage(name=name, instances=tuple(InstanceSpec(name=f"{name}_{n}") for n in range(lanes)))
+        for name, lanes in (("one", 1), ("two", 2))
+    ]
+    for model in models:
+        for _ in range(3):
+            await model.send()
+        await model.settled()
+    assert total_load(model.state for model in models) == RequestLoad(pending=3, running=3)
+    assert total_load([]) == RequestLoad()
+
+
+async def test_after_a_death_requests_that_run_again_wait_and_each_is_counted_once(stage, autojump_clock):
+    model = stage(scheduling=DynamicBatching())
+    first = await model.sent()
+    second = await model.send()
+    await model.settled()
+    model.state.instances[0].worker = None
+    model.worker.outstanding.clear()
+    assert request_load(model.state) == RequestLoad(pending=1, running=1)  # not buried yet
+    settle(model.state, model.worker.instance, Aftermath(requeue=(first,)))
+    assert request_load(model.state) == RequestLoad(pending=2, running=0)
+    model.state.instance_ready(model.worker.instance, model.worker)
+    await model.settled()
+    assert request_load(model.state) == RequestLoad(pending=0, running=2)
+    await model.finished()
+    assert first.reply.answered
+    assert second.reply.answered
+    assert request_load(model.state) == RequestLoad()
+
+
+async def test_suspects_of_a_death_wait_for_their_turn(stage, autojump_clock):
+    model = stage(scheduling=DynamicBatching())
+    first = await model.sent()
+    model.state.instances[0].worker = None
+    model.worker.outstanding.clear()
+    settle(model.state, model.worker.instance, Aftermath(suspects=((first,),)))
+    assert request_load(model.state) == RequestLoad(pending=1, running=0)
+
+
+async def test_the_requests_of_an_ensemble_and_of_an_engine_are_others(stage, autojump_clock):
+    model, engine = stage(), stage()
+    await engine.send()
+    await engine.settled()
+    engine.state.whole = model.state
+    assert request_load(engine.state) == RequestLoad()
+    told = cast("Any", SimpleNamespace(composite=SimpleNamespace(), whole=None, in_flight={1: None}))
+    assert (request_load(told), waiting_requests(told)) == (RequestLoad(), 0)  # an ensemble
