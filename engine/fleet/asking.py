@@ -16,6 +16,7 @@ from engine.fleet.observing import (
     marked_config,
     ready_versions,
     release_of,
+    spoilt_models,
     with_probe,
 )
 from engine.fleet.policy.claims import Register
@@ -48,8 +49,9 @@ class HttpReplica:
     async def look(self, models: Mapping[str, Sequence[Release]], *, deep: bool) -> Look:
         """See `engine.fleet.ports.Replica`."""
         register = _json(self._good(await self._ask("GET", _REGISTER), "the fleet's register"))
-        index = await self._ask("POST", "/v2/repository/index")
-        ready = ready_versions(_json(self._good(index, "the index of its repository")))
+        listed = await self._ask("POST", "/v2/repository/index")
+        index = _json(self._good(listed, "the index of its repository"))
+        ready, spoilt = ready_versions(index), spoilt_models(index)
         health = await self._ask("GET", "/v2/health/ready?deep=1" if deep else "/v2/health/ready")
         parts = _json(health).get("parts", ()) if deep and health.content else ()
         metrics = await self._scrape()
@@ -61,6 +63,7 @@ class HttpReplica:
             answered, errors = counted(metrics, model, versions)
             one = Served(
                 ready=release_of(versions, config, known),
+                spoilt=model in spoilt,
                 answers=answered,
                 errors=errors,
                 traffic=await self._traffic(model) if versions else None,

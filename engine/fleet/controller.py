@@ -117,6 +117,7 @@ class Controller:
         self._rolls: dict[str, Roll] = {}
         self._loading: dict[tuple[str, str], Release] = {}
         self._failed: dict[tuple[str, str], tuple[str, float, str]] = {}  # why, when, boot
+        self._loaded: dict[tuple[str, str], float] = {}  # when the last load ended
         self._shared: dict[tuple[str, str], tuple[str, str]] = {}  # by replica and model: boot, plan's text
         self._books = Books()
         self._epoch = 0
@@ -206,7 +207,7 @@ class Controller:
                 return
             known.trouble = ""
             known.seen_at = trio.current_time()
-            known.seen = self._with_own(seen.seen, known.member)
+            known.seen = self._with_own(seen.seen, known.member, wanted.rules.retry)
             if not seen.seen.withdrawn:
                 known.withdrawn_at = None
             elif known.withdrawn_at is None:
@@ -218,7 +219,7 @@ class Controller:
                 nursery.start_soon(look, known)
         return dict(sorted(looks.items()))
 
-    def _with_own(self, seen: Seen, member: Member) -> Seen:
+    def _with_own(self, seen: Seen, member: Member, patience: float) -> Seen:
         """Add what this controller knows of a replica: its loads, and how they ended."""
         models = dict(seen.models)
         for (replica, model), release in self._loading.items():
@@ -227,6 +228,10 @@ class Controller:
         for (replica, model), (why, _, boot) in self._failed.items():
             if replica == seen.name and boot == seen.boot:
                 models[model] = replace(models.get(model) or seen.served(model), failed=why)
+        for (replica, model), ended in self._loaded.items():
+            # One load is to mend what another has left; it is not asked for again and again.
+            if replica == seen.name and model in models and trio.current_time() - ended < patience:
+                models[model] = replace(models[model], spoilt=False)
         return replace(seen, models=models, labels=member.labels, room=member.memory)
 
     # -- who is at work
@@ -360,7 +365,7 @@ class Controller:
         return all(
             bool(seen.served(lane.model).ready)
             for lane in self.picture.lanes
-            if name in lane.placed and (lane.good or name in lane.passed)
+            if name in lane.placed and (lane.good or lane.rolling)
         )
 
     # -- what is done
@@ -423,7 +428,9 @@ class Controller:
                 view[step.replica] = replace(gone, models=left)
             elif isinstance(step, Load):
                 self._load(step, view[step.replica].boot, nursery)
-                view[step.replica] = self._with_own(view[step.replica], self._known[step.replica].member)
+                view[step.replica] = self._with_own(
+                    view[step.replica], self._known[step.replica].member, wanted.rules.retry
+                )
             else:
                 await self._note(step)
         raise AssertionError(f"no end of steps for model {model}")
@@ -457,7 +464,9 @@ class Controller:
         if self._loading.get(key) != step.release:
             return  # another one has been asked for since
         del self._loading[key]
-        if failed:
+        if not failed:
+            self._loaded[key] = trio.current_time()
+        else:
             self._failed[key] = (failed, trio.current_time(), boot)
             self._tell("fleet_load_failed", replica=step.replica, model=step.model, reason=failed)
 

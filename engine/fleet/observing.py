@@ -16,6 +16,7 @@ RELEASE: Final = "tritium.fleet.config"
 
 _SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_UNLOADED: Final = "unloaded"  # the reason of a version that was unloaded in order
 _OURS: Final = frozenset(("REJECTED", "CANCELED"))  # errors that say nothing of a model
 
 
@@ -26,6 +27,15 @@ def ready_versions(index: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, .
         if entry.get("state") == "READY":
             found.setdefault(str(entry["name"]), []).append(int(entry["version"]))
     return {model: tuple(sorted(versions)) for model, versions in found.items()}
+
+
+def spoilt_models(index: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the models with a version that failed to load: the server is not ready while it shows that."""
+    return {
+        str(entry["name"])
+        for entry in index
+        if entry.get("state") == "UNAVAILABLE" and entry.get("reason", "") not in ("", _UNLOADED)
+    }
 
 
 def release_of(

@@ -171,7 +171,7 @@ def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
 
 
 def _proxy_config(options: argparse.Namespace) -> int:
-    sys.stdout.write(configuration(options))
+    raise NotImplementedError
     return 0
 
 

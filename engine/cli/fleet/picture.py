@@ -55,7 +55,7 @@ def _replica_rows(picture: Picture) -> Iterator[Sequence[str]]:
 def _model_row(lane: Lane, picture: Picture) -> Sequence[str]:
     due = lane.rolling or lane.good
     serving = sum(
-        name in picture.looks and picture.looks[name].seen.served(lane.model).ready == due
+        name in picture.looks and bool(due) and picture.looks[name].seen.served(lane.model).ready == due
         for name in lane.placed
     )
     happens = lane.waits

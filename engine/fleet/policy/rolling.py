@@ -95,7 +95,9 @@ class Roll:
             served = seen[name].served(self._model)
             if served.loading == release:
                 waits = Wait(self._model, f"{name} loads {release}")
-            elif served.loading is not None or (served.ready != release and not served.failed):
+            elif (
+                served.loading is not None or served.spoilt or not (served.ready == release or served.failed)
+            ):
                 return Load(name, self._model, release)
             elif served.ready != release:
                 waits = Wait(self._model, f"{name} does not load {release}: {served.failed}")
