@@ -22,6 +22,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _LIFETIME: Final = datetime.timedelta(days=1)
+_SIGNS: Final = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 _LONG: Final = datetime.timedelta(days=90)  # a server warns of one that expires soon
 
 
@@ -41,7 +52,12 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         constraints = x509.BasicConstraints(ca=True, path_length=None)
-        certificate = self._builder(self._name, self._key).add_extension(constraints, critical=True)
+        certificate = (
+            self._builder(self._name, self._key)
+            .add_extension(constraints, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(_SIGNS, critical=True)
+        )
         self.root = directory / f"{name}.pem"
         self.root.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
 
@@ -87,6 +103,10 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(min(now, now + lifetime) - _LIFETIME)
             .not_valid_after(now + lifetime)
+            # Clients of Python 3.13 hold to RFC 5280, which wants it.
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )
 
 

@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from engine.fleet.document.nodes import BadDocument, read
 from engine.fleet.document.reading import read_wanted
 
@@ -25,16 +27,12 @@ def with_versions(file: str, text: str, model: str, versions: Sequence[int]) -> 
     if entry is None:
         named[model].wrong("say which `versions` to serve, such as 3 or [2, 3]")
     written = str(versions[0]) if len(versions) == 1 else f"[{', '.join(map(str, versions))}]"
-    start, end = entry.node.start_mark, entry.node.end_mark
-    old = text[start.index : end.index]
-    if old != old.rstrip() or "\n" in old:
-        # A list with a line for each: what it is written on ends with its last version.
-        written = f"{written}{old[len(old.rstrip()) :]}" if "\n" in old else written
-        indent = text[text.rfind("\n", 0, start.index) + 1 : start.index]
-        if not indent.strip():
-            before = text[: start.index].rstrip()
-            return _checked(file, f"{before} {written}{text[end.index :]}", model, versions)
-    return _checked(file, text[: start.index] + written + text[end.index :], model, versions)
+    start, end = entry.node.start_mark.index, entry.node.end_mark.index
+    if isinstance(entry.node, yaml.SequenceNode) and not entry.node.flow_style:
+        # A line for each: it ends with the last of them, and what takes its place stands behind the key.
+        end = entry.node.value[-1].end_mark.index
+        return _checked(file, f"{text[:start].rstrip()} {written}{text[end:]}", model, versions)
+    return _checked(file, text[:start] + written + text[end:], model, versions)
 
 
 def _checked(file: str, text: str, model: str, versions: Sequence[int]) -> str:

@@ -185,8 +185,12 @@ def test_a_causal_model_gives_embeddings_beside_its_texts(driver, prompts):
 
 
 @pytest.fixture
-def repository(tmp_path, tiny_model):
-    """A repository with one model, whose version has a model's folder; returns that."""
+def repository(tmp_path, tiny_model, monkeypatch):
+    """A repository with one model, whose version has a model's folder; returns that.
+
+    The backend hides GPUs from its process, which here is that of other tests, too.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     version = tmp_path / "repository" / "tide" / "1"
     shutil.copytree(tiny_model, version)
     return version
