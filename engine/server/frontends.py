@@ -120,7 +120,7 @@ def grpc_listener(
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
-    `service` is the one that `--proxy-protocol` names. `elsewhere` and `replica`: see `GrpcOptions`. `uniform`
+    `service` is the one that `--proxy-protocol` names. `elsewhere`, `replica`: see `GrpcOptions`. `uniform`
     returns random numbers in [0, 1), see `GrpcListener`.
     """
     keepalive = settings.keepalive
