@@ -35,8 +35,9 @@ from protocols.http.app import V2App
 from protocols.http.listener import ListenerLimits
 from protocols.http.options import V2Options
 from protocols.http.origins import OriginPolicy
-from protocols.http.patience import ConnectionLimits
+from protocols.http.patience import STATUS_LINES, ConnectionLimits, status_lines
 from protocols.kserve.apart import Elsewhere
+from protocols.kserve.steering import REPLICA
 from protocols.transport.listening import Listener
 from protocols.transport.receiving import ReceivingRoom
 
@@ -68,6 +69,7 @@ def v2_app(
             pages=origin_policy(settings.pages),
             elsewhere=elsewhere,
             outlives_draining=outlives_draining,
+            replica=settings.replica_name,
             auditor=auditor,
             endings=endings,
             room=room,
@@ -81,17 +83,21 @@ def origin_policy(settings: PageSettings) -> OriginPolicy:
     return OriginPolicy(trusted_hosts=settings.trusted_hosts, origins=settings.cors_allowed_origins)
 
 
-def http_limits(settings: ConnectionSettings, service: str = "http") -> ListenerLimits:
+def http_limits(settings: ConnectionSettings, service: str = "http", *, replica: str = "") -> ListenerLimits:
     """Return how many connections the HTTP listener of a service has, and how patient each is.
 
-    `service` is one of those that `--proxy-protocol` names.
+    `service` is one of those that `--proxy-protocol` names. Answers name the server by `replica`, if it has
+    a name.
     """
+    named = status_lines((REPLICA.encode(), replica.encode())) if replica else STATUS_LINES
     return ListenerLimits(
         max_connections=settings.most,
         per_address=settings.address_limit,
         proxies=settings.proxies,
         introduced=service in settings.proxy_protocol,
-        connection=ConnectionLimits(idle_timeout=settings.idle_timeout),
+        connection=ConnectionLimits(
+            idle_timeout=settings.idle_timeout, max_age=settings.max_http_age, status_lines=named
+        ),
     )
 
 
@@ -110,11 +116,12 @@ def grpc_listener(
     room: ReceivingRoom | None = None,
     auditor: Auditor | None = None,
     tracer: Tracer = NO_TRACER,
+    replica: str = "",
 ) -> GrpcListener:
     """Return a gRPC listener for all services, with the settings' options; in the clear without `tls`.
 
-    `service` is the one that `--proxy-protocol` names. `elsewhere`: see `GrpcOptions`. `uniform` returns
-    random numbers in [0, 1), see `GrpcListener`.
+    `service` is the one that `--proxy-protocol` names. `elsewhere`, `replica`: see `GrpcOptions`. `uniform`
+    returns random numbers in [0, 1), see `GrpcListener`.
     """
     keepalive = settings.keepalive
     connections = connections or ConnectionSettings()
@@ -139,6 +146,7 @@ def grpc_listener(
         auditor=auditor,
         header_forward_pattern=_pattern(settings.header_forward_pattern),
         elsewhere=elsewhere,
+        replica=replica,
         endings=endings,
         tracer=tracer,
     )

@@ -8,6 +8,7 @@ gives up, the process drains and ends with a status that is not 0, instead of an
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import signal
 import sys
@@ -65,6 +66,11 @@ _BY_VARIABLES = (
 _NO_PROXY_HEADERS = (
     "--proxy-protocol=http has no effect on HTTP under another server, which reads what comes first on its"
     " connections"
+)
+
+
+_NO_HTTP_AGE = (
+    "--http-max-connection-age has no effect on HTTP under another server, whose connections they are"
 )
 
 
@@ -219,6 +225,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
     )
     if "http" in settings.connections.proxy_protocol:
         found = (*found, _NO_PROXY_HEADERS)
+    if settings.connections.max_http_age < math.inf:
+        found = (*found, _NO_HTTP_AGE)
     if not settings.drain_delay:
         return found
     http = (

@@ -147,13 +147,14 @@ def compose_frontends(
     def http(app: V2App, service: str = "http") -> HttpListener:
         listener = HttpListener(
             app,
-            limits=http_limits(settings.connections, service),
+            limits=http_limits(settings.connections, service, replica=settings.replica_name),
             admit=app.admit,
             is_welcome=is_health,
             tls=_contexts(tls.http),
             on_refused=refused,
             room=room,
             direct=app.direct,
+            uniform=uniform,
         )
         listeners.setdefault("http", []).append(listener)
         return listener
@@ -190,6 +191,7 @@ def compose_frontends(
             room=room,
             auditor=audited(name),
             tracer=tracer,
+            replica=settings.replica_name,
         )
         on_grpc.append(listener)
         listeners.setdefault("grpc", []).append(listener)
@@ -224,12 +226,13 @@ def compose_frontends(
     ) -> HttpListener:
         listener = HttpListener(
             app,
-            limits=http_limits(settings.connections, name),
+            limits=http_limits(settings.connections, name, replica=settings.replica_name),
             admit=app.admit,
             is_welcome=is_welcome,
             tls=_contexts(secured),
             on_refused=refused,
             room=room,
+            uniform=uniform,
         )
         listeners.setdefault(name, []).append(listener)
         return listener

@@ -55,6 +55,19 @@ _FOR_EVER: Final = 2**31 - 1  # gRPC's INT_MAX, in milliseconds: never
 _UNIX_PATH_MAX: Final = 107  # bytes of `sun_path`, less its end (unix(7))
 
 
+def _milliseconds(*, least: int = 0) -> Form[float]:
+    """Return the form of milliseconds that become seconds."""
+    return integer("MS", least=least).into(lambda ms: math.inf if ms == _FOR_EVER else ms / 1000)
+
+
+_AGE: Final = Form(
+    # As in Triton, 0 is as good as unset.
+    "MS",
+    lambda word, name: _milliseconds().read(word or "0", name) or math.inf,
+    _milliseconds().check,
+)
+
+
 # -- connections of HTTP and gRPC alike
 
 
@@ -130,6 +143,10 @@ class ConnectionSettings:
     idle_timeout: float = Group.SERVER.option(
         "--connection-idle-timeout-secs=600", number().into(lambda seconds: seconds or math.inf)
     ).means("Tritium's own: how long a connection of HTTP or gRPC is kept without a request; 0: for ever.")
+    max_http_age: float = Group.HTTP.option("--http-max-connection-age", _AGE).means(
+        "Tritium's own: end a connection with the first answer after so long, give or take a tenth, so that its"
+        " client connects anew, perhaps to another server. [default: never]"
+    )
     per_address: int = Group.SERVER.option(  # 0: any number
         "--max-connections-per-address=0", integer("N")
     ).means(
@@ -263,19 +280,6 @@ def refuse_clashes(listeners: Sequence[tuple[str, str, int]]) -> None:
 
 
 # -- gRPC
-
-
-def _milliseconds(*, least: int = 0) -> Form[float]:
-    """Return the form of milliseconds that become seconds."""
-    return integer("MS", least=least).into(lambda ms: math.inf if ms == _FOR_EVER else ms / 1000)
-
-
-_AGE: Final = Form(
-    # As in Triton, 0 is as good as unset.
-    "MS",
-    lambda word, name: _milliseconds().read(word or "0", name) or math.inf,
-    _milliseconds().check,
-)
 
 
 def _connection_bytes(word: str, name: str) -> int:

@@ -44,7 +44,6 @@ FOLDED_HERE: Final = 64 * 1024
 # Bytes compressed on the loop before other tasks get a turn.
 _FOLDED_A_TURN: Final = 256 * 1024
 
-_HEAD: Final = heads.initial()
 _OK: Final = heads.trailers()
 _pack_prefix = messages.PREFIX.pack
 
@@ -170,6 +169,8 @@ class UnaryAnswers:
         self._departures = departures
         self._tasks = tasks
         self._room = room
+        self._replica = options.replica
+        self._head = heads.initial(b"", options.replica)
         self._most = options.max_send_message
         self._level = messages.LEVELS.get(options.compression, 0)
         self._put = put
@@ -208,7 +209,7 @@ class UnaryAnswers:
             raise too_large(size, self._most)
         coding = call.head.answer_coding
         if not coding or not size:
-            head = _HEAD
+            head = self._head
             prefix = _pack_prefix(0, size)
             here = 0
         elif size > FOLDED_HERE:
@@ -218,7 +219,7 @@ class UnaryAnswers:
             here = size
             folded = compress(buffers, coding, self._level)
             buffers, size = (folded,), len(folded)
-            head, prefix = heads.initial(coding), messages.prefix(size, compressed=True)
+            head, prefix = heads.initial(coding, self._replica), messages.prefix(size, compressed=True)
         self._sender.answer(call.stream, head, (prefix, *buffers), size + messages.PREFIX_SIZE, _OK)
         self._room.answered(size)
         call.state = call.state.after[SEND]
@@ -247,7 +248,7 @@ class UnaryAnswers:
 
     def _send_folded(self, call: Call, folded: Folded) -> None:
         message = folded.message
-        head = heads.initial(call.head.answer_coding)
+        head = heads.initial(call.head.answer_coding, self._replica)
         prefix = messages.prefix(len(message), compressed=True)
         self._sender.answer(call.stream, head, (prefix, message), len(message) + len(prefix), _OK)
         self._conclude(call, folded.response, len(message))

@@ -29,7 +29,7 @@ from actors.values.requests import Endings
 from actors.values.tracing.spans import NO_TRACER, Tracer
 from protocols.kserve.apart import Elsewhere
 from protocols.transport.proxies import TrustedProxies
-from protocols.transport.room import LAST_CALL, AddressLimit
+from protocols.transport.room import AGE_JITTER, LAST_CALL, AddressLimit
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 
@@ -46,8 +46,9 @@ class GrpcOptions:
     fields are gRPC's channel arguments of the same names. `restricted` maps a category to the metadata key
     and value that open it. `header_forward_pattern` picks metadata, by a match anywhere in its key, that
     becomes parameters of an inference. `auditor` is told of changes and denials. `elsewhere`: management is
-    refused here, and is served there. `endings` are told every inference. `proxies` are believed when they
-    say whose call it is; if `introduced`, their connections begin with a header of the PROXY protocol.
+    refused here, and is served there. `replica` is the server's name among several. `endings` are told every
+    inference. `proxies` are believed when they say whose call it is; if `introduced`, their connections begin
+    with a header of the PROXY protocol.
     `tracer` says which inferences are traced.
 
     A connection without calls for `idle_timeout` is ended by GOAWAY, whether or not its client pings: its
@@ -81,6 +82,7 @@ class GrpcOptions:
     auditor: Auditor | None = None
     header_forward_pattern: re.Pattern[str] | None = None
     elsewhere: Elsewhere | None = None
+    replica: str = ""
     endings: Endings = field(default_factory=Endings)
     tracer: Tracer = NO_TRACER
 
@@ -310,9 +312,6 @@ class DeadlineWheel(Generic[K]):
 
 IDLE_PING_INTERVAL: Final = 7200.0
 """How far apart a client's pings must be while it has no calls, unless pings without calls are permitted."""
-
-AGE_JITTER: Final = 0.1
-"""The share by which ages differ, so that connections opened together are not closed together."""
 
 
 class KeepaliveAction(Enum):

@@ -62,6 +62,7 @@ class AnswerWriter(CallWriter):
         self._calls = calls
         self._keepalive = keepalive
         self._room = room
+        self._replica = options.replica
         self._most = options.max_send_message
         self._level = messages.LEVELS.get(options.compression, 0)
         self._departures = Departures(h2.answers, calls.over)
@@ -122,7 +123,7 @@ class AnswerWriter(CallWriter):
         """Send initial metadata, unless that was done."""
         if call.state is not CallState.SPEAKING:
             call.state = call.state.after[SPEAK]
-            self._sender.head(call.stream, heads.initial(call.head.answer_coding))
+            self._sender.head(call.stream, heads.initial(call.head.answer_coding, self._replica))
             self._keepalive.sent_data()
 
     def send_part(

@@ -60,6 +60,7 @@ from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
 from protocols.http.parser import Head
 from protocols.http.routes import Endpoint, Route, match
+from protocols.http.steering.naming import naming
 from protocols.http.tracing.noting import KEY, over, sending
 from protocols.http.tracing.setting import TraceSettingEndpoint
 from protocols.kserve.auditing import attempt
@@ -172,7 +173,7 @@ class V2App:
             return None
         if _turned_away(target, head.method, head.headers) is not None:
             return None
-        return read_head(target.route, head)
+        return read_head(target.route, head, self._options.replica)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -190,7 +191,10 @@ class V2App:
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, and note on its trace, if it has one, when the answer is sent."""
         if "tritium.response" not in scope.get("extensions", ()):
-            await self._answer_elsewhere(scope, receive, self._browsers.sending(scope["headers"], send))
+            send = self._browsers.sending(scope["headers"], send)
+            if self._options.replica:  # our own listener does so for all its answers
+                send = naming(self._options.replica, send)
+            await self._answer_elsewhere(scope, receive, send)
             return
         answer: Answer | None = None
         if scope.get("tritium.of_page", True):

@@ -21,10 +21,12 @@ _READ_BY_POST: Final = frozenset({Endpoint.REPOSITORY_INDEX})
 _SHARED: Final = b"access-control-allow-origin"
 _EXPOSED: Final[Header] = (
     b"access-control-expose-headers",
-    b"Inference-Header-Content-Length, Retry-After, Server-Timing, WWW-Authenticate",
+    b"Inference-Header-Content-Length, Retry-After, Server-Timing, Tritium-Replica, WWW-Authenticate",
 )
 _VARY: Final[Header] = (b"vary", b"Origin")
-_ALLOWED: Final = b"Authorization, Content-Encoding, Content-Type, Inference-Header-Content-Length"
+_ALLOWED: Final = (
+    b"Authorization, Content-Encoding, Content-Type, Inference-Header-Content-Length, Tritium-Replica"
+)
 _ASKED: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 _MOST_ASKED: Final = 1024
 _KEPT_FOR: Final[Header] = (b"access-control-max-age", b"600")

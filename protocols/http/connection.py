@@ -39,7 +39,7 @@ from protocols.transport.clients import Clients
 from protocols.transport.listening import CROWDED, Guest
 from protocols.transport.proxies import TrustedProxies
 from protocols.transport.receiving import NO_ROOM, TOO_SLOW, Claim, ReceivingRoom
-from protocols.transport.room import LAST_CALL, PATIENCE
+from protocols.transport.room import AGE_JITTER, LAST_CALL, PATIENCE
 from protocols.transport.sockets import ConnectionLost, Transport
 
 _READ_AT_ONCE: Final = 1024 * 1024  # of a long body; keeps the loop's turns short
@@ -87,6 +87,7 @@ class Connection:
         "_scratch",
         "_too_slow",
         "_transport",
+        "retires_at",
         "served",
     )
 
@@ -101,8 +102,11 @@ class Connection:
         room: ReceivingRoom | None = None,
         proxies: TrustedProxies | None = None,
         direct: DirectPath | None = None,
+        jitter: float = 0.0,
     ) -> None:
-        """`on_unsecured` is told the client's address, and why, if no TLS came about.
+        """`jitter`, between -1 and 1, is by what part of what is allowed its age differs.
+
+        `on_unsecured` is told the client's address, and why, if no TLS came about.
 
         If the client is one of `proxies`, each request may be that of another client.
         """
@@ -115,7 +119,10 @@ class Connection:
         clients = None if proxies is None else Clients(peer, proxies)
         self._parser = RequestParser(limits.request, _for_connection(admit, peer, clients))
         self._patience = Patience(limits, now=trio.current_time())
-        self._conversation = Conversation(transport, peer, app, self._patience, self._parser.ready, clients)
+        self._conversation = Conversation(
+            transport, peer, app, self._patience, self._parser.ready, clients, limits.status_lines
+        )
+        self.retires_at = trio.current_time() + limits.max_age * (1 + AGE_JITTER * jitter)
         self._desk = FrontDesk(transport, self._conversation, direct)
         self._guest: Guest[bytes] | None = None
         self._expired = False

@@ -5,8 +5,7 @@ The conversation is the `tritium.disconnect` hook of its own requests (`protocol
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -18,7 +17,7 @@ from actors.values.tensors import Buffer
 from protocols.http.answers import Answer, error_answer
 from protocols.http.fields import Header
 from protocols.http.parser import Head, Request
-from protocols.http.patience import Patience
+from protocols.http.patience import STATUS_LINES, Patience
 from protocols.transport.buffers import copying
 from protocols.transport.clients import Clients
 from protocols.transport.sockets import ConnectionLost, Transport
@@ -31,9 +30,6 @@ Application = Callable[
 _ASGI: Final = {"version": "3.0", "spec_version": "2.5"}
 _BUG: Final = error_answer(500, "internal server error")
 _BODILESS: Final = frozenset((204, 304))
-_STATUS_LINES: Final = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
 # ASGI spells names in lower case; the wire gets the spelling that Triton's clients print and match.
 _SPELLING: Final = {
     name.lower(): name
@@ -73,6 +69,7 @@ class Conversation:
         "_scheme",
         "_server",
         "_started",
+        "_status_lines",
         "_streaming",
         "_transport",
         "address",
@@ -92,6 +89,7 @@ class Conversation:
         patience: Patience,
         ahead: Collection[Request],
         clients: Clients | None = None,
+        status_lines: Mapping[int, bytes] = STATUS_LINES,
     ) -> None:
         self.keep_alive = True
         self.disconnected = False
@@ -100,6 +98,7 @@ class Conversation:
         self._transport = transport
         self._app = app
         self._patience = patience
+        self._status_lines = status_lines
         self.ahead = ahead
         self.address, self._server = transport.endpoints()
         self._peer = peer
@@ -336,7 +335,7 @@ class Conversation:
     def _head(self, status: int, headers: Sequence[Header], size: int | None) -> bytes:
         if self._request.release is not None:
             self.give_back()
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        parts = [self._status_lines.get(status) or b"HTTP/1.1 %d \r\n" % status]
         for name, value in headers:
             parts += (_SPELLING.get(name, name), b": ", value, b"\r\n")
         if size is not None and status not in _BODILESS:

@@ -44,12 +44,14 @@ from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.permitted import tell_regions_denied
 from protocols.kserve.requests import Arrival, InferDecoder
 from protocols.kserve.responses import Body, encode
+from protocols.kserve.steering import REPLICA, check_replica
 from protocols.transport.budget import FREE
 from protocols.transport.receiving import Claim, no_room
 
 _IN_A_THREAD: Final = 64 * 1024  # answers from this size are compressed off the loop
 # At zlib's best ratio of 1,032 these make 4 MiB, which takes a few milliseconds.
 _UNFOLDED_AT_ONCE: Final = 4096
+_REPLICA: Final = REPLICA.encode()
 _BINARY: Final[Header] = (b"content-type", b"application/octet-stream")
 
 
@@ -110,6 +112,7 @@ class InferEndpoint:
             except DENIALS as error:
                 tell_regions_denied(error, caller, connecting(scope), self.options.auditor)
                 raise
+            self._check_replica(request, fields.get(_REPLICA))
             del body, given  # the request keeps nothing of a long JSON text
             if model.marks is not None:
                 put_marks(model.marks, request, scope["headers"], scope.get("client"), caller)
@@ -131,6 +134,10 @@ class InferEndpoint:
                 claim.release()
             if decoded is not None and decoded.regions is not None:
                 decoded.regions.end()
+
+    def _check_replica(self, request: InferRequest, shown: bytes | None) -> None:
+        if shown is not None:
+            check_replica(request, shown.decode("latin-1"), self.options.replica)
 
     async def _decompressed(self, body: Buffer, claim: Claim) -> Buffer:
         limit = self.options.max_input_size

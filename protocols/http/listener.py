@@ -8,6 +8,7 @@ of its own. The *sweep* shuts down the sockets of connections whose deadline has
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import ssl
@@ -87,6 +88,7 @@ class HttpListener(Listener[Connection]):
         on_refused: Callable[[str, str], None] = lambda peer, reason: None,
         room: ReceivingRoom | None = None,
         direct: DirectPath | None = None,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
         """`direct` takes the inferences that need nothing special; without it, `app` answers them, too.
 
@@ -95,12 +97,14 @@ class HttpListener(Listener[Connection]):
         `is_welcome` picks the paths that are answered even where all connections are busy: those of health
         checks. `tls` is asked for each connection; without it, they are in the clear. `on_refused` is told
         the address of a client, and why, if its TLS handshake fails or its proxy does not introduce it. All
-        listeners of a server have one `room` for bodies on their way in.
+        listeners of a server have one `room` for bodies on their way in. `uniform` returns random numbers in
+        [0, 1), by which ages of connections differ.
         """
         self._app = app
         self._admission = admit
         self._room = room or ReceivingRoom()
         self._direct = direct
+        self._uniform = uniform
         self._limits = limits or ListenerLimits()
         introducers = self._limits.proxies if self._limits.introduced else None
         readiness = Readiness(turns=direct is not None)
@@ -151,6 +155,7 @@ class HttpListener(Listener[Connection]):
             self._room,
             self._limits.proxies,
             self._direct,
+            2 * self._uniform() - 1,
         )
         if self._withdrawn:
             connection.withdraw()
@@ -204,5 +209,7 @@ class HttpListener(Listener[Connection]):
             async for connection in in_turns(self._connections):
                 if connection.deadline <= now:
                     connection.expire()
+                elif connection.retires_at <= now:
+                    connection.withdraw()
             self._room.sweep(now)
             self._relieve(now)

@@ -30,9 +30,9 @@ class V2Options:
     by a match anywhere in their names, that become parameters of an inference. `gate` says who may do what;
     None: all may do everything. `pages` says what web pages may ask for. `elsewhere`: management is refused
     here, and is served there. `outlives_draining`: this is a port for management, which stays open and
-    answers for the server while it drains. `auditor` is told of changes and denials. `endings` are told
-    every inference. What compressed bodies unfold to has its place in `room`. `tracer` says which inferences
-    are traced.
+    answers for the server while it drains. `replica` is the server's name among several. `auditor` is told of
+    changes and denials. `endings` are told every inference. What compressed bodies unfold to has its place in
+    `room`. `tracer` says which inferences are traced.
     """
 
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE
@@ -44,6 +44,7 @@ class V2Options:
     pages: OriginPolicy = field(default_factory=OriginPolicy)
     elsewhere: Elsewhere | None = None
     outlives_draining: bool = False
+    replica: str = ""
     auditor: Auditor | None = None
     endings: Endings = field(default_factory=Endings)
     room: ReceivingRoom = field(default_factory=ReceivingRoom)

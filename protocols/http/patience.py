@@ -6,18 +6,33 @@ Each phase but `ANSWERING` has a deadline, which the listener's sweep enforces.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
+from typing import Final
 
 from protocols.http.parser import RequestLimits
 from protocols.transport.room import LAST_CALL, PATIENCE
 
 
+def status_lines(*fields: tuple[bytes, bytes]) -> Mapping[int, bytes]:
+    """Return how answers begin, by their status: with its line, and with `fields` that all of them have."""
+    also = b"".join(b"%b: %b\r\n" % field for field in fields)
+    return {
+        status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() + also for status in HTTPStatus
+    }
+
+
+STATUS_LINES: Final = status_lines()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How patient a connection is. Times are seconds.
+    """How patient a connection is, and what its answers begin with. Times are seconds.
 
-    A body or an answer may take `grace`, and one second more for each `minimum_rate` bytes that moved.
+    A body or an answer may take `grace`, and one second more for each `minimum_rate` bytes that moved. A
+    connection ends with the first answer after `max_age`, which differs by up to a tenth.
     """
 
     request: RequestLimits = field(default_factory=RequestLimits)
@@ -25,6 +40,8 @@ class ConnectionLimits:
     head_timeout: float = 30.0
     grace: float = 60.0
     minimum_rate: float = 1024.0
+    max_age: float = math.inf
+    status_lines: Mapping[int, bytes] = field(default_factory=lambda: STATUS_LINES)
 
 
 class Phase(Enum):

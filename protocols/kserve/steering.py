@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from actors.values.callers import Action, Caller
-from actors.values.errors import InvalidArgument, PermissionDenied
+from actors.values.errors import InvalidArgument, OtherReplica, PermissionDenied
 from actors.values.interfaces import PermitIn, Registered, Steering
+from actors.values.requests import FLAG_SEQUENCE_START, InferRequest
 from actors.values.tensors import Buffer
 from protocols.kserve.caps import REGISTER_BODY
 from protocols.kserve.documents import Verbatim, dump
@@ -25,6 +26,7 @@ REPLICA: Final = "tritium-replica"
 
 _MOST: Final = 2**63 - 1
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
+_SHOWN: Final = 253  # characters of a name that an error repeats
 _MEMBERS: Final = frozenset(("epoch", "sequence", "document", "held"))
 
 
@@ -126,6 +128,20 @@ def check_steers(caller: Caller | None) -> None:
             f"the register and a new epoch concern all models, and '{caller.name}' may use '{action.value}'"
             " on some only"
         )
+
+
+def check_replica(request: InferRequest, shown: str, own: str) -> None:
+    """Raise OtherReplica for a request that goes on with a sequence which began on the replica `shown`.
+
+    Here, on the replica `own`, the id may be that of another client's sequence.
+    """
+    if shown == own or not request.correlation_id or request.flags & FLAG_SEQUENCE_START:
+        return
+    here = f"'{own}'" if own else "a server without --replica-name"
+    raise OtherReplica(
+        f"{request.prefix}the sequence {request.correlation_id} to model '{request.model_name}' began on the"
+        f" replica '{shown[:_SHOWN]}', and this is {here}: begin it anew, with the START flag"
+    )
 
 
 class Steered:

@@ -29,6 +29,9 @@ A body and a reader get one second more for each KiB that moved.
 LAST_CALL: Final = 5.0
 """Seconds, while the server ends, for which a client may pause before its request is whole."""
 
+AGE_JITTER: Final = 0.1
+"""The share by which ages differ, so that connections opened together are not closed together."""
+
 # Connections that may go are noted so many at once: looking at all
 # connections takes a millisecond for a thousand.
 _LINE: Final = 256

@@ -20,6 +20,7 @@ from grpclib.metadata import decode_bin_value, encode_grpc_message, encode_metad
 
 from actors.values.callers import presented
 from protocols.http2.hpack import encode_headers
+from protocols.kserve.steering import REPLICA
 
 M = TypeVar("M")
 
@@ -34,6 +35,7 @@ _BY_LIKING: Final = (b"gzip", b"deflate")
 _NOT_METADATA: Final = frozenset((b"te", b"content-type", b"content-length", b"host"))
 _CODED: Final = frozenset((b"grpc-encoding", b"grpc-accept-encoding"))
 _BINARY: Final = b"-bin"
+_REPLICA: Final = REPLICA.encode()
 _SHOWN: Final = 200  # bytes of a client's text that a refusal repeats
 
 
@@ -57,8 +59,9 @@ class CallHead(Generic[M]):
     """A request's head, which nothing changes. `method` is what a table had for its path, None: nothing.
 
     `timeout` is in seconds, inf without one. `coding` is that of the request's messages. `answer_coding` is
-    the one that the client likes for answers. Both are `gzip`, `deflate`, or empty for identity. `fields` are
-    the client's own, as they came. Where there is a `refusal`, only `path` can be relied on.
+    the one that the client likes for answers. Both are `gzip`, `deflate`, or empty for identity. `replica` is
+    the server that the client names, empty for none. `fields` are the client's own, as they came. Where there
+    is a `refusal`, only `path` can be relied on.
     """
 
     path: str
@@ -66,6 +69,7 @@ class CallHead(Generic[M]):
     timeout: float = math.inf
     coding: bytes = b""
     answer_coding: bytes = b""
+    replica: bytes = b""
     fields: Sequence[tuple[bytes, bytes]] = ()
     refusal: Refusal | None = None
 
@@ -127,6 +131,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], methods: Mapping[str, M]) -
             timeout=_timeout(known),
             coding=_coding(known),
             answer_coding=_answer_coding(known.get(b"grpc-accept-encoding", b"")),
+            replica=_replica(own),
             fields=tuple(own),
         )
     except _Refused as refused:
@@ -141,7 +146,7 @@ def read_more(head: CallHead[M], more: Iterable[tuple[bytes, bytes]]) -> CallHea
     """
     if head.refusal is not None:
         return None
-    timeout = head.timeout
+    timeout, replica = head.timeout, head.replica
     own = [*head.fields]
     for field in more:
         name, value = field
@@ -157,14 +162,21 @@ def read_more(head: CallHead[M], more: Iterable[tuple[bytes, bytes]]) -> CallHea
             return None
         else:
             own.append(field)
+            if name == _REPLICA:
+                replica = replica or value
     return CallHead(
         path=head.path,
         method=head.method,
         timeout=timeout,
         coding=head.coding,
         answer_coding=head.answer_coding,
+        replica=replica,
         fields=tuple(own),
     )
+
+
+def _replica(own: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return next((value for name, value in own if name == _REPLICA), b"")
 
 
 def _is_base64(name: bytes, value: bytes) -> bool:
@@ -271,11 +283,15 @@ _CUT: Final = "..."
 _PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 
-@lru_cache(maxsize=4)
-def initial(coding: bytes = b"") -> bytes:
-    """Return the block in front of an answer's messages. Their `coding` is `gzip`, `deflate`, or empty."""
+@lru_cache(maxsize=16)
+def initial(coding: bytes = b"", replica: str = "") -> bytes:
+    """Return the block in front of an answer's messages. Their `coding` is `gzip`, `deflate`, or empty.
+
+    `replica` is the server's name, if it has one.
+    """
     encoding = ((b"grpc-encoding", coding),) if coding else ()
-    return encode_headers((_OK, _TYPE, *encoding, _ACCEPTED))
+    named = ((_REPLICA, replica.encode()),) if replica else ()
+    return encode_headers((_OK, _TYPE, *encoding, _ACCEPTED, *named))
 
 
 def trailers(status: int = 0, message: str = "") -> bytes:

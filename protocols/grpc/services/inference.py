@@ -76,6 +76,7 @@ class InferenceService(SharedMemoryService):
             gate=options.gate,
             auditor=options.auditor,
             tracer=options.tracer,
+            replica=options.replica,
         )
         self._endings = options.endings
         self.unary_methods: Mapping[str, UnaryMethod] = {

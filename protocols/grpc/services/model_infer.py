@@ -32,6 +32,7 @@ from protocols.grpc.tracing import answering, begin, finished
 from protocols.kserve.auditing import tell_denied
 from protocols.kserve.forwarding import forward_headers
 from protocols.kserve.permitted import tell_regions_denied
+from protocols.kserve.steering import check_replica
 
 if TYPE_CHECKING:
     from actors.values.marks import ClientMarks
@@ -51,7 +52,7 @@ class MessageIntake:
     """What both inference RPCs do with a message before a model sees it.
 
     `header_forward_pattern` picks metadata, by a match anywhere in its key, that becomes parameters. An
-    answer's message may have `max_message` bytes.
+    answer's message may have `max_message` bytes. `replica` is the server's name among several.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MessageIntake:
         gate: HeadGate | None = None,
         auditor: Auditor | None = None,
         tracer: Tracer = NO_TRACER,
+        replica: str = "",
     ) -> None:
         decoder = InferDecoder(server.shared_memory)
         self.peek = decoder.begin_peek
@@ -76,6 +78,7 @@ class MessageIntake:
         self._gate = gate
         self._auditor = auditor
         self.tracer = tracer
+        self._replica = replica.encode()
 
     def admit_later(self, call: Call, target: Target, size: int) -> None:
         """Let a later message of a call pass, by the rules in force now.
@@ -153,6 +156,9 @@ class MessageIntake:
         except DENIALS as error:
             tell_regions_denied(error, caller, call.client, self._auditor)
             raise
+        shown = call.head.replica
+        if shown and shown != self._replica:
+            self._check_replica(request, shown)
         if model.marks is not None:
             _mark(request, model.marks, call)
         if caller is not None:
@@ -161,6 +167,15 @@ class MessageIntake:
             else:
                 request.caller = caller
         return request, plan
+
+    def _check_replica(self, request: InferRequest, shown: bytes) -> None:
+        """Raise OtherReplica for a request that goes on with another server's sequence."""
+        try:
+            check_replica(request, shown.decode("latin-1"), self._replica.decode())
+        except TritiumError:
+            if request.regions is not None:
+                request.regions.end()
+            raise
 
     async def decode_in_slices(self, given: Given) -> tuple[InferRequest, AnswerPlan]:
         """Do as `decode` does, for a target whose `unread_size` is over `READ_AT_ONCE`."""

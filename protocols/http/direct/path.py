@@ -35,7 +35,9 @@ from protocols.kserve.documents import TooLong
 from protocols.kserve.meanings import OutputPlan
 from protocols.kserve.permitted import tell_regions_denied
 from protocols.kserve.requests import Arrival
+from protocols.kserve.steering import REPLICA
 
+_REPLICA: Final = REPLICA.encode()
 _MOST_DIGITS: Final = 19  # of a version, a number below 2**63
 
 
@@ -56,16 +58,19 @@ class InferHead:
         self.context = context
 
 
-def read_head(route: Route, head: Head) -> InferHead | None:
+def read_head(route: Route, head: Head, replica: str = "") -> InferHead | None:
     """Return what the head of an inference says; None where its body has a coding, or its answer will have.
 
     A body in chunks is the application's, too: it counts for its caller as it comes. So is a version of more
-    digits than a number may have.
+    digits than a number may have, and a request that shows the name of a server other than `replica`.
     """
     if len(route.version) > _MOST_DIGITS:
         return None
     fields = dict(head.headers)
     if fields.get(b"content-encoding", b"identity") != b"identity" or b"transfer-encoding" in fields:
+        return None
+    shown = fields.get(_REPLICA)
+    if shown is not None and shown.decode("latin-1") != replica:
         return None
     accepted = fields.get(b"accept-encoding")
     if accepted is not None and choose_coding(accepted):

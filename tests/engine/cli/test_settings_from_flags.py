@@ -64,6 +64,8 @@ def test_without_flags_the_defaults_are_tritons():
         (["--id=me"], "id", "me"),
         (["--id", "me"], "id", "me"),
         (["--id=a=b"], "id", "a=b"),
+        ([], "replica_name", ""),
+        (["--replica-name=tritium-0"], "replica_name", "tritium-0"),
         (["--exit-timeout-secs=5"], "exit_timeout", 5.0),
         (["--default-execution-timeout=2.5"], "default_execution_timeout", 2.5),
         ([], "default_execution_timeout", 0.0),
@@ -405,6 +407,15 @@ def test_each_restricted_api_knows_its_header():
         (["--grpc-keepalive-time=2147483648"], "Provided option value is out of bound. Got 2147483648"),
         (["--grpc-http2-max-ping-strikes=-1"], "Provided option value is out of bound. Got -1"),
         (["--grpc-max-connection-age=-1"], "Provided option value is out of bound. Got -1"),
+        (["--http-max-connection-age=-1"], "Provided option value is out of bound. Got -1"),
+        (["--http-max-connection-age=5m"], "Invalid option value. Got 5m"),
+        *(
+            (
+                [f"--replica-name={name}"],
+                "--replica-name takes letters, digits and !#$%&'*+-.^_`|~, at most 253 of them. Got " + name,
+            )
+            for name in ("a b", "a,b", "a:1", "ä", "a\r\nb: c", "x" * 254)
+        ),
         (["--grpc-connection-bytes=131071"], "Provided option value is out of bound. Got 131071"),
         (["--grpc-connection-bytes=much"], "Invalid option value. Got much"),
         (["--grpc-connection-bytes=80%"], "Invalid option value. Got 80%"),
@@ -838,6 +849,18 @@ LISTENER = [
     ("grpc-max-connection-age", "0", "grpc.keepalive.max_connection_age", math.inf),
     ("grpc-max-connection-age-grace", "500", "grpc.keepalive.max_connection_age_grace", 0.5),
 ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "age"),
+    [
+        ([], math.inf),
+        (["--http-max-connection-age=60000"], 60.0),
+        (["--http-max-connection-age=0"], math.inf),
+    ],
+)
+def test_the_age_of_http_connections_is_given_in_milliseconds_as_grpcs_is(flags, age):
+    assert read(*flags).connections.max_http_age == age
 
 
 @pytest.mark.parametrize(("flag", "word", "name", "value"), LISTENER)

@@ -18,7 +18,7 @@ from tests.support.flavours import listeners_alone
 
 APP, EVIL = "https://app.example", "https://evil.example"
 INFER, GENERATE = "/v2/models/add/infer", "/v2/models/strings/generate"
-EXPOSED = "Inference-Header-Content-Length, Retry-After, Server-Timing, WWW-Authenticate"
+EXPOSED = "Inference-Header-Content-Length, Retry-After, Server-Timing, Tritium-Replica, WWW-Authenticate"
 
 
 def infer_body():
@@ -204,7 +204,7 @@ def test_a_preflight_of_a_named_origin_is_told_methods_and_headers(ask):
         "access-control-allow-origin": APP,
         "access-control-allow-methods": "POST",
         "access-control-allow-headers": "Authorization, Content-Encoding, Content-Type,"
-        " Inference-Header-Content-Length, authorization,x-user",
+        " Inference-Header-Content-Length, Tritium-Replica, authorization,x-user",
         "access-control-max-age": "600",
         "access-control-expose-headers": EXPOSED,
         "vary": "Origin",
@@ -224,7 +224,7 @@ def test_where_all_origins_are_allowed_none_is_named_and_no_credentials_are(ask)
 @pytest.mark.parametrize("headers", ["x" * 2000, "a b", "a,,b", ""])
 def test_a_preflight_repeats_no_header_names_that_are_none(ask, headers):
     _, fields, _ = preflight(ask, "named", INFER, **{"Access-Control-Request-Headers": headers})
-    assert fields["access-control-allow-headers"].endswith("Inference-Header-Content-Length")
+    assert fields["access-control-allow-headers"].endswith("Tritium-Replica")
 
 
 @pytest.mark.parametrize(
