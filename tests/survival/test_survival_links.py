@@ -113,6 +113,7 @@ def modelcar(repository, tmp_path):
         command = ["unshare", "-rm", "sh", "-c", CONTAINER, "sh", str(inside), str(repository.path)]
         container = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         processes.append(container)
+        assert container.stdout is not None
         assert container.stdout.readline() == "mounted\n"
         repository.path.rename(tmp_path / "original")
         repository.path.symlink_to(f"/proc/{container.pid}/root{inside}/models")
@@ -121,8 +122,7 @@ def modelcar(repository, tmp_path):
     yield moved
     for process in processes:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 needs_mounts = pytest.mark.skipif(not _mounts(), reason="no mounts of one's own: that needs user namespaces")
