@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ One with an unpacked environment has some 100,000.
 """
 
 DEEPEST: Final = 64
+
+_HELD: Final = re.compile(r"/proc/self/fd/([0-9]+)(?:/|$)")
 
 
 class Links(Enum):
@@ -46,6 +49,21 @@ def resolved(path: Path) -> Path:
         return target if os.path.samefile(target, path) else path
     except (OSError, RuntimeError):
         return path
+
+
+def held(descriptor: int, name: str) -> Path:
+    """Return the path of `name` in an open directory that no path of this process's own leads to.
+
+    Such a directory lies in another container. Paths lead there through `/proc/<pid>/root`, which a sandboxed
+    worker may not follow. A worker may follow this one, if it inherits the descriptor under the same number.
+    """
+    return Path(f"/proc/self/fd/{descriptor}", name)
+
+
+def descriptors_in(paths: Iterable[Path]) -> tuple[int, ...]:
+    """Return the descriptors that a process needs for those of the paths that `held` has made."""
+    found = (_HELD.match(str(path)) for path in paths)
+    return tuple(sorted({int(match[1]) for match in found if match}))
 
 
 def targets(directory: Path) -> tuple[Path, ...]:

@@ -26,6 +26,7 @@ from actors.serving.instances.launching import Launched, threads_for
 from actors.values.confinement import Sandbox
 from actors.values.events import Log
 from actors.values.specs import InstanceSpec, ModelSpec
+from engine.models.links import descriptors_in
 from engine.processes import users
 from engine.processes.backends import BackendTraits
 from engine.processes.confining import command, confining_environ, identity, own_user
@@ -190,6 +191,7 @@ class WorkerLauncher:
             digest=spec.runtime.digest,
             own_user=own_user,
             group=group,
+            held=descriptors_in(_files(spec)),
         )
 
     def _on_gpu(
@@ -294,7 +296,7 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     own = (str(theirs.fileno()), str(os.getpid()), *arguments)
     told = {**dict(environment.variables), MARK: mark}
-    passed = [theirs.fileno()]
+    passed = [theirs.fileno(), *environment.held]
     if gate is not None:
         told[GATE] = str(gate.descriptor)
         passed.append(gate.descriptor)

@@ -47,6 +47,7 @@ class Environment:
     digest: str = ""  # of what the interpreter's environment was made from
     own_user: bool = False  # it is started with a user id that no other process has
     group: GroupLimits | None = None  # it is in a control group of its own
+    held: tuple[int, ...] = ()  # descriptors that it inherits: its model's repository, in another container
 
 
 class Spare(Launched, Protocol):

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from engine.models.links import descriptors_in
+
 FIRST: Final = 61184
 LAST: Final = 65519
 """The ids that systemd keeps for users which exist only while a service runs.
@@ -178,8 +180,11 @@ def _first_barrier(wanted: str, files: Iterable[File]) -> str:
 def _way_to(path: str, needed: int) -> Iterator[File]:
     """Yield the directories on the way to a file, and the file itself."""
     whole = Path(os.path.abspath(path))
+    is_held = bool(descriptors_in([whole]))
     for parent in reversed(whole.parents):
-        yield from _look(str(parent), 1)
+        # A process inherits an open directory, and needs no way to it.
+        if not is_held or descriptors_in([parent]):
+            yield from _look(str(parent), 1)
     yield from _look(str(whole), needed)
 
 

@@ -5,6 +5,7 @@ The text names what the directory is, and what to do instead.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from shlex import quote
@@ -17,6 +18,7 @@ from engine.settings.uris import is_remote
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
 _LOOKED_AT: Final = 1000  # entries of a directory
 _LIKELY: Final = 20  # files of a directory that may be models
+_SHOWN: Final = 5  # entries of a directory in a message
 
 
 def is_model(directory: Path) -> bool:
@@ -49,11 +51,19 @@ def single_model(repository: Path) -> str:
     if not is_model(repository) or any(map(is_model, _folders(repository))):
         return ""
     whole = repository.resolve()
+    held = ", ".join(f"'{name}'" for name in sorted(_names(repository))[:_SHOWN])
     return (
-        f"'{repository}' is the directory of one model, '{whole.name}', and not a repository of models: give"
-        " the directory that"
-        f" it is in, '{whole.parent}'"
+        f"'{repository}' is the directory of one model, '{whole.name}', and not a repository of models: it"
+        f" holds {held}. Give the directory that it is in, '{whole.parent}', or move all of it into a folder"
+        f" with the model's name, such as '{repository}/my_model'"
     )
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if not name.startswith((".", "SUCCESS."))]
+    except OSError:
+        return []
 
 
 def no_models(repository: Path) -> str:

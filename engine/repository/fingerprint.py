@@ -102,7 +102,9 @@ class Root:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._where = self.path = _where(self.fd)
-            if links is Links.ANYWHERE and not self._is_at(self.path):  # it lies in another container
+            # Then it lies in another container.
+            self.is_elsewhere = links is Links.ANYWHERE and not self._is_at(self.path)
+            if self.is_elsewhere:
                 self.path = str(path)
         except BaseException:
             os.close(self.fd)

@@ -11,6 +11,7 @@ holds on to it, so that everything one call sees is of one directory.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Final
 
 from actors.catalog.settling import Seen
 from engine.models.layout import candidate_names, shown
-from engine.models.links import Links
+from engine.models.links import Links, held
 from engine.models.problems import Problem
 from engine.repository.fingerprint import (
     Digests,
@@ -77,6 +78,7 @@ class LocalSource:
         self._had_models = False  # when it was listed last
         self._lost = False  # and could not be read since
         self._previous: dict[str, Survey] = {}  # of each model's last look
+        self._held: dict[tuple[int, int], int] = {}  # open repositories in other containers, by identity
 
     def names(self) -> Sequence[str]:
         """Return the names of the first-level directories, sorted. Raises SourceUnavailable."""
@@ -138,11 +140,11 @@ class LocalSource:
                 raise FetchFailed(f"there is no directory '{shown(name)}' in {self.uri}")
             if found.problems:
                 raise FetchFailed("; ".join(problem.message for problem in found.problems))
-            path = Path(root.path, name)
+            path = self._path_in(root, name)
             if not self._compare:
                 return Fetched(path=path, contents=None)
             try:
-                held = contents(root, found, self.digests, cancelled=cancelled)
+                found_contents = contents(root, found, self.digests, cancelled=cancelled)
             except (Unsettled, LeadsOut) as error:
                 raise FetchFailed(f"model '{name}' is being changed: {error}") from error
             except OSError as error:
@@ -154,7 +156,7 @@ class LocalSource:
                 raise FetchFailed(f"model '{name}' is being changed")
         if cancelled():
             raise FetchCancelled
-        return Fetched(path=path, contents=held)
+        return Fetched(path=path, contents=found_contents)
 
     def release(self, path: Path) -> None:
         """Do nothing: the directory is the owner's."""
@@ -176,6 +178,19 @@ class LocalSource:
         except OSError as error:
             self._lost = True
             raise SourceUnavailable(f"{self.uri} can't be read: {error.strerror or error}") from error
+
+    def _path_in(self, root: Root, name: str) -> Path:
+        """Return where a model lies, for this process and for its workers.
+
+        A repository in another container stays open until this process ends: its models have paths through
+        the descriptor. One of another identity, which a restarted container has, gets another descriptor.
+        """
+        if not root.is_elsewhere:
+            return Path(root.path, name)
+        with self._lock:
+            if root.identity not in self._held:
+                self._held[root.identity] = os.dup(root.fd)
+            return held(self._held[root.identity], name)
 
     def _admit(self, root: Root) -> None:
         """Raise SourceUnavailable if what is open is not known to be the repository."""

@@ -92,11 +92,11 @@ class ManagementEndpoints:
 
     # Health and metadata
 
-    async def _live(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
+    async def _live(self, _route: Route, scope: Scope, _receive: Receive) -> Answer:
         health = self._server.health
         if health.exiting:
             return EXITING
-        return YES if health.live() else NO
+        return _verdict(scope, "live", health.live())
 
     async def _ready(self, _route: Route, scope: Scope, _receive: Receive) -> Answer:
         health = self._server.health
@@ -106,17 +106,17 @@ class ManagementEndpoints:
             report = await health.deep()
             shown = visible_report(scope.get("tritium.caller"), report)
             return Answer(200 if report.ready else 400, ONLY_JSON, (dump(shown),))
-        return YES if await health.ready() else NO
+        return _verdict(scope, "ready", await health.ready())
 
     def _require_running(self) -> None:
         health = self._server.health
         if health.exiting or not health.live():
             raise Unavailable("Server not ready")
 
-    async def _model_ready(self, route: Route, _scope: Scope, _receive: Receive) -> Answer:
+    async def _model_ready(self, route: Route, scope: Scope, _receive: Receive) -> Answer:
         self._require_running()
         if await self._server.health.model_ready(route.model, route.version):
-            return YES
+            return _verdict(scope, "ready", True, name=route.model)
         return error_answer(400, "Model version not ready")
 
     async def _server_metadata(self, _route: Route, _scope: Scope, _receive: Receive) -> Answer:
@@ -294,6 +294,25 @@ class ManagementEndpoints:
             return await carry_out()
         origin = Requester.of(scope.get("tritium.caller"), connecting(scope))
         return await recorded(self._auditor, change, origin, carry_out)
+
+
+def _verdict(scope: Scope, question: str, verdict: bool, /, **beside: str) -> Answer:
+    """Answer a question for health: without a body, as Triton does, unless the caller asks for JSON by name.
+
+    The Open Inference Protocol has a body here, which KServe's own client reads.
+    """
+    if not _asks_for_json(scope):
+        return YES if verdict else NO
+    return Answer(200 if verdict else 400, ONLY_JSON, (dump({**beside, question: verdict}),))
+
+
+def _asks_for_json(scope: Scope) -> bool:
+    return any(
+        media.partition(b";")[0].strip() == b"application/json"
+        for name, value in scope["headers"]
+        if name == b"accept"
+        for media in value.split(b",")
+    )
 
 
 def _asks_deep(query: bytes) -> bool:

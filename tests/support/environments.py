@@ -68,3 +68,10 @@ TENSORFLOW: Final = Environment(
     installs=(("tensorflow-cpu>=2.20,<3", "protobuf>=6.31.1,<7"),),
 )
 """TensorFlow on a CPU, some 1.4 GB."""
+
+KSERVE: Final = Environment(
+    name="kserve",
+    variable="TRITIUM_TESTS_KSERVE",
+    installs=(("kserve==0.21.*",),),
+)
+"""KServe's Python client and the models of its resources, some 400 MB."""

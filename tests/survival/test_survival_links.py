@@ -1,5 +1,10 @@
 """Models whose files are links to other places: polled, in the strict sandbox, and where that is refused."""
 
+import os
+import shutil
+import signal
+import subprocess
+
 import pytest
 
 from tests.survival.changing import Workshop, code, identity, load
@@ -80,4 +85,70 @@ async def test_where_links_stay_inside_a_model_elsewhere_is_refused_by_name(
         refused = await load(server, "elsewhere")
         assert (refused.status, "'1' is a link out of the model repository" in refused.error) == (500, True)
         assert (await load(server, "telling")).status == 200
+        assert await identity(server, "telling") == (1, 1)
+
+
+CONTAINER = """
+mount -t tmpfs none "$1" && mkdir "$1/models" && cp -r "$2/." "$1/models" && echo mounted || exit
+exec sleep infinity
+"""
+"""Mounts files where no other process sees them, as a container's are."""
+
+
+def _mounts():
+    command = ["unshare", "-rm", "true"]
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(command, check=False, capture_output=True).returncode
+    )
+
+
+@pytest.fixture
+def modelcar(repository, tmp_path):
+    """Move a repository into another container, and leave a link to it, as KServe's modelcars do."""
+    inside, processes = tmp_path / "inside", []
+    inside.mkdir()
+
+    def moved():
+        command = ["unshare", "-rm", "sh", "-c", CONTAINER, "sh", str(inside), str(repository.path)]
+        container = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        processes.append(container)
+        assert container.stdout is not None
+        assert container.stdout.readline() == "mounted\n"
+        repository.path.rename(tmp_path / "original")
+        repository.path.symlink_to(f"/proc/{container.pid}/root{inside}/models")
+        return container
+
+    yield moved
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+needs_mounts = pytest.mark.skipif(not _mounts(), reason="no mounts of one's own: that needs user namespaces")
+
+
+@needs_mounts
+@pytest.mark.parametrize("sandbox", ["", STRICT])
+async def test_a_repository_in_another_container_is_served_in_a_sandbox(
+    tritium_server, workshop, modelcar, sandbox
+):
+    workshop.model("telling", versions=(1, 2), extra=f"version_policy {{ all {{ }} }}\n{sandbox}")
+    modelcar()
+    async with tritium_server("--model-control-mode=poll") as server:
+        assert await identity(server, "telling") == (2, 2)
+        assert await identity(server, "telling", version=1) == (1, 1)
+
+
+@needs_mounts
+async def test_a_repository_outlives_the_container_that_it_lies_in(tritium_server, workshop, modelcar):
+    workshop.model("telling")
+    container = modelcar()
+    async with tritium_server("--model-control-mode=explicit", "--load-model=telling") as server:
+        [pid] = await server.wait_serving("telling")
+        container.kill()
+        container.wait()
+        # A new worker reads the files once more.
+        os.kill(pid, signal.SIGKILL)
+        await server.wait_serving("telling", but_not=(pid,))
         assert await identity(server, "telling") == (1, 1)

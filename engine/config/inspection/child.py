@@ -13,13 +13,14 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from actors.values.specs import Runtime
+from engine.models.links import descriptors_in
 from engine.processes import users
 from engine.processes.confining import command, identity
 from engine.processes.inheritance import inherited
@@ -56,13 +57,14 @@ def ask(
     runtime: Runtime | None = None,
     confined: Mapping[str, str] | None = None,
     own_user: bool = False,
+    files: Sequence[Path] = (),
 ) -> Answer:
     """Let the backend class `module:Class` complete the configuration in `model`.
 
     `model` has the fields of the backend's `ModelInfo`. The process has the variables `environ`; the default
     is those of a server that is told nothing else. It runs on the interpreter of `runtime`, the server's own
     by default. Its limits are those that the variables `confined` tell (`engine.processes.confining`), as the
-    model's workers will have them; with `own_user` it has a user id of its own. The call waits for up to
+    model's workers will have them; with `own_user` it has a user id of its own. `files` are the model's. The call waits for up to
     `timeout` seconds and never raises for what model code does. It must not run on an event loop.
     """
     request = json.dumps({"backend": backend, "model": model}).encode()
@@ -71,12 +73,19 @@ def ask(
     try:
         environ = {**variables(environ, runtime), **(confined or {})}
         with users.lent(own_user) as user:
-            return _run(request, interpreter(runtime), environ, timeout, user)
+            return _run(request, interpreter(runtime), environ, timeout, user, descriptors_in(files))
     except OSError as error:  # the program is missing, or there are no descriptors or processes left
         return Answer(broken=f"no process could be started for it: {error.strerror or error}")
 
 
-def _run(request: bytes, python: str, environ: Mapping[str, str], timeout: float, user: int | None) -> Answer:
+def _run(
+    request: bytes,
+    python: str,
+    environ: Mapping[str, str],
+    timeout: float,
+    user: int | None,
+    held: Sequence[int],
+) -> Answer:
     readable, writable = os.pipe2(os.O_CLOEXEC)
     try:
         try:
@@ -87,7 +96,7 @@ def _run(request: bytes, python: str, environ: Mapping[str, str], timeout: float
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    pass_fds=(writable,),
+                    pass_fds=(writable, *held),
                     env=told,
                     start_new_session=True,
                     **identity(user),

@@ -163,6 +163,7 @@ class Inspection:
             runtime=self.runtime,
             confined=confining_environ(settings.confinement, files, runtime=self.runtime, own_user=granted),
             own_user=granted,
+            files=files,
         )
         problems += [
             Problem(severity=Severity.WARNING, message=f"{origin}: {message}", path=path)

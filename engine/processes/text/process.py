@@ -27,6 +27,7 @@ from actors.serving.instances.output import OutputReader, Report
 from actors.values.tensors import Buffer
 from actors.wire.frames import FrameError
 from actors.wire.text_frames import LARGEST, LENGTHS_BYTES, decode_head, encode, lengths
+from engine.models.links import descriptors_in
 from engine.processes.family import Family
 from engine.processes.launch import Spawner
 from engine.processes.mark import MARK
@@ -68,6 +69,7 @@ class TextLauncher(TextWorkers):
         A worker that leaves more than `backlog` bytes unread is ended.
         """
         self._first = ["load", folder, {"tools": tools, "reasoning": reasoning}, memory]
+        self._held = descriptors_in([Path(folder)])
         self._model = model
         self._environ = environ
         self._report = report
@@ -97,7 +99,7 @@ class TextLauncher(TextWorkers):
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=written,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *self._held],
                 env={**self._environ, MARK: mark},
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )

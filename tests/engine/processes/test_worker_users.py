@@ -14,6 +14,7 @@ import pytest
 
 from actors.values.confinement import Confinement, Sandbox
 from actors.values.specs import Runtime
+from engine.models.links import held
 from engine.processes import users
 from engine.processes.confining import command, confining_environ, own_user
 from engine.worker.limits import VARIABLE
@@ -103,6 +104,18 @@ def test_what_keeps_a_worker_from_its_model_is_told_with_the_remedy(model, path,
         assert f"chmod o+{letters} '{place}'" in told
     else:
         assert told == ""
+
+
+def test_an_inherited_directory_needs_no_way_to_it(model):
+    model.parent.chmod(0o700)
+    descriptor = os.open(model.parent, os.O_RDONLY)
+    try:
+        within = held(descriptor, model.name)
+        assert f"chmod o+x '{held(descriptor, '.')}'" in users.barred([within])
+        model.parent.chmod(0o711)
+        assert users.barred([within]) == ""
+    finally:
+        os.close(descriptor)
 
 
 def test_a_directory_on_the_way_needs_only_to_be_entered(model):

@@ -131,10 +131,14 @@ def test_a_damaged_onnx_file_is_told_with_what_to_do(faulty, name):
 
 def test_a_models_own_folder_is_no_repository(tmp_path):
     write_model(tmp_path / "models")
+    # Of KServe's puller.
+    (tmp_path / "models/double/SUCCESS.0123").touch()
     (line,) = said_by(tmp_path, str(tmp_path / "models" / "double")).splitlines()
     assert line == (
         f"error: creating server: Invalid argument - '{tmp_path}/models/double' is the directory of one model, 'double', and"
-        f" not a repository of models: give the directory that it is in, '{tmp_path}/models'"
+        " not a repository of models: it holds '1', 'config.pbtxt'. Give the directory that it is in,"
+        f" '{tmp_path}/models', or move all of it into a folder with the model's name, such as"
+        f" '{tmp_path}/models/double/my_model'"
     )
 
 

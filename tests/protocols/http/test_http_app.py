@@ -196,6 +196,21 @@ async def test_probes_answer_with_a_status_and_nothing_else(client, path):
     assert await client.ask("GET", path) == (200, {}, b"")
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/add/ready", {"name": "add", "ready": True}),
+    ],
+)
+async def test_who_asks_for_json_by_name_is_told_in_a_body(client, path, told):
+    asking = {"Accept": "text/html, application/json;q=0.9"}
+    status, fields, body = await client.ask("GET", path, headers=asking)
+    assert (status, fields["content-type"], json.loads(body)) == (200, "application/json", told)
+    assert await client.ask("GET", path, headers={"Accept": "*/*"}) == (200, {}, b"")
+
+
 async def test_a_server_that_is_not_ready_says_400(client, backend):
     backend.health.is_ready = False
     assert await client.ask("GET", "/v2/health/ready") == (400, {}, b"")
