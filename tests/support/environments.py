@@ -68,3 +68,10 @@ TENSORFLOW: Final = Environment(
     installs=(("tensorflow-cpu>=2.20,<3", "protobuf>=6.31.1,<7"),),
 )
 """TensorFlow on a CPU, some 1.4 GB."""
+
+HELM: Final = Environment(
+    name="helm",
+    variable="TRITIUM_TESTS_HELM",
+    installs=(("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"),),
+)
+"""Helm's own code as a library, and the schemas of Kubernetes, some 350 MB."""
