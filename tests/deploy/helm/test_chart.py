@@ -154,6 +154,18 @@ def test_values_of_tritons_charts_are_taken_or_told_what_to_write(name):
             {"fleet": {"enabled": True, "wanted": {"a": 1}}, "serverArgs": ["--model-control-mode=poll"]},
             "serverArgs: --model-control-mode=poll: with fleet.enabled servers load what",
         ),
+        (
+            {"fleet": {"enabled": True, "wanted": {"a": 1}}, "auth": {"secretName": "a"}},
+            "fleet.keySecret.name: with auth, the controller must show a key",
+        ),
+        (
+            {"fleet": {"enabled": True, "wanted": {"a": 1}}, "tls": {"secretName": "a"}},
+            "tls.http: the controller asks servers that it finds over plain HTTP.",
+        ),
+        (
+            {"fleet": {"enabled": True, "wanted": {"a": 1}}, "service": {"headless": {"enabled": False}}},
+            "service.headless.enabled: the controller finds the servers by that Service.",
+        ),
         ({"tags": {"openshift": True}}, "tags.openshift: the server runs as any user"),
     ],
 )

@@ -8,12 +8,16 @@ import http.client
 import re
 import signal
 import ssl
+import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.deploy.helm.charts import ROOT, SETS, container, golden
+from tests.deploy.helm.charts import ROOT, SETS, container, golden, one
 from tests.support.certificates import Authority
 from tests.support.operators import LOOPBACK, clean_environ, serving, write_model
 
@@ -84,6 +88,15 @@ class Pod:
         finally:
             connection.close()
 
+    def wait_ready(self, address: str, within: float = 30.0) -> bool:
+        """Probe readiness until it is there, as a kubelet does."""
+        deadline = time.monotonic() + within
+        while self.probe("readiness", address) != 200:
+            if time.monotonic() > deadline:
+                return False
+            threading.Event().wait(0.05)
+        return True
+
     def _here(self, word: str) -> str:
         """Return a word with its paths and addresses as they are here."""
         word = re.sub(r"(?<==)(?:s3|gs|as)://.*", "/models", word)
@@ -109,7 +122,24 @@ class Pod:
                 (folder / key).symlink_to(f"..data/{key}")
 
 
-@pytest.mark.parametrize("name", SETS)
+def controller(folder: Path, address: str) -> list[str]:
+    """Return the command of the fleet's controller, which is told of one server in place of its discovery."""
+    every = golden("fleet")
+    wanted = yaml.safe_load(one(every, "ConfigMap", "-fleet")["data"]["fleet.yaml"])
+    wanted["replicas"] = [{"url": f"http://{address}", "metrics": False}]
+    del wanted["discovery"]
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(wanted))
+    (fleet,) = one(every, "Deployment", "-fleet")["spec"]["template"]["spec"]["containers"]
+    program, *words = fleet["args"]
+    assert program == "tritium"
+    here = [
+        word.replace("/etc/tritium/fleet", str(folder)).replace("0.0.0.0:8005", "127.0.0.1:0")
+        for word in words
+    ]
+    return [sys.executable, "-m", "engine", *here]
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name != "fleet"])
 def test_a_command_line_starts_answers_its_probes_and_ends_with_0(name, tmp_path):
     pod = Pod(name, tmp_path)
     environ = {**clean_environ(), **pod.environ}
@@ -120,9 +150,28 @@ def test_a_command_line_starts_answers_its_probes_and_ends_with_0(name, tmp_path
         assert pod.probe("readiness", address) == 200
         server.signal(signal.SIGTERM)
         if not any(flag == "--drain-delay-secs=0" for flag in pod.flags):
-            server.wait_said("server_draining")
+            server.wait_said("server_draining delay_seconds")
             assert (pod.probe("liveness", address), pod.probe("readiness", address)) == (200, 503)
             server.signal(signal.SIGTERM)
+        assert server.wait() == 0, server.said
+
+
+def test_a_server_of_a_fleet_is_ready_once_the_controller_has_brought_its_models(tmp_path):
+    pod = Pod("fleet", tmp_path)
+    with serving(tmp_path / "run", *pod.flags, environ={**clean_environ(), **pod.environ}) as server:
+        address = server.address()
+        server.wait_ready()
+        assert (pod.probe("liveness", address), pod.probe("readiness", address)) == (200, 400)
+        command = controller(tmp_path, address)
+        with serving(tmp_path / "controller", environ=clean_environ(), command=command) as fleet:
+            fleet.wait_said("version 1 good on 1 replica")
+            assert pod.wait_ready(address)
+            fleet.signal(signal.SIGTERM)
+            assert fleet.wait() == 0, fleet.said
+        assert server.get("/v2/models/double/ready")[0] == 200
+        server.signal(signal.SIGTERM)
+        server.wait_said("server_draining delay_seconds")
+        server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.said
 
 
@@ -133,6 +182,6 @@ def test_the_first_argument_is_a_program_of_the_image(tmp_path):
     with serving(tmp_path / "run", environ={**clean_environ(), **pod.environ}, command=command) as server:
         server.wait_ready()
         server.signal(signal.SIGTERM)
-        server.wait_said("server_draining")
+        server.wait_said("server_draining delay_seconds")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.said

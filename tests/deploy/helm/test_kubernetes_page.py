@@ -17,7 +17,6 @@ from tests.house.board.promql import family_of, metrics_in
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES_OF_CHART = yaml.safe_load((CHART / "values.yaml").read_text())
-COMING = {"tritium_requests_pending", "tritium_requests_running"}
 PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 README = (CHART / "README.md").read_text(encoding="utf-8")
 
@@ -78,7 +77,7 @@ def test_rules_for_the_adapter_read_metrics_that_exist():
     for rule in block.values["rules"]["custom"]:
         query = rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod="a"')
         for each in (query, rule["seriesQuery"]):
-            assert {m for m in metrics_in(each) if family_of(m, families() | COMING) is None} == set()
+            assert {m for m in metrics_in(each) if family_of(m, families()) is None} == set()
 
 
 def test_metrics_for_the_endpoint_picker_exist():
@@ -87,7 +86,7 @@ def test_metrics_for_the_endpoint_picker_exist():
     )
     (engine,) = config["plugins"][0]["parameters"]["engineConfigs"]
     named = {value for name, value in engine.items() if name.endswith("Spec")}
-    assert {each for each in named if family_of(each, families() | COMING) is None} == set()
+    assert {each for each in named if family_of(each, families()) is None} == set()
 
 
 def test_the_page_counts_the_sets_of_values():

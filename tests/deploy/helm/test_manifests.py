@@ -8,6 +8,8 @@ import tomllib
 import pytest
 import yaml
 
+from engine.cli.fleet.options import fleet_parser
+from engine.fleet.document.reading import read_wanted
 from engine.settings.scanning import scan_argv
 from engine.settings.settings import BY_NAME
 from tests.deploy.helm.charts import BOARD, CHART, ROOT, SETS, container, golden, one, servers, values_of
@@ -185,7 +187,7 @@ def test_scaling_is_by_waiting_requests_and_queue_time():
 
 @pytest.mark.parametrize(("_name", "scaled"), SCALED)
 def test_queries_of_keda_read_metrics_that_exist(_name, scaled):
-    known = families() | {"tritium_requests_pending"}
+    known = families()
     for trigger in scaled["spec"]["triggers"]:
         query = trigger["metadata"]["query"]
         assert {each for each in metrics_in(query) if family_of(each, known) is None} == set()
@@ -218,15 +220,20 @@ def test_the_fleet_has_one_controller_that_reads_endpoints():
     (fleet,) = controller["template"]["spec"]["containers"]
     (role,) = one(every, "Role")["rules"]
     assert (controller["replicas"], controller["strategy"]) == (1, {"type": "Recreate"})
-    assert fleet["args"] == ["tritium", "fleet", "run", "--file=/etc/tritium/fleet/fleet.yaml"]
+    command, *words = fleet["args"]
+    options = fleet_parser().parse_args(words[1:])
+    assert (command, words[0], options.what) == ("tritium", "fleet", "run")
+    assert options.file == "/etc/tritium/fleet/fleet.yaml"
+    assert options.name == one(every, "Deployment", "-fleet")["metadata"]["name"]
     assert role == {
         "apiGroups": ["discovery.k8s.io"],
         "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch"],
     }
-    wanted = yaml.safe_load(one(every, "ConfigMap", "-fleet")["data"]["fleet.yaml"])
-    assert wanted == values_of("fleet")["fleet"]["wanted"]
-    assert "--model-control-mode=explicit" in args_of("fleet")
+    wanted = read_wanted("fleet.yaml", one(every, "ConfigMap", "-fleet")["data"]["fleet.yaml"])
+    assert wanted.discovery == {"endpointslices": {"service": "demo-tritium-headless"}}
+    assert {each.model for each in wanted.wishes} == set(values_of("fleet")["fleet"]["wanted"]["models"])
+    assert {"--model-control-mode=explicit", "--await-fleet=true"} <= set(args_of("fleet"))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here (Debian: prometheus)")

@@ -162,5 +162,16 @@
 {{- if and .Values.fleet.enabled (not .Values.fleet.wanted) -}}
 {{- $wrong = append $wrong "fleet.wanted: write which models the fleet should serve: docs/fleet.md" -}}
 {{- end -}}
+{{- if .Values.fleet.enabled -}}
+{{- if and .Values.auth.secretName (not .Values.fleet.keySecret.name) -}}
+{{- $wrong = append $wrong "fleet.keySecret.name: with auth, the controller must show a key that may use model-repository and traffic" -}}
+{{- end -}}
+{{- if and .Values.tls.secretName .Values.tls.http (not (hasKey .Values.fleet.wanted "replicas")) -}}
+{{- $wrong = append $wrong "tls.http: the controller asks servers that it finds over plain HTTP. Write tls: {http: false}, or list https://… as fleet.wanted.replicas" -}}
+{{- end -}}
+{{- if not (or .Values.service.headless.enabled (hasKey .Values.fleet.wanted "replicas") (hasKey .Values.fleet.wanted "discovery")) -}}
+{{- $wrong = append $wrong "service.headless.enabled: the controller finds the servers by that Service. Leave it true" -}}
+{{- end -}}
+{{- end -}}
 {{- $wrong | toJson -}}
 {{- end -}}

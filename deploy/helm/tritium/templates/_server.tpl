@@ -35,6 +35,7 @@
 - --exit-timeout-secs={{ .Values.drain.exitTimeoutSecs }}
 {{- if .Values.fleet.enabled }}
 - --model-control-mode=explicit
+- --await-fleet=true
 {{- end }}
 {{- if .Values.openai.enabled }}
 - --openai-port=9000
@@ -71,6 +72,22 @@
 - fleet
 - run
 - --file=/etc/tritium/fleet/fleet.yaml
+# One that starts again under its name goes on at once.
+- --name={{ include "tritium.fullname" . }}-fleet
+- --metrics-address=0.0.0.0:8005
+{{- if .Values.fleet.keySecret.name }}
+- --key-file=/etc/tritium/key/{{ .Values.fleet.keySecret.key }}
+{{- end }}
+{{- end -}}
+
+{{/* The fleet's file. Unless it says where servers are, they are those behind the headless Service. */}}
+{{- define "tritium.fleetWanted" -}}
+{{- $wanted := deepCopy .Values.fleet.wanted -}}
+{{- if not (or (hasKey $wanted "replicas") (hasKey $wanted "discovery")) -}}
+{{- $service := printf "%s-headless" (include "tritium.fullname" .) -}}
+{{- $_ := set $wanted "discovery" (dict "endpointslices" (dict "service" $service)) -}}
+{{- end -}}
+{{- toYaml $wanted -}}
 {{- end -}}
 
 {{- define "tritium.env" -}}
