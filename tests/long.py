@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.environments import KSERVE, TENSORFLOW, VLLM, Environment, NotMade
+from tests.support.environments import HELM, KSERVE, TENSORFLOW, VLLM, Environment, NotMade
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
@@ -34,11 +34,14 @@ VLLM_ENGINE: Final = "tests/engine/worker/language/test_vllm_engine.py"
 OF_TENSORFLOW: Final = "tests/engine/worker/backends/tensorflow"
 SERVED_BY_TENSORFLOW: Final = "tests/conformance/test_tensorflow_models.py"
 OF_KSERVE: Final = "tests/conformance/test_kserve_clients.py"
+CHART: Final = "tests/deploy/helm"
 EVERY_BACKEND: Final = (
     "tests/conformance/test_every_backend.py",
     "tests/conformance/test_damaged_models.py",
 )
-_ELSEWHERE: Final = (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, OF_KSERVE)
+_ELSEWHERE: Final = (
+    *(FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, OF_KSERVE, CHART),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,18 @@ PARTS: Final = {
         f" {KSERVE.variable} names an environment",
         commands=((*PYTEST, "-m", "long", "--numprocesses=0", OF_KSERVE),),
         environments=(KSERVE,),
+    ),
+    "chart": Part(
+        help="the chart by Helm's own code and by the schemas of Kubernetes, which are installed for it"
+        f" unless {HELM.variable} names an environment; TRITIUM_TESTS_CRDS may name a folder with"
+        " definitions of custom resources",
+        commands=(
+            (
+                *("-m", "tests.support.elsewhere", HELM.variable),
+                *("--quiet", "-m", "long", "--numprocesses=0", CHART),
+            ),
+        ),
+        environments=(HELM,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

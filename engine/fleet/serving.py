@@ -32,6 +32,12 @@ class Window:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Answer a request."""
+        if scope["type"] == "lifespan":
+            # A server that is told nothing here takes it for a failure.
+            for moment in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{moment}.complete"})
+            return
         if scope["type"] != "http":
             return
         status, kind, body = self._answer(scope["method"], scope["path"])

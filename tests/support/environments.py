@@ -75,3 +75,10 @@ KSERVE: Final = Environment(
     installs=(("kserve==0.21.*",),),
 )
 """KServe's Python client and the models of its resources, some 400 MB."""
+
+HELM: Final = Environment(
+    name="helm",
+    variable="TRITIUM_TESTS_HELM",
+    installs=(("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"),),
+)
+"""Helm's own code as a library, and the schemas of Kubernetes, some 350 MB."""
