@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.environments import TENSORFLOW, VLLM, Environment, NotMade
+from tests.support.environments import RAY, TENSORFLOW, VLLM, Environment, NotMade
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
@@ -37,7 +37,8 @@ EVERY_BACKEND: Final = (
     "tests/conformance/test_every_backend.py",
     "tests/conformance/test_damaged_models.py",
 )
-_ELSEWHERE: Final = (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW)
+IN_RAY: Final = "tests/engine/fleet/launching/test_launching_in_ray.py"
+_ELSEWHERE: Final = (FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, IN_RAY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,12 @@ PARTS: Final = {
             (*PYTEST, "-m", "long or not long", "--numprocesses=0", "-k", "tensorflow", *EVERY_BACKEND),
         ),
         environments=(TENSORFLOW,),
+    ),
+    "ray": Part(
+        help="servers that a cluster of Ray starts, which is installed for it unless"
+        f" {RAY.variable} names an environment",
+        commands=((*PYTEST, "-m", "long", "--numprocesses=0", IN_RAY),),
+        environments=(RAY,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

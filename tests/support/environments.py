@@ -68,3 +68,10 @@ TENSORFLOW: Final = Environment(
     installs=(("tensorflow-cpu>=2.20,<3", "protobuf>=6.31.1,<7"),),
 )
 """TensorFlow on a CPU, some 1.4 GB."""
+
+RAY: Final = Environment(
+    name="ray",
+    variable="TRITIUM_TESTS_RAY",
+    installs=(("ray[serve]>=2.55,<3", "numpy>=2"),),
+)
+"""Ray, some 0.5 GB. Tritium is not in there: Ray's actors start servers on another Python."""
