@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.environments import HELM, KSERVE, TENSORFLOW, VLLM, Environment, NotMade
+from tests.support.environments import HELM, KSERVE, RAY, TENSORFLOW, VLLM, Environment, NotMade
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
@@ -39,8 +39,9 @@ EVERY_BACKEND: Final = (
     "tests/conformance/test_every_backend.py",
     "tests/conformance/test_damaged_models.py",
 )
+IN_RAY: Final = "tests/engine/fleet/launching/test_launching_in_ray.py"
 _ELSEWHERE: Final = (
-    *(FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, OF_KSERVE, CHART),
+    *(FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, OF_KSERVE, CHART, IN_RAY),
 )
 
 
@@ -144,6 +145,12 @@ PARTS: Final = {
             ),
         ),
         environments=(HELM,),
+    ),
+    "ray": Part(
+        help="servers that a cluster of Ray starts, which is installed for it unless"
+        f" {RAY.variable} names an environment",
+        commands=((*PYTEST, "-m", "long", "--numprocesses=0", IN_RAY),),
+        environments=(RAY,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

@@ -82,3 +82,10 @@ HELM: Final = Environment(
     installs=(("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"),),
 )
 """Helm's own code as a library, and the schemas of Kubernetes, some 350 MB."""
+
+RAY: Final = Environment(
+    name="ray",
+    variable="TRITIUM_TESTS_RAY",
+    installs=(("ray[serve]>=2.55,<3", "numpy>=2"),),
+)
+"""Ray, some 0.5 GB. Tritium is not in there: Ray's actors start servers on another Python."""
