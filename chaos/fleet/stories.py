@@ -68,7 +68,7 @@ async def bad_under_traffic(ground: Ground, controller: Controlling, tally: Tall
 
 
 async def killed_controller(ground: Ground, controller: Controlling, tally: Tally, finding: Finding) -> None:
-    """The controller is killed after each of its decisions, and the same roll ends."""
+    """The controller is killed after each of its decisions and loads, and the same roll ends."""
     ground.want(BETTER)
     kills = 0
     with trio.fail_after(PATIENCE):
@@ -90,9 +90,13 @@ async def killed_controller(ground: Ground, controller: Controlling, tally: Tall
     finding.must(not tally.errors, f"clients saw {dict(tally.errors)} errors: {tally.said[:3]}")
 
 
+def _steps(controller: Controlling) -> int:
+    return sum(each["event"] in ("fleet_decided", "fleet_load") for each in controller.events)
+
+
 def _grown(controller: Controlling) -> Callable[[], bool]:
-    known = len(controller.events)
-    return lambda: len(controller.events) > known
+    known = _steps(controller)
+    return lambda: _steps(controller) > known
 
 
 STORIES: Final[Mapping[str, Callable[[Ground, Controlling, Tally, Finding], Awaitable[None]]]] = {

@@ -20,7 +20,7 @@ import trio
 from engine.cli.client import headers_for
 from engine.fleet.asking import Access, HttpReplica
 from engine.fleet.controller import Controller, Picture
-from engine.fleet.discovery.finding import discover
+from engine.fleet.discovery.finding import Discovery
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.document.reading import read_file
 from engine.fleet.ports import Member
@@ -99,13 +99,15 @@ async def _steer(
             return HttpReplica(member, client, access)
 
         name = getattr(options, "name", None) or f"{options.what}@{platform.node()}:{os.getpid()}"
-        controller = Controller(name, file.read, discover, connect, tell, **how)
+        discovery = Discovery()
+        controller = Controller(name, file.read, discovery.discover, connect, tell, **how)
         try:
             with trio.fail_after(getattr(options, "timeout", float("inf"))):
                 return await story(controller)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + timing.request):
                 await controller.close()
+            discovery.close()
 
 
 async def for_good(controller: Controller, *, address: str | None, tell: Tell) -> Picture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -10,16 +11,47 @@ import trio
 
 from engine.fleet.discovery import slices
 from engine.fleet.discovery.addresses import member, ports
+from engine.fleet.launching.reading import NoRegistry, Registry
+from engine.fleet.launching.registry import LaunchedServer
 from engine.fleet.ports import Member, Unreachable
 from engine.fleet.wanted import Wanted
 
+_RAY_GROUP: Final = "tritium"
 
-async def discover(wanted: Wanted) -> Sequence[Member]:
-    """Return the fleet's members, sorted by name. Raises Unreachable if some way can't be gone just now."""
-    found = list(wanted.members)
-    for kind, options in wanted.discovery.items():
-        found += await _WAYS[kind](options)
-    return sorted({each.name: each for each in found}.values(), key=lambda each: each.name)
+
+class Discovery:
+    """All the ways in which a fleet finds its replicas. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._registries: dict[tuple[str, str], Registry] = {}
+        self._ways: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[Sequence[Member]]]] = {
+            "dns": _by_dns,
+            "endpointslices": _by_slices,
+            "ray": self._by_ray,
+        }
+
+    async def discover(self, wanted: Wanted) -> Sequence[Member]:
+        """Return the fleet's members, sorted by name. Raises Unreachable if one of the ways is barred."""
+        found = list(wanted.members)
+        for kind, options in wanted.discovery.items():
+            found += await self._ways[kind](options)
+        return sorted({each.name: each for each in found}.values(), key=lambda each: each.name)
+
+    def close(self) -> None:
+        """End what was begun for it."""
+        for registry in self._registries.values():
+            registry.close()
+        self._registries.clear()
+
+    async def _by_ray(self, options: Mapping[str, Any]) -> Sequence[Member]:
+        key = str(options.get("address", "auto")), str(options.get("python", sys.executable))
+        registry = self._registries.setdefault(key, Registry(*key))
+        group = str(options.get("group", _RAY_GROUP))
+        try:
+            launched = await trio.to_thread.run_sync(registry.replicas, group)
+        except NoRegistry as error:
+            raise Unreachable(str(error)) from error
+        return [_launched(each) for each in launched]
 
 
 async def _by_dns(options: Mapping[str, Any]) -> Sequence[Member]:
@@ -30,21 +62,19 @@ async def _by_dns(options: Mapping[str, Any]) -> Sequence[Member]:
         infos = await trio.socket.getaddrinfo(name, listened[0], type=socket.SOCK_STREAM)
     except OSError as error:
         raise Unreachable(f"the name {name} has no address: {error}") from error
-    return [member(address, address, listened) for address in sorted({str(i[4][0]) for i in infos})]
+    return [member(address, address, listened) for address in sorted({str(each[4][0]) for each in infos})]
 
 
 async def _by_slices(options: Mapping[str, Any]) -> Sequence[Member]:
     return await trio.to_thread.run_sync(slices.members, options, abandon_on_cancel=True)
 
 
-async def _by_ray(options: Mapping[str, Any]) -> Sequence[Member]:
-    from engine.fleet.launching.finding import replicas
-
-    return await trio.to_thread.run_sync(replicas, options, abandon_on_cancel=True)
-
-
-_WAYS: Final[Mapping[str, Callable[[Mapping[str, Any]], Awaitable[Sequence[Member]]]]] = {
-    "dns": _by_dns,
-    "endpointslices": _by_slices,
-    "ray": _by_ray,
-}
+def _launched(server: LaunchedServer) -> Member:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return Member(
+        name=server.name,
+        url=f"http://{host}:{server.http_port}",
+        grpc=f"{host}:{server.grpc_port}" if server.grpc_port else "",
+        metrics=f"http://{host}:{server.metrics_port}/metrics" if server.metrics_port else "",
+        labels=server.labels,
+    )

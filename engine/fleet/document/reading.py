@@ -22,7 +22,7 @@ _SECONDS: Final = "_seconds"
 DISCOVERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "dns": ("name", "port", "grpc_port", "metrics_port"),
     "endpointslices": ("service", "namespace", "port", "grpc_port", "metrics_port"),
-    "ray": ("address", "group"),
+    "ray": ("address", "group", "python"),
 }
 """How replicas may be found, and what each way takes."""
 
