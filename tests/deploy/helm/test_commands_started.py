@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.deploy.helm.charts import ROOT, SETS, container, golden, one
+from tests.engine.repository.storage.emulators import MotoS3, moto_command, started
 from tests.support.certificates import Authority
 from tests.support.operators import LOOPBACK, clean_environ, serving, write_model
 
@@ -173,6 +174,28 @@ def test_a_server_of_a_fleet_is_ready_once_the_controller_has_brought_its_models
         server.wait_said("server_draining delay_seconds")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.said
+
+
+def test_a_server_reads_models_from_a_bucket_with_keys_of_a_secret(tmp_path):
+    pod = Pod("s3", tmp_path)
+    with started(moto_command(), clean_environ()) as port:
+        bucket = MotoS3(port)
+        bucket.make_bucket("models.example")
+        for path in (tmp_path / "models").rglob("*.*"):
+            key = path.relative_to(tmp_path / "models").as_posix()
+            bucket.put("models.example", f"production/{key}", path.read_bytes())
+        environ = {
+            **clean_environ(**pod.environ),
+            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        # The address as the manifest has it; it is the cloud that is another.
+        flags = [flag for flag in pod.flags if not flag.startswith("--model-repository=")]
+        flags += [flag for flag in container(golden("s3"))["args"] if flag.startswith("--model-repository=")]
+        with serving(tmp_path / "run", *flags, environ=environ) as server:
+            server.wait_ready()
+            assert pod.probe("readiness", server.address()) == 200
+            assert server.get("/v2/models/double/ready")[0] == 200
 
 
 def test_the_first_argument_is_a_program_of_the_image(tmp_path):

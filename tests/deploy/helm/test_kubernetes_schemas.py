@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.helm.charts import SETS, golden
+from tests.deploy.helm.charts import CHART, SETS, golden
 from tests.deploy.helm.pages import blocks
 
 kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
@@ -18,7 +18,9 @@ jsonschema = pytest.importorskip("jsonschema")
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.slow]
 
-VERSION = "1.37.0"
+NEWEST, OLDEST = "1.37.0", "1.27.0"
+SLEEPS = {"openshift"}
+"""Sets with `drain.preStopSleepSecs`, which wants 1.30."""
 CUSTOM = {
     "DestinationRule", "GRPCRoute", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule",
     "ScaledObject",
@@ -63,12 +65,12 @@ def definitions():
     return found
 
 
-def check(document, custom):
+def check(document, custom, version=NEWEST):
     """Check a manifest. Raises what the validators raise."""
     if document["kind"] in FILES:
         return
     if document["kind"] not in CUSTOM:
-        kubernetes.validate(document, VERSION, strict=True)
+        kubernetes.validate(document, version, strict=True)
     elif FOLDER:
         jsonschema.validate(document, custom[document["apiVersion"], document["kind"]])
 
@@ -82,6 +84,14 @@ def custom():
 def test_kubernetes_takes_every_manifest(name, custom):
     for document in golden(name):
         check(document, custom)
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name not in SLEEPS])
+def test_the_oldest_kubernetes_that_the_chart_takes_takes_every_manifest(name, custom):
+    oldest = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert oldest == f">={OLDEST}-0"
+    for document in golden(name):
+        check(document, custom, OLDEST)
 
 
 @pytest.mark.parametrize("block", [each for each in blocks() if not each.chart], ids=lambda b: str(b.line))

@@ -1,4 +1,4 @@
-"""Values of Triton's public charts: what they have, of what this chart complains, and what to lay over them."""
+"""Values of Triton's public charts, of what this chart complains there, and what to lay over them."""
 
 from typing import Any
 
