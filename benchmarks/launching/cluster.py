@@ -92,7 +92,8 @@ def _relay(address: str, url: str) -> str:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ray.init(address, log_to_driver=False, logging_level="ERROR")
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    # One proxy: those of several nodes on one machine would want the same port.
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     serve.run(Relay.bind(), name="relay", route_prefix="/")
     return f"http://127.0.0.1:{port}"
 

@@ -7,10 +7,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from engine.fleet.launching.reading import Registry
+from engine.fleet.launching.registry import LaunchedServer
 
 ROOT: Final = Path(__file__).parents[2]
 _LAUNCH: Final = "import sys; from engine.cli.fleet.launch import launch; sys.exit(launch(sys.argv[1:]))"
@@ -24,7 +28,11 @@ class RayCluster:
         """What a process has that joins the cluster."""
         self._python = python
         self._process = process
+        began = time.monotonic()
         told = self._answer()
+        self.up = time.monotonic() - began
+        """The seconds that its start took."""
+        self.pid = process.pid
         self.address: str = told["address"]
         self.nodes: list[str] = told["nodes"]
 
@@ -61,12 +69,16 @@ class RayCluster:
             check=False,
         )
 
-    def servers(self, *words: str) -> list[dict[str, Any]]:
-        """Launch, and return the group's servers as the command prints them."""
+    def servers(self, *words: str) -> list[LaunchedServer]:
+        """Launch; return the group's servers as the command prints them. Raises RuntimeError."""
         done = self.launch("--json", *words)
-        assert done.returncode == 0, done.stderr
-        found: list[dict[str, Any]] = json.loads(done.stdout)
-        return found
+        if done.returncode:
+            raise RuntimeError(f"`tritium fleet launch` ended with {done.returncode}: {done.stderr}")
+        return [LaunchedServer.read(json.dumps(each)) for each in json.loads(done.stdout)]
+
+    def registry(self, **environ: str) -> Registry:
+        """Return a reader of the cluster's registry, to be closed. `environ` is beside that of the cluster."""
+        return Registry(self.address, self._python, {**self.environ, **environ})
 
     def _do(self, command: str) -> dict[str, Any]:
         assert self._process.stdin is not None

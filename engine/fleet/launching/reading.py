@@ -10,6 +10,7 @@ import json
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final, Self
 
 from engine.fleet.launching.registry import LaunchedServer, Phase
@@ -25,12 +26,15 @@ class Registry:
     """The registry of one cluster, for one thread at a time. Close it at the end.
 
     `address` is host:port of the cluster's GCS (what `ray start --head` prints), or `auto` on one of its
-    nodes. This process need not run on a node. `python` has Ray.
+    nodes. This process need not run on a node. `python` has Ray, and runs with `environ`.
     """
 
-    def __init__(self, address: str, python: str = sys.executable) -> None:
+    def __init__(
+        self, address: str, python: str = sys.executable, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._address = address
         self._python = python
+        self._environ = environ
         self._child: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -51,6 +55,7 @@ class Registry:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                env=self._environ,
             )
         answer = self._ask(self._child, group)
         if "error" in answer:

@@ -11,7 +11,7 @@ from engine.fleet.launching.registry import LaunchOrder
 def what_lacks(order: LaunchOrder, nodes: Sequence[Mapping[str, Any]]) -> str:
     """Return what the cluster lacks for `order`, in a sentence; empty if it has it all.
 
-    `nodes` are as `ray.nodes()` returns them. What counts is what a node has in all, whoever uses it now.
+    `nodes` are as `ray.nodes()` returns them. What counts is what a node has in all, in use or not.
     """
     alive = [each for each in nodes if each["Alive"]]
     fitting = [each for each in alive if _fits(order, each["Resources"])]

@@ -9,12 +9,11 @@ import signal
 import sys
 import threading
 import time
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.launching.calling import RetryingClient, post
 from benchmarks.launching.standing import standing
 from engine.fleet.launching.reading import NoRegistry, Registry
 
@@ -44,20 +43,9 @@ def cluster(python):
 
 
 @pytest.fixture(scope="module")
-def registry(cluster, python):
-    with reading(cluster, python) as registry:
+def registry(cluster):
+    with cluster.registry() as registry:
         yield registry
-
-
-@contextmanager
-def reading(cluster, python, **environ):
-    """A registry, as the child that asks has it: in the environment of the cluster."""
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in {**cluster.environ, **environ}.items():
-            patch.setenv(key, value)
-        with Registry(cluster.address, python) as registry:
-            registry.replicas("none")
-            yield registry
 
 
 @pytest.fixture
@@ -96,15 +84,13 @@ def start(cluster, group, repository, replicas, *flags, words=()):
 
 def registered(registry, group):
     with TURN:
-        return [json.loads(each.written()) for each in registry.replicas(group)]
+        return registry.replicas(group)
 
 
 def ask(server):
-    """Return the worker that answered. Raises OSError."""
+    """Return the worker that answered. Raises OSError or HTTPException."""
     body = json.dumps({"inputs": [{"name": "X", "datatype": "INT64", "shape": [1], "data": [1]}]})
-    url = f"http://{server['host']}:{server['http_port']}/v2/models/who/infer"
-    with urllib.request.urlopen(url, body.encode(), timeout=5) as answer:
-        return json.load(answer)["outputs"][0]["data"][0]
+    return json.loads(post(server, "/v2/models/who/infer", body.encode()))["outputs"][0]["data"][0]
 
 
 def parent(pid):
@@ -130,67 +116,31 @@ def another(registry, group, old):
     """Wait until a server serves that was started after `old`; return it."""
 
     def found():
-        new = [each for each in registered(registry, group) if each["name"] == old["name"]]
-        return new and new[0]["boot"] not in {"", old["boot"]} and new[0]["phase"] == "serving" and new[0]
+        new = [each for each in registered(registry, group) if each.name == old.name]
+        return new and new[0].boot not in {"", old.boot} and new[0].phase == "serving" and new[0]
 
     return until(found)
 
 
-class Caller:
-    """A client that asks the servers of a group in turn, and another one where the first does not answer."""
-
-    def __init__(self, registry, group):
-        self.answers = self.retried = self.errors = 0
-        self._ended = threading.Event()
-        self._servers = registered(registry, group)
-        self._threads = [threading.Thread(target=self._call)]
-        self._threads += [threading.Thread(target=self._discover, args=(registry, group))]
-
-    def __enter__(self):
-        for each in self._threads:
-            each.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        for each in self._threads:
-            each.join()
-
-    def _discover(self, registry, group):
-        while not self._ended.wait(0.3):
-            self._servers = registered(registry, group) or self._servers
-
-    def _call(self):
-        turn = 0
-        while not self._ended.is_set():
-            turn += 1
-            servers = self._servers
-            for attempt in range(len(servers)):
-                try:
-                    ask(servers[(turn + attempt) % len(servers)])
-                except OSError:
-                    self.retried += 1
-                    continue
-                self.answers += 1
-                break
-            else:
-                self.errors += 1
+def calling(registry, group):
+    """A client that asks the servers in turn, and another one where the first does not answer."""
+    return RetryingClient(lambda: registered(registry, group), ask)
 
 
 def test_servers_stand_on_nodes_of_their_own_and_end_with_their_group(cluster, registry, group, repository):
     servers = start(cluster, group, repository, 3, words=("--label", "tier=gold"))
-    assert {each["node"] for each in servers} == set(cluster.nodes)
-    assert [each["name"] for each in servers] == [f"{group}-1-{index}" for index in range(3)]
+    assert {each.node for each in servers} == set(cluster.nodes)
+    assert [each.name for each in servers] == [f"{group}-1-{index}" for index in range(3)]
     assert len({ask(each) for each in servers}) == 3
     assert registered(registry, group) == servers
     for each in servers:
-        assert f"--replica-name={each['name']}\0" in Path(f"/proc/{each['pid']}/cmdline").read_text()
-    assert all({"tier", "zone", "ray.io/node-id"} <= set(each["labels"]) for each in servers)
+        assert f"--replica-name={each.name}\0" in Path(f"/proc/{each.pid}/cmdline").read_text()
+    assert all({"tier", "zone", "ray.io/node-id"} <= set(each.labels) for each in servers)
     shown = cluster.launch("--name", group)
-    assert all(f"127.0.0.1:{each['http_port']}" in shown.stdout for each in servers)
+    assert all(f"127.0.0.1:{each.http_port}" in shown.stdout for each in servers)
     done = cluster.launch("--name", group, "--stop")
     assert done.stdout == f"stopped 3 servers of group {group}\n"
-    assert not any(runs(each["pid"]) for each in servers)
+    assert not any(runs(each.pid) for each in servers)
     assert registered(registry, group) == []
     again = cluster.launch("--name", group, "--stop")
     assert (again.returncode, again.stderr) == (
@@ -234,57 +184,57 @@ def test_servers_that_do_not_start_are_told_of_and_removed(cluster, registry, gr
 def test_a_server_goes_at_once_with_its_actor_and_another_is_started(cluster, registry, group, repository):
     old, other = start(cluster, group, repository, 2)
     worker = ask(old)
-    os.kill(parent(old["pid"]), signal.SIGKILL)
-    until(lambda: not runs(old["pid"]) and not runs(worker))
+    os.kill(parent(old.pid), signal.SIGKILL)
+    until(lambda: not runs(old.pid) and not runs(worker))
     new = another(registry, group, old)
-    assert new["name"] == old["name"]
+    assert new.name == old.name
     ask(new)
-    assert runs(other["pid"])
+    assert runs(other.pid)
 
 
 def test_a_server_that_ends_is_started_again_by_its_actor(cluster, registry, group, repository):
     (old,) = start(cluster, group, repository, 1)
-    owner = parent(old["pid"])
-    os.kill(old["pid"], signal.SIGKILL)
+    owner = parent(old.pid)
+    os.kill(old.pid, signal.SIGKILL)
     new = another(registry, group, old)
-    assert parent(new["pid"]) == owner
-    assert new["failures"] == 1
+    assert parent(new.pid) == owner
+    assert new.failures == 1
     ask(new)
 
 
 def test_a_server_drains_where_ray_ends_its_actor(cluster, registry, group, repository):
     (old,) = start(cluster, group, repository, 1)
-    done = cluster.run(ENDING, cluster.address, old["name"])
+    done = cluster.run(ENDING, cluster.address, old.name)
     assert done.returncode == 0, done.stderr
-    until(lambda: not runs(old["pid"]))
+    until(lambda: not runs(old.pid))
     assert registered(registry, group) == []  # it is stopping, and no longer a replica
-    assert start(cluster, group, repository, 1)[0]["boot"] != old["boot"]
+    assert start(cluster, group, repository, 1)[0].boot != old.boot
 
 
 def test_a_server_of_a_dead_node_serves_from_another_one(cluster, registry, group, repository):
     first, _ = start(cluster, group, repository, 2)
-    with Caller(registry, group) as caller:
+    with calling(registry, group) as caller:
         until(lambda: caller.answers > 20)
         began = time.monotonic()
-        cluster.kill(first["node"])
+        cluster.kill(first.node)
         new = another(registry, group, first)
         print(f"serving from another node after {time.monotonic() - began:.1f} s")
         ask(new)
         answers = caller.answers
         until(lambda: caller.answers > answers + 20)
     cluster.add()
-    assert new["node"] != first["node"]
+    assert new.node != first.node
     assert caller.errors == 0
 
 
 def test_other_servers_take_over_before_those_that_were_are_drained(cluster, registry, group, repository):
     before = start(cluster, group, repository, 1)
-    with Caller(registry, group) as caller:
+    with calling(registry, group) as caller:
         until(lambda: caller.answers > 20)
         after = start(cluster, group, repository, 2, "--id=second", words=("--grace", "20"))
-    assert [each["name"] for each in after] == [f"{group}-2-0", f"{group}-2-1"]
-    assert not runs(before[0]["pid"])
-    assert all(runs(each["pid"]) for each in after)
+    assert [each.name for each in after] == [f"{group}-2-0", f"{group}-2-1"]
+    assert not runs(before[0].pid)
+    assert all(runs(each.pid) for each in after)
     assert registered(registry, group) == after
     assert start(cluster, group, repository, 2, "--id=second", words=("--grace", "20")) == after
 
@@ -305,9 +255,8 @@ def test_servers_that_can_not_take_over_leave_those_that_were(cluster, registry,
         ("ray://127.0.0.1:1", "ray://127.0.0.1:1 is the address of a Ray client"),
     ],
 )
-@pytest.mark.usefixtures("registry")
-def test_a_registry_that_is_not_there_is_told_of(python, address, told):
-    with Registry(address, python) as other, pytest.raises(NoRegistry, match=told):
+def test_a_registry_that_is_not_there_is_told_of(cluster, python, address, told):
+    with Registry(address, python, cluster.environ) as other, pytest.raises(NoRegistry, match=told):
         other.replicas("tritium")
 
 
@@ -316,11 +265,11 @@ def test_a_cluster_with_a_token_is_joined_by_those_who_have_it(python, repositor
     with standing(python, 1, environ=token) as cluster:
         servers = start(cluster, "guarded", repository, 1)
         ask(servers[0])
-        with reading(cluster, python) as registry:
+        with cluster.registry() as registry:
             assert registered(registry, "guarded") == servers
         wrong = {"RAY_AUTH_TOKEN": "f" * 32}
-        with pytest.raises(NoRegistry), reading(cluster, python, **wrong):
-            pass
+        with cluster.registry(**wrong) as registry, pytest.raises(NoRegistry, match="RAY_AUTH_TOKEN"):
+            registry.replicas("guarded")
         refused = cluster.launch("--name", "guarded", environ={**cluster.environ, **wrong})
         assert refused.returncode == 1
         assert cluster.launch("--name", "guarded", "--stop").returncode == 0
