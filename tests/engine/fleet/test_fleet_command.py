@@ -1,0 +1,185 @@
+"""`tritium fleet` over real servers: status, plan, apply, roll, drain, and the controller that runs for good."""
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from chaos.fleet.ground import BETTER, BROKEN, GOOD, MODEL, Ground
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    """Two servers that wait for their fleet."""
+    made = Ground(tmp_path_factory.mktemp("fleet"), 2, {"settle_seconds": 0})
+    try:
+        trio.run(made.start)
+        made.want(GOOD)
+        yield made
+    finally:
+        made.kill_all()
+
+
+@pytest.fixture
+def fleet(ground):
+    """Run a command about the fleet; return its status and what it wrote."""
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "engine", "fleet", *words, f"--file={ground.file}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def serving(ground):
+    return trio.run(ground.serving)
+
+
+def ready(ground):
+    async def ask():
+        return [await server.is_ready() for server in ground.servers.values()]
+
+    return trio.run(ask)
+
+
+def test_a_fleet_is_brought_to_what_its_file_says_and_changed(ground, fleet):
+    assert ready(ground) == [False, False]
+    status, shown, _ = fleet("status")
+    assert status == 1
+    assert shown.count("waits for its models") == 2
+    status, shown, _ = fleet("plan")
+    assert (status, shown) == (0, f"{MODEL}: roll version 1 out; its replicas are r0, r1\n")
+    status, shown, said = fleet("apply")
+    assert status == 0, said
+    assert f"{MODEL}: version 1 good on 2 replicas" in said
+    assert ready(ground) == [True, True]
+    assert fleet("plan")[1] == "nothing is to be done\n"
+
+    status, _, said = fleet("roll", MODEL, str(BETTER))
+    assert status == 0, said
+    assert serving(ground) == {"r0": [BETTER], "r1": [BETTER]}
+    assert f"versions: {BETTER}" in ground.file.read_text()
+
+    status, shown, said = fleet("roll", MODEL, str(BROKEN))
+    assert status == 1
+    assert "its weights are missing" in shown
+    assert serving(ground) == {"r0": [BETTER], "r1": [BETTER]}
+    assert ready(ground) == [True, True]
+    assert f"{MODEL}: version 3 was refused" in fleet("plan")[1]
+    status, told, _ = fleet("status", "--json")
+    document = json.loads(told)
+    assert (status, document["settled"], document["controller"]["owner"]) == (0, True, "")
+    assert [each["models"] for each in document["replicas"]] == [{MODEL: {"versions": [BETTER]}}] * 2
+
+
+def test_a_replica_is_drained_and_comes_back(ground, fleet):
+    ground.want(BETTER, "controller: {drain_delay_seconds: 0}\n")
+    assert fleet("apply")[0] == 0
+    status, shown, said = fleet("drain", "r1")
+    assert (status, shown) == (
+        0,
+        "r1 is drained: it gets no new requests, nothing waits there, and it may be ended\n",
+    )
+    assert ready(ground) == [True, False]
+    assert serving(ground)["r1"] == [BETTER]  # whoever still sends there is answered
+    assert fleet("drain", "r1", "--undo")[:2] == (0, "r1 serves again\n")
+    assert ready(ground) == [True, True]
+    status, _, said = fleet("drain", "r7")
+    assert (status, said) == (1, "there is no replica 'r7'; there are r0, r1\n")
+
+
+def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, tmp_path):
+    ground.want(BETTER)
+    command = [sys.executable, "-m", "engine", "fleet", "run", f"--file={ground.file}", "--name=one"]
+    port = _free_port()
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as written,
+        subprocess.Popen(
+            [*command, f"--metrics-address=127.0.0.1:{port}", "--log-format=json"], stderr=written
+        ) as process,
+    ):
+        try:
+            document = _until(lambda: _status(port), lambda told: told["settled"])
+            assert document["controller"]["standing"] == "works"
+            ground.want(GOOD)
+            _until(lambda: _status(port), lambda told: told["models"][0]["good"] == {"versions": [GOOD]})
+            ground.file.write_text("replicas: 3\n")
+            _until(log.read_text, lambda text: "replicas: takes a list" in text)
+            text = _until(lambda: _get(port, "/metrics"), lambda text: "tritium_fleet_replicas " in text)
+            families = {each.name: each for each in text_string_to_metric_families(text)}
+            seen = {sample.labels["replica"] for sample in families["nv_inference_request_success"].samples}
+            assert seen == {"r0", "r1"}
+            assert families["tritium_fleet_replicas_wanted"].samples[0].value == 1
+            assert families["tritium_fleet_model_replicas"].samples[0].value == 2
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+    assert process.returncode == 0
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert events[-1]["event"] == "fleet_controller_ends"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "said"),
+    [
+        (("apply",), None, "No such file or directory"),
+        (
+            ("apply",),
+            "replicas: []\nmodels: {m: {version: 1}}",
+            "line 2: models.m.version: there is no such key",
+        ),
+        (("roll", "m", "x"), "replicas: []", "VERSIONS are numbers from 1, such as 4 or 3,4. Got x"),
+        (("roll", "m", "2"), "replicas: []", "no model 'm' is there; it names none"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_done(tmp_path, words, text, said, capsys):
+    from engine.cli.fleet.command import fleet
+
+    file = tmp_path / "fleet.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert fleet([*words, f"--file={file}"]) in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def _status(port):
+    return json.loads(_get(port, "/v2/tritium/fleet/status"))
+
+
+def _get(port, path):
+    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def _until(ask, condition, within=60):
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            told = ask()
+        except (OSError, http.client.HTTPException):
+            told = None
+        if told is not None and condition(told):
+            return told
+        time.sleep(0.05)
+    raise AssertionError(f"not within {within} s: {told}")
+
+
+def _free_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
