@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
+from engine.fleet.loads import Loads, Tell
+from engine.fleet.picture import Lane, Picture, Standing, is_settled
 from engine.fleet.policy.books import Books, UnknownBooks, read_books
 from engine.fleet.policy.claims import Rival, enough, latest, next_epoch
 from engine.fleet.policy.placing import place
 from engine.fleet.policy.rolling import Roll
 from engine.fleet.policy.scaling import wanted_replicas
 from engine.fleet.policy.sharing import has, plan_for, spared_by_all
-from engine.fleet.policy.values import NONE, Load, Release, Seen, Step, Unload, Wait, Wish, Write
+from engine.fleet.policy.values import NONE, Load, Seen, Step, Unload, Wait, Wish, Write
 from engine.fleet.ports import Look, Member, Refused, Replica, Superseded, Unreachable
 from engine.fleet.wanted import Wanted
 
@@ -30,48 +31,6 @@ _FEWEST: Final = "sees {there} of {known} replicas: a change needs more than hal
 
 Discover = Callable[[Wanted], Awaitable[Sequence[Member]]]
 Connect = Callable[[Member], Replica]
-Tell = Callable[..., None]
-
-
-class Standing(Enum):
-    """What a controller is to the fleet."""
-
-    STARTS = "starts"
-    STANDS_BY = "stands by"
-    WORKS = "works"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """Where one model is, for those who watch."""
-
-    model: str
-    wanted: Release
-    good: Release
-    rolling: Release
-    trying: str = ""
-    passed: Sequence[str] = ()
-    refused: Mapping[Release, str] = field(default_factory=dict)
-    placed: Sequence[str] = ()
-    spared: Mapping[int, str] = field(default_factory=dict)
-    waits: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """What the controller saw last, and what it is doing."""
-
-    standing: Standing = Standing.STARTS
-    why: str = ""
-    epoch: int = 0
-    owner: str = ""
-    members: Sequence[Member] = ()
-    looks: Mapping[str, Look] = field(default_factory=dict)
-    troubles: Mapping[str, str] = field(default_factory=dict)
-    lanes: Sequence[Lane] = ()
-    drained: Mapping[str, bool] = field(default_factory=dict)
-    replicas_wanted: int = 0
-    settled: bool = False
 
 
 @dataclass(slots=True)
@@ -115,9 +74,7 @@ class Controller:
         self._dry = dry
         self._known: dict[str, _Known] = {}
         self._rolls: dict[str, Roll] = {}
-        self._loading: dict[tuple[str, str], Release] = {}
-        self._failed: dict[tuple[str, str], tuple[str, float, str]] = {}  # why, when, boot
-        self._loaded: dict[tuple[str, str], float] = {}  # when the last load ended
+        self._loads = Loads(tell, self._lose)
         self._shared: dict[tuple[str, str], tuple[str, str]] = {}  # by replica and model: boot, plan's text
         self._books = Books()
         self._epoch = 0
@@ -207,7 +164,11 @@ class Controller:
                 return
             known.trouble = ""
             known.seen_at = trio.current_time()
-            known.seen = self._with_own(seen.seen, known.member, wanted.rules.retry)
+            known.seen = replace(
+                self._loads.shown_in(seen.seen, wanted.rules.retry),
+                labels=known.member.labels,
+                room=known.member.memory,
+            )
             if not seen.seen.withdrawn:
                 known.withdrawn_at = None
             elif known.withdrawn_at is None:
@@ -218,21 +179,6 @@ class Controller:
             for known in self._known.values():
                 nursery.start_soon(look, known)
         return dict(sorted(looks.items()))
-
-    def _with_own(self, seen: Seen, member: Member, patience: float) -> Seen:
-        """Add what this controller knows of a replica: its loads, and how they ended."""
-        models = dict(seen.models)
-        for (replica, model), release in self._loading.items():
-            if replica == seen.name:
-                models[model] = replace(models.get(model) or seen.served(model), loading=release)
-        for (replica, model), (why, _, boot) in self._failed.items():
-            if replica == seen.name and boot == seen.boot:
-                models[model] = replace(models.get(model) or seen.served(model), failed=why)
-        for (replica, model), ended in self._loaded.items():
-            # One load is to mend what another has left; it is not asked for again and again.
-            if replica == seen.name and model in models and trio.current_time() - ended < patience:
-                models[model] = replace(models[model], spoilt=False)
-        return replace(seen, models=models, labels=member.labels, room=member.memory)
 
     # -- who is at work
 
@@ -374,7 +320,7 @@ class Controller:
         self, wanted: Wanted, looks: Mapping[str, Look], nursery: trio.Nursery
     ) -> dict[str, str]:
         now = trio.current_time()
-        self._failed = {key: each for key, each in self._failed.items() if now - each[1] < wanted.rules.retry}
+        self._loads.forget(now - wanted.rules.retry)
         seen = {name: look.seen for name, look in looks.items()}
         # What is to be removed keeps its models for those who still send there.
         seen = {name: each for name, each in seen.items() if name not in self._books.drained}
@@ -427,10 +373,9 @@ class Controller:
                 left = {name: each for name, each in gone.models.items() if name != model}
                 view[step.replica] = replace(gone, models=left)
             elif isinstance(step, Load):
-                self._load(step, view[step.replica].boot, nursery)
-                view[step.replica] = self._with_own(
-                    view[step.replica], self._known[step.replica].member, wanted.rules.retry
-                )
+                there = view[step.replica]
+                self._loads.begin(step, self._known[step.replica].port, there.boot, self._epoch, nursery)
+                view[step.replica] = self._loads.shown_in(there, wanted.rules.retry)
             else:
                 await self._note(step)
         raise AssertionError(f"no end of steps for model {model}")
@@ -441,34 +386,6 @@ class Controller:
             del ledgers[step.model]
         await self._spread(replace(self._books, ledgers=ledgers))
         self._tell("fleet_decided", model=step.model, decision=step.why)
-
-    def _load(self, step: Load, boot: str, nursery: trio.Nursery) -> None:
-        key = (step.replica, step.model)
-        self._loading[key] = step.release
-        self._failed.pop(key, None)
-        self._tell("fleet_load", replica=step.replica, model=step.model, release=str(step.release))
-        nursery.start_soon(self._carry_out, key, step, boot, self._epoch)
-
-    async def _carry_out(self, key: tuple[str, str], step: Load, boot: str, epoch: int) -> None:
-        failed = ""
-        known = self._known.get(step.replica)
-        try:
-            if known is not None:
-                await known.port.load(step.model, step.release, epoch)
-        except Refused as error:
-            failed = str(error)
-        except Unreachable as error:
-            self._tell("fleet_load_lost", replica=step.replica, model=step.model, reason=str(error))
-        except Superseded as error:
-            self._lose(str(error))
-        if self._loading.get(key) != step.release:
-            return  # another one has been asked for since
-        del self._loading[key]
-        if not failed:
-            self._loaded[key] = trio.current_time()
-        else:
-            self._failed[key] = (failed, trio.current_time(), boot)
-            self._tell("fleet_load_failed", replica=step.replica, model=step.model, reason=failed)
 
     async def _unload(self, step: Unload) -> None:
         self._tell("fleet_unload", replica=step.replica, model=step.model)
@@ -545,7 +462,10 @@ class Controller:
                 name: self._is_empty(name, looks, wanted.timing.drain_delay) for name in self._books.drained
             },
             replicas_wanted=wanted_replicas(wanted.scale, (look.seen.waiting for look in looks.values())),
-            settled=self._settled(looks, lanes),
+            settled=not self._is_blind
+            and not self._loads
+            and len(looks) == len(self._known)
+            and is_settled([lane for lane in lanes if self._only in ("", lane.model)], looks),
         )
 
     def _is_empty(self, name: str, looks: Mapping[str, Look], delay: float) -> bool:
@@ -555,20 +475,6 @@ class Controller:
         since = self._known[name].withdrawn_at
         told = since is not None and trio.current_time() - since >= delay
         return told and not looks[name].seen.waiting
-
-    def _settled(self, looks: Mapping[str, Look], lanes: Sequence[Lane]) -> bool:
-        """Whether all is as it should be, or as it can be after what was refused."""
-        if self._is_blind or self._loading or len(looks) < len(self._known):
-            return False
-        for lane in lanes:
-            if self._only and lane.model != self._only:
-                continue
-            due = lane.good if lane.wanted in lane.refused else lane.wanted
-            if lane.rolling or lane.waits or lane.good != due:
-                return False
-            if any(looks[name].seen.served(lane.model).ready != due for name in lane.placed):
-                return False
-        return True
 
 
 def _planned(step: Step) -> str:

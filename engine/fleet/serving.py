@@ -10,7 +10,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from engine.fleet.controller import Picture
+from engine.fleet.picture import Picture
 from engine.fleet.showing import document, exposition
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"

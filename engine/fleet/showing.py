@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from engine.fleet.controller import Lane, Picture, Standing
+from engine.fleet.picture import Lane, Picture, Standing
 from engine.fleet.policy.books import release_document
 from engine.fleet.policy.values import Release
 

@@ -19,9 +19,10 @@ import trio
 from engine.cli.client import ended_by_signals
 from engine.cli.fleet.picture import text
 from engine.cli.fleet.steering import for_good, logger, spoken, steer
-from engine.fleet.controller import Controller, Picture
+from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
+from engine.fleet.picture import Picture
 from engine.fleet.showing import document
 
 _CLEAR: Final = "\x1b[2J\x1b[H"

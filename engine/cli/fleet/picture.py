@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.fleet.controller import Lane, Picture
+from engine.fleet.picture import Lane, Picture
 from engine.fleet.policy.values import Release
 from engine.observability.text import aligned, printable
 

@@ -19,10 +19,11 @@ import trio
 
 from engine.cli.client import headers_for
 from engine.fleet.asking import Access, HttpReplica
-from engine.fleet.controller import Controller, Picture
+from engine.fleet.controller import Controller
 from engine.fleet.discovery.finding import Discovery
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.document.reading import read_file
+from engine.fleet.picture import Picture
 from engine.fleet.ports import Member
 from engine.fleet.serving import Window, show
 from engine.fleet.wanted import Wanted

@@ -4,7 +4,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.controller import Standing
+from engine.fleet.picture import Standing
 from engine.fleet.policy.values import NONE, Release, Wish
 from tests.engine.fleet.simulated_fleet import (
     BAD,
