@@ -1,6 +1,7 @@
 """Rolls over servers of a fleet, under load, good ones and bad ones; a controller that is killed.
 
     python -m chaos.fleet [--replicas 4] [--story NAME …]
+    python -m chaos.fleet --behind haproxy [--seconds 300] [--every 10]
 
 Each story begins with servers of its own. At the end there is a line for each with its figures. The exit
 status is 1 if something did not hold that must.
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import trio
 
+from chaos.fleet.behind import PROGRAMS, endings
 from chaos.fleet.ground import ground
 from chaos.fleet.stories import STORIES, Finding, tell
 
@@ -30,8 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--story", action="append", choices=[*STORIES], help="play this one; repeatable [all]"
     )
+    parser.add_argument(
+        "--behind", action="append", choices=[*PROGRAMS], help="end servers behind this balancer instead"
+    )
+    parser.add_argument("--seconds", type=float, default=300, help="how long they are ended [%(default)g]")
+    parser.add_argument(
+        "--every", type=float, default=10, help="seconds from one end to the next [%(default)g]"
+    )
     options = parser.parse_args(argv)
-    findings = [trio.run(_play, name, options) for name in options.story or STORIES]
+    if options.behind:
+        findings = [trio.run(_end, proxy, options) for proxy in options.behind]
+    else:
+        findings = [trio.run(_play, name, options) for name in options.story or STORIES]
     for each in findings:
         figures = ", ".join(f"{name} {value:.6g}" for name, value in each.figures.items())
         sys.stdout.write(f"{each.story}: {'; '.join(each.complaints) or 'as it must be'} ({figures})\n")
@@ -43,6 +55,15 @@ async def _play(name: str, options: argparse.Namespace) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         async with ground(Path(folder), options.replicas, **RULES) as made:
             return await tell(name, made, clients=options.clients, pause=0.01)
+
+
+async def _end(proxy: str, options: argparse.Namespace) -> Finding:
+    sys.stderr.write(f"behind {proxy} …\n")
+    with tempfile.TemporaryDirectory() as folder:
+        async with ground(Path(folder), options.replicas, **(RULES | {"settle_seconds": 1})) as made:
+            return await endings(
+                made, proxy, seconds=options.seconds, every=options.every, clients=options.clients
+            )
 
 
 if __name__ == "__main__":

@@ -117,7 +117,10 @@ class Ground:
             await server.wait_ports()
 
     def _serve(self, name: str, ports: tuple[int, int, int] = (0, 0, 0)) -> Server:
-        flags = ("--model-control-mode=explicit", "--await-fleet=true", f"--replica-name={name}")
+        flags = (
+            *("--model-control-mode=explicit", "--await-fleet=true", f"--replica-name={name}"),
+            "--drain-delay-secs=2",
+        )
         return Server.start(self.repository, self.folder / name, *flags, ports=ports)
 
     def restart(self, name: str) -> None:

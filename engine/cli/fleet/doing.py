@@ -23,6 +23,10 @@ from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.picture import Picture
+from engine.fleet.proxies.envoy import envoy
+from engine.fleet.proxies.haproxy import haproxy
+from engine.fleet.proxies.members import upstreams
+from engine.fleet.proxies.values import ProxyOptions, Unwritable
 from engine.fleet.showing import document
 
 _CLEAR: Final = "\x1b[2J\x1b[H"
@@ -172,7 +176,34 @@ def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
 
 
 def _proxy_config(options: argparse.Namespace) -> int:
-    raise NotImplementedError
+    picture = _seen(options)
+    if not picture.members:
+        sys.stderr.write(f"{picture.why or 'the fleet has no replicas'}\n")
+        return 1
+    everywhere = {each.name for each in picture.members}
+    silent = everywhere - {*picture.looks}
+    if silent:
+        sys.stderr.write(
+            f"{', '.join(sorted(silent))} did not answer; written as if every model were there\n"
+        )
+    wanted = {lane.model: {*lane.placed, *silent} for lane in picture.lanes if lane.wanted}
+    apart = any(names != everywhere for names in wanted.values())
+    try:
+        balanced = upstreams(
+            picture.members, {m: sorted(names) for m, names in wanted.items()} if apart else None
+        )
+        settings = ProxyOptions(
+            address=options.address,
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            idempotent=options.idempotent,
+            timeout=options.timeout,
+            retry_buffer=options.retry_buffer,
+        )
+        sys.stdout.write({"haproxy": haproxy, "envoy": envoy}[options.proxy](balanced, settings))
+    except Unwritable as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0
 
 

@@ -81,6 +81,28 @@ def fleet_parser() -> argparse.ArgumentParser:
     _limited(drain)
     config = _command(what, "proxy-config", "write the configuration of a balancer for the fleet's replicas")
     config.add_argument("proxy", choices=["haproxy", "envoy"], help="which balancer")
+    config.add_argument(
+        "--idempotent",
+        action="store_true",
+        help="send a request to another replica when its own dies: it may then run twice",
+    )
+    config.add_argument("--address", default="0.0.0.0", help="where the balancer listens [%(default)s]")
+    config.add_argument("--http-port", type=int, default=8000, help="its port for HTTP [%(default)s]")
+    config.add_argument("--grpc-port", type=int, default=8001, help="its port for gRPC [%(default)s]")
+    config.add_argument(
+        "--timeout",
+        type=int,
+        default=3600,
+        metavar="SECONDS",
+        help="how long a stream may be silent [%(default)s]",
+    )
+    config.add_argument(
+        "--retry-buffer",
+        type=int,
+        default=131072,
+        metavar="BYTES",
+        help="the largest request that can be sent again; memory for each connection [%(default)s]",
+    )
     return parser
 
 

@@ -1,0 +1,109 @@
+"""Servers that are killed and ended one after the other, behind a balancer, while clients ask."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
+from signal import SIGKILL, SIGTERM
+
+import trio
+
+from chaos.fleet.ground import GOOD, Ground
+from chaos.fleet.load import Tally, ask
+from chaos.fleet.stories import Finding
+
+PROGRAMS = {
+    "haproxy": ("haproxy", "-f"),
+    "envoy": ("envoy", "--log-level", "off", "--concurrency", "1", "-c"),
+}
+
+
+@contextmanager
+def balancer(ground: Ground, proxy: str, http_port: int, grpc_port: int, *flags: str) -> Iterator[int]:
+    """Run a balancer by the configuration that `tritium fleet proxy-config` writes; give its pid."""
+    written = subprocess.run(
+        [
+            *(sys.executable, "-m", "engine", "fleet", "proxy-config", proxy, f"--file={ground.file}"),
+            *("--address=127.0.0.1", f"--http-port={http_port}", f"--grpc-port={grpc_port}", *flags),
+        ],
+        check=True,
+        capture_output=True,
+    ).stdout
+    file = ground.folder / ("haproxy.cfg" if proxy == "haproxy" else "envoy.yaml")
+    file.write_bytes(written)
+    with (ground.folder / f"{proxy}.log").open("wb") as log:
+        process = subprocess.Popen([*PROGRAMS[proxy], str(file)], stdout=log, stderr=log)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def until_answers(port: int, *, within: float = 30) -> None:
+    """Wait until the model is answered for at a port."""
+    with trio.fail_after(within):
+        tally = Tally()
+        while not tally.answers:
+            with trio.move_on_after(1):
+                await ask([port], tally, pause=0.05)
+
+
+async def endings(ground: Ground, proxy: str, *, seconds: float, every: float, clients: int) -> Finding:
+    """Kill one server and end another every so many seconds, and start them again; count what clients saw."""
+    finding, tally = Finding(f"endings behind {proxy}"), Tally()
+    ground.want(GOOD)
+    controller = ground.controller()
+    http_port, grpc_port = free_ports(2)
+    try:
+        await ground.until_all_serve(GOOD)
+        with balancer(ground, proxy, http_port, grpc_port, "--idempotent"):
+            await until_answers(http_port)
+            async with trio.open_nursery() as nursery:
+                for _ in range(clients):
+                    nursery.start_soon(partial(ask, [http_port], tally, pause=0.005))
+                ends = await _end_by_turns(ground, seconds, every)
+                nursery.cancel_scope.cancel()
+    finally:
+        controller.kill()
+    finding.figures |= {
+        "requests": tally.total,
+        "errors": sum(tally.errors.values()),
+        "slowest_seconds": tally.slowest,
+        "ended": ends,
+    }
+    finding.must(not tally.errors, f"clients saw errors: {tally.said[:3]}")
+    return finding
+
+
+async def _end_by_turns(ground: Ground, seconds: float, every: float) -> int:
+    ends = 0
+    turns = cycle(zip(cycle(ground.names), cycle([SIGKILL, SIGTERM]), strict=False))
+    until = trio.current_time() + seconds
+    while trio.current_time() < until:
+        next_at = trio.current_time() + every
+        name, number = next(turns)
+        server = ground.servers[name]
+        server.signal(number)
+        await server.wait_ended()
+        server.kill_all()  # what it left
+        ground.restart(name)
+        ends += 1
+        await ground.servers[name].wait_ports()
+        await ground.until_all_serve(GOOD)
+        await trio.sleep_until(next_at)
+    return ends
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listened to a moment ago."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(each.getsockname()[1]) for each in taken]
+    for each in taken:
+        each.close()
+    return ports
