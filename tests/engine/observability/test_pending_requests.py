@@ -7,13 +7,14 @@ from typing import Any, cast
 import pytest
 
 from actors.serving.deaths import settle
+from actors.serving.instances.batches import InFlight
 from actors.serving.policy.retries import Aftermath
 from actors.serving.routing.roster import Roster
 from actors.serving.standing import Status
 from actors.values.interfaces import ModelLoad
 from actors.values.specs import DynamicBatching, InstanceSpec
 from engine.observability.pending import LoadReports, RequestLoad, request_load, total_load, waiting_requests
-from tests.support.model_doubles import Stage
+from tests.support.model_doubles import FakeSlot, Stage
 
 
 @pytest.fixture
@@ -98,15 +99,19 @@ def reports(*models, cache=None):
     return LoadReports(roster, lambda key, version: cache)
 
 
+def batch(number, *requests, began_at):
+    return InFlight(number, list(requests), cast("Any", FakeSlot()), alone=False, began_at=began_at)
+
+
 async def test_a_model_is_as_busy_as_its_lanes_that_execute(stage, autojump_clock):
     model = stage(name="two", instances=tuple(InstanceSpec(name=f"two_{n}") for n in range(2)))
     loads = reports(model)
     assert loads.of(model.state) == ModelLoad(queue_depth=0, utilization=0.0)
     instance = model.state.instances[0]
-    instance.held.outstanding[1] = cast("Any", SimpleNamespace(began_at=0.0, requests=[]))
+    instance.held.outstanding[1] = batch(1, began_at=0.0)
     assert loads.of(model.state).utilization == 0.5
-    instance.held.outstanding[2] = cast(
-        "Any", SimpleNamespace(began_at=math.inf, requests=[SimpleNamespace(padding=False)] * 3)
+    instance.held.outstanding[2] = batch(
+        2, model.request(), model.request(), model.request(), began_at=math.inf
     )
     assert loads.of(model.state) == ModelLoad(queue_depth=3, utilization=0.5)
     instance.worker = None
@@ -117,7 +122,7 @@ async def test_a_model_is_as_busy_as_its_lanes_that_execute(stage, autojump_cloc
 
 async def test_an_ensemble_is_as_busy_as_its_busiest_model_and_a_split_as_its_versions(stage, autojump_clock):
     one, two = stage(name="one"), stage(name="two")
-    one.state.instances[0].held.outstanding[1] = cast("Any", SimpleNamespace(began_at=0.0, requests=[]))
+    one.state.instances[0].held.outstanding[1] = batch(1, began_at=0.0)
     for each in (one, two):
         each.state.standing.become(Status.READY)
     loads = reports(one, two)
