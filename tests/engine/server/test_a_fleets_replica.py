@@ -1,4 +1,4 @@
-"""A server among several, for real: its register, its name, its gauges, and what refuses an old controller."""
+"""A server among several, for real: its register, name, gauges, and what refuses an old controller."""
 
 import http.client
 import json
