@@ -322,6 +322,27 @@ class Registered:
     available_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """What a model has to do now.
+
+    `utilization` is the busy part of what executes, from 0 to 1; None where nothing can tell. Of a language
+    model it is `cache_used`, the part of its cache that is in use, which has place for `max_tokens`.
+    """
+
+    queue_depth: int = 0
+    utilization: float | None = None
+    cache_used: float | None = None
+    max_tokens: int | None = None
+
+
+class ModelLoads(Protocol):
+    """How busy models are."""
+
+    def of(self, model: ServedModel) -> ModelLoad:
+        """Return what `model`, which `Models.resolve` has returned, has to do."""
+
+
 class Steering(Protocol):
     """What controllers of several servers write down in each of them, and the epochs that they show."""
 
@@ -361,3 +382,4 @@ class Server:
     steering: Steering
     logs: Logs | None = None
     traces: TraceControl | None = None
+    loads: ModelLoads | None = None

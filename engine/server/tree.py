@@ -46,6 +46,7 @@ from engine.identity.gate import Gate
 from engine.observability.events import EventLog, supervision_observer
 from engine.observability.gpus import GpuMetrics
 from engine.observability.openness import openness
+from engine.observability.pending import LoadReports
 from engine.observability.running_logs import RunningLogs
 from engine.observability.streaming import StreamedLog
 from engine.observability.system import LoopLag, measure_loop_lag
@@ -235,6 +236,7 @@ def _compose(
         steering=_register(settings, machine),
         logs=logs,
         traces=tracing,
+        loads=LoadReports(models.router.roster, models.engine_gauges.cache_used),
     )
     frontends = compose_frontends(
         settings,

@@ -60,6 +60,7 @@ from protocols.http.management import ManagementEndpoints
 from protocols.http.options import V2Options
 from protocols.http.parser import Head
 from protocols.http.routes import Endpoint, Route, match
+from protocols.http.steering.loads import reporting
 from protocols.http.steering.naming import naming
 from protocols.http.tracing.noting import KEY, over, sending
 from protocols.http.tracing.setting import TraceSettingEndpoint
@@ -134,6 +135,7 @@ class V2App:
 
     def __init__(self, server: Server, *, options: V2Options | None = None) -> None:
         self._options = options or V2Options()
+        self._server = server
         self._gate = self._options.gate
         self._auditor = auditor = self._options.auditor
         self._browsers = Browsers(self._options.pages)
@@ -190,6 +192,8 @@ class V2App:
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, and note on its trace, if it has one, when the answer is sent."""
+        if self._server.loads is not None:
+            send = reporting(scope, send, self._server.models, self._server.loads)
         if "tritium.response" not in scope.get("extensions", ()):
             send = self._browsers.sending(scope["headers"], send)
             if self._options.replica:  # our own listener does so for all its answers

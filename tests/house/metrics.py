@@ -64,7 +64,7 @@ SECTIONS: Final = (
     _section(
         "All requests",
         "",
-        "Of the whole server, for autoscalers, and for [endpoint pickers](register.md#for-an-endpoint-picker).",
+        "Of the whole server, for autoscalers and [endpoint pickers](register.md#for-an-endpoint-picker).",
         pending.FAMILIES,
     ),
     _section(

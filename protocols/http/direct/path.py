@@ -28,6 +28,7 @@ from protocols.http.fields import put_marks
 from protocols.http.inference import InferEndpoint, forwarded
 from protocols.http.parser import Head, Request
 from protocols.http.routes import Route
+from protocols.http.steering.loads import FORMAT
 from protocols.http.tracing.noting import begin, context_in
 from protocols.kserve.caps import parse_json_size
 from protocols.kserve.compression import choose_coding
@@ -62,7 +63,8 @@ def read_head(route: Route, head: Head, replica: str = "") -> InferHead | None:
     """Return what the head of an inference says; None where its body has a coding, or its answer will have.
 
     A body in chunks is the application's, too: it counts for its caller as it comes. So is a version of more
-    digits than a number may have, and a request that shows the name of a server other than `replica`.
+    digits than a number may have, a request that shows the name of a server other than `replica`, and one
+    that asks for the load of its model.
     """
     if len(route.version) > _MOST_DIGITS:
         return None
@@ -71,6 +73,8 @@ def read_head(route: Route, head: Head, replica: str = "") -> InferHead | None:
         return None
     shown = fields.get(_REPLICA)
     if shown is not None and shown.decode("latin-1") != replica:
+        return None
+    if FORMAT in fields:
         return None
     accepted = fields.get(b"accept-encoding")
     if accepted is not None and choose_coding(accepted):

@@ -1,15 +1,20 @@
 """The two gauges of all requests: what waits and what runs, through deaths, queues and ends."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from actors.serving.deaths import settle
+from actors.serving.instances.batches import InFlight
 from actors.serving.policy.retries import Aftermath
+from actors.serving.routing.roster import Roster
+from actors.serving.standing import Status
+from actors.values.interfaces import ModelLoad
 from actors.values.specs import DynamicBatching, InstanceSpec
-from engine.observability.pending import RequestLoad, request_load, total_load, waiting_requests
-from tests.support.model_doubles import Stage
+from engine.observability.pending import LoadReports, RequestLoad, request_load, total_load, waiting_requests
+from tests.support.model_doubles import FakeSlot, Stage
 
 
 @pytest.fixture
@@ -81,3 +86,50 @@ async def test_the_requests_of_an_ensemble_and_of_an_engine_are_others(stage, au
     assert request_load(engine.state) == RequestLoad()
     told = cast("Any", SimpleNamespace(composite=SimpleNamespace(), whole=None, in_flight={1: None}))
     assert (request_load(told), waiting_requests(told)) == (RequestLoad(), 0)  # an ensemble
+
+
+# -- the load of one model
+
+
+def reports(*models, cache=None):
+    """Return what tells the loads of these versions, which serve, each under its own name."""
+    roster = Roster()
+    for model in models:
+        roster.serve(model.state.spec.key, {model.state.spec.version: model.state})
+    return LoadReports(roster, lambda key, version: cache)
+
+
+def batch(number, *requests, began_at):
+    return InFlight(number, list(requests), cast("Any", FakeSlot()), alone=False, began_at=began_at)
+
+
+async def test_a_model_is_as_busy_as_its_lanes_that_execute(stage, autojump_clock):
+    model = stage(name="two", instances=tuple(InstanceSpec(name=f"two_{n}") for n in range(2)))
+    loads = reports(model)
+    assert loads.of(model.state) == ModelLoad(queue_depth=0, utilization=0.0)
+    instance = model.state.instances[0]
+    instance.held.outstanding[1] = batch(1, began_at=0.0)
+    assert loads.of(model.state).utilization == 0.5
+    instance.held.outstanding[2] = batch(
+        2, model.request(), model.request(), model.request(), began_at=math.inf
+    )
+    assert loads.of(model.state) == ModelLoad(queue_depth=3, utilization=0.5)
+    instance.worker = None
+    assert loads.of(model.state).utilization == 0.0  # of the instance that lives
+    model.state.instances[1].worker = None
+    assert loads.of(model.state).utilization is None
+
+
+async def test_an_ensemble_is_as_busy_as_its_busiest_model_and_a_split_as_its_versions(stage, autojump_clock):
+    one, two = stage(name="one"), stage(name="two")
+    one.state.instances[0].held.outstanding[1] = batch(1, began_at=0.0)
+    for each in (one, two):
+        each.state.standing.become(Status.READY)
+    loads = reports(one, two)
+    ensemble = stage(name="both", depends_on=("one", "two", "missing"), instances=())
+    ensemble.state.composite = cast("Any", SimpleNamespace())
+    assert loads.of(ensemble.state) == ModelLoad(queue_depth=0, utilization=1.0)
+    split = cast("Any", SimpleNamespace(spec=two.state.spec))
+    assert loads.of(split) == ModelLoad(queue_depth=0, utilization=0.0)
+    nowhere = cast("Any", SimpleNamespace(spec=ensemble.state.spec))
+    assert loads.of(nowhere) == ModelLoad()

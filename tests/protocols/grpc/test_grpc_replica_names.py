@@ -30,8 +30,8 @@ def backend():
 
 @pytest.fixture
 def serving(backend):
-    def serving(**options):
-        options = GrpcOptions(**options)
+    def serving(**changes):
+        options = GrpcOptions(**changes)
         return serve(InferenceService(backend.server, options), options)
 
     return serving
