@@ -111,7 +111,8 @@ def _frontend(
         path = "{ path_beg /v2/models/ } !{ path /v2/models/stats }"
         yield f"    http-request set-var(txn.model) path,field(4,/),url_dec if {path}"
     if side == "grpc":
-        yield "    http-after-response set-header content-type application/grpc if !{ res.hdr(content-type) -m found }"
+        untyped = "!{ res.hdr(content-type) -m found }"
+        yield f"    http-after-response set-header content-type application/grpc if {untyped}"
     yield f"    http-request return {_answer(side, 412, 9, _STRANGER)} if sticks !known_replica"
     for number, each in enumerate(servers, start=1):
         down = f"{{ nbsrv({side}_replica_{number}) eq 0 }}"

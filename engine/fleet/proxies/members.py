@@ -31,7 +31,7 @@ def _upstream(member: Member, models: frozenset[str] | None) -> Upstream:
     parts = urlsplit(member.url)
     if parts.scheme != "http" or parts.path.strip("/"):
         raise Unwritable(
-            f"replica '{member.name}': a proxy asks servers by http://HOST:PORT, and this one has {member.url}"
+            f"replica '{member.name}': a proxy asks servers by http://HOST:PORT, and this has {member.url}"
         )
     calls = urlsplit(f"//{member.grpc}") if member.grpc else None
     if calls is not None and calls.hostname != parts.hostname:
