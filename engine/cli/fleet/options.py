@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from engine.cli.client import add_credential_options
+from engine.cli.fleet.launch import add_launch_options
 
 _ABOUT: Final = """\
 Steer servers that stand side by side, by a file that says what each model should
@@ -81,6 +82,8 @@ def fleet_parser() -> argparse.ArgumentParser:
     _limited(drain)
     config = _command(what, "proxy-config", "write the configuration of a balancer for the fleet's replicas")
     config.add_argument("proxy", choices=["haproxy", "envoy"], help="which balancer")
+    # It needs no file, and is carried out by a module of its own.
+    add_launch_options(what.add_parser("launch", help="start servers in a Ray cluster", allow_abbrev=False))
     return parser
 
 
