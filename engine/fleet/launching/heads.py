@@ -14,7 +14,7 @@ class HeadAway(Exception):
 
 
 def head_of(address: str) -> str:
-    """Return host:port of the head that `address` stands for, `auto` included. Raises HeadAway, ImportError."""
+    """Return host:port of the head at `address`, which may be `auto`. Raises HeadAway, ImportError."""
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
