@@ -27,9 +27,9 @@ from engine.fleet.launching.reading import Registry
 from engine.fleet.launching.registry import LaunchedServer, Phase
 
 _DESCRIPTION: Final = """\
-Start a Ray cluster on this machine, and servers in it. Measured are one server's port, and a deployment of Ray
-Serve that passes on requests to it, in turn; then how long it takes until a server answers again after its node
-was killed, after its actor was killed, and after it was killed itself."""
+Start a Ray cluster on this machine, and servers in it. Measured are one server's port, and a deployment of
+Ray Serve that passes on requests to it, in turn; then how long it takes until a server answers again after
+its node was killed, after its actor was killed, and after it was killed itself."""
 _MODEL: Final = "onnx_add_sub"
 _PATH: Final = f"/v2/models/{_MODEL}/infer"
 _PATIENCE: Final = 60.0

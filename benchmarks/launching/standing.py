@@ -77,7 +77,7 @@ class RayCluster:
         return [LaunchedServer.read(json.dumps(each)) for each in json.loads(done.stdout)]
 
     def registry(self, **environ: str) -> Registry:
-        """Return a reader of the cluster's registry, to be closed. `environ` is beside that of the cluster."""
+        """Return a reader of the cluster's registry, to be closed. `environ` is added to the cluster's."""
         return Registry(self.address, self._python, {**self.environ, **environ})
 
     def _do(self, command: str) -> dict[str, Any]:

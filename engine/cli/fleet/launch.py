@@ -36,9 +36,10 @@ docs/ray.md tells more.
 
 def launch(argv: Sequence[str]) -> int:
     """Start, change, show or stop a group of servers; return the process's exit status."""
-    words, flags = _split(argv)
+    words, behind = _split(argv)
     parser = launch_parser()
     options = parser.parse_args(words)
+    flags = (*options.flags, *behind)
     _check(parser, options, flags)
     try:
         with connected(options.ray, _say) as groups:
@@ -65,12 +66,18 @@ def launch_parser() -> argparse.ArgumentParser:
         prog="tritium fleet launch",
         usage="tritium fleet launch --ray ADDRESS [--name GROUP] [--replicas N | --stop] [OPTIONS]"
         " -- [FLAGS]",
-        description="Start servers on the nodes of a Ray cluster, each on a node of its own. If a node dies,"
-        " Ray starts its server on another one.",
+        description="Start servers on the nodes of a Ray cluster, each on a node of its own.\n"
+        "If a node dies, Ray starts its server on another one.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_launch_options(parser)
+    return parser
+
+
+def add_launch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options, and what stands behind `--`."""
     parser.add_argument(
         "--ray", metavar="ADDRESS", required=True, help="the cluster: host:port, auto, or ray://host:port"
     )
@@ -124,7 +131,7 @@ def launch_parser() -> argparse.ArgumentParser:
         help="how long servers may take to be ready [default: 300]",
     )
     parser.add_argument("--json", action="store_true", help="print the servers as JSON")
-    return parser
+    parser.add_argument("flags", metavar="FLAGS", nargs="*", help="of `tritium serve`, behind --")
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

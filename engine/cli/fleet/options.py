@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from engine.cli.client import add_credential_options
+from engine.cli.fleet.launch import add_launch_options
 
 _ABOUT: Final = """\
 Steer servers that stand side by side, by a file that says what each model should
@@ -103,6 +104,8 @@ def fleet_parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="the largest request that can be sent again; memory for each connection [%(default)s]",
     )
+    # It needs no file, and is carried out by a module of its own.
+    add_launch_options(what.add_parser("launch", help="start servers in a Ray cluster", allow_abbrev=False))
     return parser
 
 

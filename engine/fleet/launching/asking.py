@@ -7,18 +7,14 @@ are in the registry, or `error`. The process ends with its input.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from typing import Any, Final
 
+from engine.fleet.launching.heads import HeadAway, head_of
 from engine.fleet.launching.registry import NAMESPACE, servers_prefix
 
 _TIMEOUT: Final = 5.0  # seconds for one question
 _HEAD_PORT: Final = 6379
-
-
-class _NotThere(Exception):
-    """There is no cluster to ask; the message says why, and what would work."""
 
 
 def main() -> int:
@@ -29,7 +25,7 @@ def main() -> int:
         try:
             client = client or _connected(address)
             answer: dict[str, Any] = {"servers": _servers(client, line.strip())}
-        except _NotThere as error:
+        except HeadAway as error:
             answer = {"error": str(error)}
         except Exception as error:  # noqa: BLE001  # of Ray's C++ part
             client = None
@@ -48,27 +44,16 @@ def _servers(client: Any, group: str) -> list[str]:
 
 def _connected(address: str) -> Any:
     if address.startswith("ray://"):
-        raise _NotThere(
+        raise HeadAway(
             f"{address} is the address of a Ray client, and the registry is asked at that of the cluster's"
             f" head: give its host and the port of `ray start --head`, {_HEAD_PORT} by default"
         )
     try:
-        from ray._private.services import canonicalize_bootstrap_address
         from ray._raylet import GcsClient
+
+        found = head_of(address)
     except ImportError as error:
-        raise _NotThere("the package ray is not installed: pip install 'tritium[ray]'") from error
-    try:
-        found = canonicalize_bootstrap_address(address)
-    except ValueError as error:
-        raise _NotThere(f"{address} is no address of a Ray cluster: give host:port of its head") from error
-    if found is None:
-        raise _NotThere("no Ray cluster runs on this machine: give host:port of its head")
-    host, _, port = found.rpartition(":")
-    # Ray's client waits 40 s for a port that is closed.
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
-    except OSError as error:
-        raise _NotThere(f"no Ray cluster answers at {found}: {error.strerror or error}") from error
+        raise HeadAway("the package ray is not installed; tritium's extra of that name brings it") from error
     return GcsClient(address=found)
 
 

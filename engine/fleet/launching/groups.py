@@ -7,6 +7,7 @@ stopped when all of the new one serve. A placement group can't grow, and a serve
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.fleet.launching import registry
+from engine.fleet.launching.heads import HeadAway, check_listens, head_of
 from engine.fleet.launching.owner import ServerOwner
 from engine.fleet.launching.registry import NAMESPACE, LaunchedServer, LaunchOrder, Phase, Standing
 from engine.fleet.launching.room import bundle, what_lacks
@@ -22,6 +24,10 @@ _LOOKED_EVERY: Final = 0.1  # seconds
 _PLACED_WITHIN: Final = 15.0  # seconds, where the cluster has the nodes
 _ENDINGS: Final = 3  # ends in a row after which a server's start is given up
 _BEYOND_GRACE: Final = 10.0
+_ADDRESSES: Final = (
+    "give the address that `ray start --head` prints (host:6379), auto on a node of the cluster,"
+    " or ray://host:10001 from elsewhere"
+)
 
 
 class LaunchFailed(Exception):
@@ -282,6 +288,13 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[RayGroups]:
             "--ray local would start a cluster of its own, which ends with this command",
             "start one with `ray start --head`, and give its address, or auto",
         )
+    try:
+        if address.startswith("ray://"):
+            check_listens(address)
+        else:
+            address = head_of(address)
+    except HeadAway as error:
+        raise LaunchFailed(str(error), _ADDRESSES) from error
     import engine.fleet.launching
 
     cloudpickle.register_pickle_by_value(engine.fleet.launching)
@@ -290,10 +303,11 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[RayGroups]:
     except Exception as error:
         raise LaunchFailed(
             f"no Ray cluster could be joined at {address}: {error}",
-            "give the address that `ray start --head` prints (host:6379), auto on a node of the cluster,"
-            " or ray://host:10001 from elsewhere; where it asks for a token, set RAY_AUTH_MODE and"
-            " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH here, too",
+            f"{_ADDRESSES}; where it asks for a token, set RAY_AUTH_MODE and RAY_AUTH_TOKEN or"
+            " RAY_AUTH_TOKEN_PATH here, too",
         ) from error
+    # A client's connection takes no level.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield RayGroups(ray, say)
     finally:

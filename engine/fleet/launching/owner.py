@@ -40,8 +40,8 @@ _ASKED_EVERY: Final = 0.05  # seconds between looks at a server that starts
 _LAST_WORDS: Final = 2000  # bytes of the log that are kept of a failure
 # Where the server's log goes: to the file of this worker's errors, which `ray logs` shows.
 _ERRORS: Final = 2
-# PR_SET_PDEATHSIG has the kernel kill the child when the thread that started it ends. It outlasts exec. If the
-# parent ended before the call, no signal comes.
+# PR_SET_PDEATHSIG has the kernel kill the child when the thread that started it ends. It outlasts exec. If
+# the parent ended before the call, no signal comes.
 _MORTAL: Final = """\
 import ctypes, os, sys
 parent = int(sys.argv[1])

@@ -20,7 +20,7 @@ from engine.cli.fleet.launch import launch
         ("--ray auto --replicas 1 --grace -1 -- /m", "a number of 0 or more was expected. Got -1"),
         ("--ray auto --replicas 1 --cpus-per-replica 0 -- /m", "Ray must reserve something"),
         ("--ray auto --replicas 1 -- /m --replica-name=x", "each server is named after its group"),
-        ("--ray auto --replicas 1 --gpus 1 -- /m", "unrecognized arguments: --gpus 1"),
+        ("--ray auto --replicas 1 --gpus 1 -- /m", "unrecognized arguments: --gpus"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words, told, capsys):

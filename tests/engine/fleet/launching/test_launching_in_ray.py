@@ -15,7 +15,9 @@ import pytest
 
 from benchmarks.launching.calling import RetryingClient, post
 from benchmarks.launching.standing import standing
+from engine.fleet.discovery.finding import Discovery
 from engine.fleet.launching.reading import NoRegistry, Registry
+from engine.fleet.wanted import Wanted
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.long]
 
@@ -211,6 +213,20 @@ def test_a_server_drains_where_ray_ends_its_actor(cluster, registry, group, repo
     assert start(cluster, group, repository, 1)[0].boot != old.boot
 
 
+async def test_a_fleet_finds_launched_servers(cluster, group, repository, python, monkeypatch):
+    servers = start(cluster, group, repository, 2)
+    for key, value in cluster.environ.items():
+        monkeypatch.setenv(key, value)
+    options = {"address": cluster.address, "group": group, "python": python}
+    discovery = Discovery()
+    try:
+        members = await discovery.discover(Wanted(discovery={"ray": options}))
+    finally:
+        discovery.close()
+    assert [each.name for each in members] == [each.name for each in servers]
+    assert [each.url for each in members] == [f"http://127.0.0.1:{each.http_port}" for each in servers]
+
+
 def test_a_server_of_a_dead_node_serves_from_another_one(cluster, registry, group, repository):
     first, _ = start(cluster, group, repository, 2)
     with calling(registry, group) as caller:
@@ -258,6 +274,15 @@ def test_servers_that_can_not_take_over_leave_those_that_were(cluster, registry,
 def test_a_registry_that_is_not_there_is_told_of(cluster, python, address, told):
     with Registry(address, python, cluster.environ) as other, pytest.raises(NoRegistry, match=told):
         other.replicas("tritium")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_told_of(cluster, address):
+    done = cluster.launch("--ray", address, "--stop")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"no Ray cluster answers at {address}: Connection refused\ngive the address"
+    )
 
 
 def test_a_cluster_with_a_token_is_joined_by_those_who_have_it(python, repository):

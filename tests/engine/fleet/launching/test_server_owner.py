@@ -68,6 +68,7 @@ class Owned:
 
     def until(self, **wanted):
         """Wait until an entry has these values; return it."""
+        assert self.process.stdout
         for line in self.process.stdout:
             entry = json.loads(line)
             if all(entry[key] == value for key, value in wanted.items()):
