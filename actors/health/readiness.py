@@ -62,8 +62,8 @@ class Readiness:
         """`finished` is set when the loads at start have ended; `wall_clock` gives ms since the epoch.
 
         A version counts as stuck when each of its instances has been busy with one execution for
-        `hang_bound` seconds; 0: never. `held` has it wait for a fleet's controller. `missing` tells which repository was missing at the start, if any, and
-        why.
+        `hang_bound` seconds; 0: never. `held` has it wait for a fleet's controller. `missing` tells which
+        repository was missing at the start, if any, and why.
         """
         self._missing = missing
         self._hang_bound = hang_bound

@@ -45,5 +45,6 @@ def read_versions(value: object) -> tuple[int, ...]:
         return tuple(sorted({int(each) for each in value.split(",")}))
     shown = repr(value)[:80]
     raise InvalidArgument(
-        f"load parameter '{LOADED_VERSIONS}' is {shown}: it is text with the versions to serve, such as '3' or '2,3'"
+        f"load parameter '{LOADED_VERSIONS}' is {shown}:"
+        " it is text with the versions to serve, such as '3' or '2,3'"
     )

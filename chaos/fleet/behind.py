@@ -101,7 +101,7 @@ async def _end_by_turns(ground: Ground, seconds: float, every: float) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listened to a moment ago."""
+    """Return ports that were free a moment ago."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(each.getsockname()[1]) for each in taken]
     for each in taken:

@@ -1,4 +1,4 @@
-"""Servers side by side, the file that says what they should be, and a controller process that can be killed."""
+"""Servers side by side, the file that says what they should be, and a controller that can be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chaos.subject.server import Server
 
 MODEL: Final = "steps"
 GOOD, BETTER, BROKEN, ILL, FAULTY = range(1, 6)
-"""Versions: two that work, one that does not load, one that fails the server's probe, one that fails clients."""
+"""Versions: two that work, one that does not load, one that fails a probe, and one that fails clients."""
 
 _CONFIG: Final = """\
 backend: "python"

@@ -1,4 +1,4 @@
-"""What must hold for a roll over servers under load: nobody notices a good one, and a bad one ends at once."""
+"""What must hold for a roll over servers under load: no client notices a good one, and a bad one ends."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class HttpReplica:
         return _json(answer) if answer.status_code == 200 else None
 
     async def _scrape(self) -> str:
-        """Return the metrics. Without them nobody could tell a release that fails under traffic."""
+        """Return the metrics. Without them no release that fails under traffic is found."""
         if not self._member.metrics:
             return ""
         return self._good(await self._ask("GET", self._member.metrics), "its metrics").text

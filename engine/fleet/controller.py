@@ -224,7 +224,7 @@ class Controller:
                 self._known[name].trouble = str(error)
         if not enough(registers, self._known):
             raise Superseded("too few replicas took the claim")
-        # What was written last before the claim: nobody else's writes are taken from now on.
+        # What was written last before the claim: no other controller's writes are taken from now on.
         self._books = replace(read_books(latest(registers.values()).document), owner=self._name)
         self._epoch, self._sequence, self._works, self._forced = epoch, 0, True, False
         self._tell("fleet_claimed", epoch=epoch, replicas=len(registers))
@@ -469,7 +469,7 @@ class Controller:
         )
 
     def _is_empty(self, name: str, looks: Mapping[str, Look], delay: float) -> bool:
-        """Whether a replica may be ended: balancers have had time to see it unready, and nothing waits there."""
+        """Whether a replica may be ended: balancers have seen it unready, and nothing waits there."""
         if name not in looks:
             return name not in self._known
         since = self._known[name].withdrawn_at

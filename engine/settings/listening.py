@@ -144,8 +144,8 @@ class ConnectionSettings:
         "--connection-idle-timeout-secs=600", number().into(lambda seconds: seconds or math.inf)
     ).means("Tritium's own: how long a connection of HTTP or gRPC is kept without a request; 0: for ever.")
     max_http_age: float = Group.HTTP.option("--http-max-connection-age", _AGE).means(
-        "Tritium's own: end a connection with the first answer after so long, give or take a tenth, so that its"
-        " client connects anew, perhaps to another server. [default: never]"
+        "Tritium's own: end a connection with the first answer after so long, give or take a tenth, so that"
+        " its client connects anew, perhaps to another server. [default: never]"
     )
     per_address: int = Group.SERVER.option(  # 0: any number
         "--max-connections-per-address=0", integer("N")

@@ -8,10 +8,11 @@ from typing import Final
 
 from engine.cli.client import ServerUnavailable
 from engine.cli.fleet.options import fleet_parser
+from engine.settings.extras import how_to_install
 
 __all__ = ["fleet", "fleet_parser"]
 
-_MISSING: Final = "tritium fleet needs {name}, which is not installed here: pip install 'tritium[fleet]'"
+_MISSING: Final = "tritium fleet needs {name}, which is not installed here: {command}"
 
 
 def fleet(argv: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def fleet(argv: Sequence[str]) -> int:
         from engine.cli.fleet.doing import COMMANDS
         from engine.fleet.document.nodes import BadDocument
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"{_MISSING.format(name=error.name)}\n")
+        sys.stderr.write(f"{_MISSING.format(name=error.name, command=how_to_install('fleet'))}\n")
         return 1
     try:
         return COMMANDS[options.what](options)

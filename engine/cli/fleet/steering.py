@@ -152,7 +152,7 @@ def logger(form: str) -> Tell:
 
 
 def spoken(event: str, **keys: object) -> None:
-    """Say an event to somebody who waits at a terminal."""
+    """Say an event to an operator who waits at a terminal."""
     match event:
         case "fleet_decided":
             line = f"{keys['model']}: {keys['decision']}"

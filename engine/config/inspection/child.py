@@ -64,8 +64,9 @@ def ask(
     `model` has the fields of the backend's `ModelInfo`. The process has the variables `environ`; the default
     is those of a server that is told nothing else. It runs on the interpreter of `runtime`, the server's own
     by default. Its limits are those that the variables `confined` tell (`engine.processes.confining`), as the
-    model's workers will have them; with `own_user` it has a user id of its own. `files` are the model's. The call waits for up to
-    `timeout` seconds and never raises for what model code does. It must not run on an event loop.
+    model's workers will have them; with `own_user` it has a user id of its own. `files` are the model's.
+    The call waits for up to `timeout` seconds and never raises for what model code does. It must not run on
+    an event loop.
     """
     request = json.dumps({"backend": backend, "model": model}).encode()
     runtime = runtime or Runtime()

@@ -43,7 +43,7 @@ def _checked(file: str, text: str, model: str, versions: Sequence[int]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put text in a file's place at once, so that nobody reads half of it."""
+    """Put text in a file's place at once, so that no reader gets half of it."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

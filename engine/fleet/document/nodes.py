@@ -131,7 +131,7 @@ def read(file: str, text: str) -> Entry:
 
 
 def each_told(reads: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Yield what each of several readings returns. Raises BadDocument with the mistakes of all, at the end."""
+    """Yield what each of several readings returns. Raises BadDocument with all mistakes."""
     mistakes = []
     for one in reads:
         try:

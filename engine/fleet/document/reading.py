@@ -1,4 +1,4 @@
-"""The file of a fleet: which servers there are, and what each model should be. `docs/fleet.md` tells its form."""
+"""The file of a fleet: which servers there are, and what each model should be (`docs/fleet.md`)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class UnknownBooks(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spared:
-    """Versions that a traffic plan gives no requests any more, each with the reason. `plan` is what was wanted."""
+    """Versions that get no requests any more, each with the reason. `plan` is the plan that was wanted."""
 
     plan: str
     versions: Mapping[int, str] = field(default_factory=dict)

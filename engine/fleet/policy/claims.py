@@ -59,7 +59,7 @@ class Rival:
         self._since = 0.0
 
     def works(self, register: Register, owner: str, me: str, now: float) -> bool:
-        """Return whether to stand by: somebody else has written within the time that it has for it."""
+        """Return whether to stand by: another one has written within the time that it has for it."""
         if register.age != self._age:
             self._age, self._since = register.age, now
         return owner not in ("", me) and now - self._since < self._patience

@@ -71,8 +71,9 @@ class Served:
     """A model as a replica shows it.
 
     `loading` is what the controller has asked it to load, and has no answer to. `failed` is why the last such
-    load came to nothing, `spoilt` whether the replica still counts such a load against itself, `ill` why the model does not answer a probe; empty where all is well. `answers` and
-    `errors` are counted since the replica's start, for the versions that it serves.
+    load came to nothing, and `spoilt` whether the replica still counts such a load against itself. `ill` is
+    why the model does not answer a probe; empty where all is well. `answers` and `errors` are counted since
+    the replica's start, for the versions that it serves.
     """
 
     ready: Release = NONE

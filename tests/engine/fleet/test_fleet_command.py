@@ -1,4 +1,4 @@
-"""`tritium fleet` over real servers: status, plan, apply, roll, drain, and the controller that runs for good."""
+"""`tritium fleet` over real servers: status, plan, apply, roll, drain, and a controller that runs."""
 
 import http.client
 import json
@@ -94,7 +94,7 @@ def test_a_replica_is_drained_and_comes_back(ground, fleet):
         "r1 is drained: it gets no new requests, nothing waits there, and it may be ended\n",
     )
     assert ready(ground) == [True, False]
-    assert serving(ground)["r1"] == [BETTER]  # whoever still sends there is answered
+    assert serving(ground)["r1"] == [BETTER]  # requests that still come are answered
     assert fleet("drain", "r1", "--undo")[:2] == (0, "r1 serves again\n")
     assert ready(ground) == [True, True]
     status, _, said = fleet("drain", "r7")

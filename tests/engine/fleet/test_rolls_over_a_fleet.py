@@ -144,7 +144,7 @@ async def test_a_drained_replica_is_emptied_only_after_others_serve_its_models(n
     server.waiting = 3
     controller.drain(holder)
     await fleet.until(lambda: server.withdrawn)
-    assert len(fleet.on({GOOD})) == 2  # whoever still sends there is answered
+    assert len(fleet.on({GOOD})) == 2  # requests that still come are answered
     await trio.sleep(5)
     assert controller.picture.drained == {holder: False}
     server.waiting = 0

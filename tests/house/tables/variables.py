@@ -32,6 +32,9 @@ OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
         " ([backends/c_libraries.md](../backends/c_libraries.md))",
         "CUDA_VISIBLE_DEVICES": "which GPUs are the server's ([gpu.md](../gpu.md))",
         "CUDA_MPS_PIPE_DIRECTORY": "where the daemon of MPS is found ([gpu.md](../gpu.md))",
+        "KUBERNETES_SERVICE_HOST": "where `tritium fleet` finds the API server, as each pod is told"
+        " ([fleet.md](../fleet.md))",
+        "KUBERNETES_SERVICE_PORT": "the same, its port",
         "TERM": "`dumb`, or nothing: the start, and `tritium tree --watch`, are not drawn",
         "NO_COLOR": "if set: what is drawn on a terminal has no colours",
         "XDG_CACHE_HOME": "where caches lie unless a flag says so; else `$HOME/.cache`",
