@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.environments import HELM, KSERVE, RAY, TENSORFLOW, VLLM, Environment, NotMade
+from tests.support.environments import HELM, IMAGES, KSERVE, RAY, TENSORFLOW, VLLM, Environment, NotMade
 
 ROOT: Final = Path(__file__).parents[1]
 PYTEST: Final = ("-m", "pytest", "--quiet")
@@ -39,9 +39,20 @@ EVERY_BACKEND: Final = (
     "tests/conformance/test_every_backend.py",
     "tests/conformance/test_damaged_models.py",
 )
+IMAGE: Final = "tests/deploy/test_image.py"
 IN_RAY: Final = "tests/engine/fleet/launching/test_launching_in_ray.py"
 _ELSEWHERE: Final = (
-    *(FRAMEWORKS, *LANGUAGES, VLLM_ENGINE, OF_TENSORFLOW, SERVED_BY_TENSORFLOW, OF_KSERVE, CHART, IN_RAY),
+    *(
+        FRAMEWORKS,
+        *LANGUAGES,
+        VLLM_ENGINE,
+        OF_TENSORFLOW,
+        SERVED_BY_TENSORFLOW,
+        OF_KSERVE,
+        CHART,
+        IN_RAY,
+        IMAGE,
+    ),
 )
 
 
@@ -151,6 +162,11 @@ PARTS: Final = {
         f" {RAY.variable} names an environment",
         commands=((*PYTEST, "-m", "long", "--numprocesses=0", IN_RAY),),
         environments=(RAY,),
+    ),
+    "image": Part(
+        help="the container image, built and run without a daemon (root, buildah, runc, mmdebstrap)",
+        commands=((*PYTEST, "-m", "long", "--numprocesses=0", IMAGE),),
+        environments=(IMAGES,),
     ),
     "mutations": Part(
         help="whether state machines and simulation notice faults put into the code",

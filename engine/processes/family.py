@@ -21,6 +21,7 @@ import contextlib
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +40,8 @@ _MANY_THREADS: Final = 1000
 _ROUNDS: Final = 20
 _REAPED_WITHIN: Final = 1.0  # seconds
 _ENDED: Final = "ZX"  # states of /proc/<pid>/stat
+# The first process of each family that this process holds, by the family's identity.
+_heads: Final[dict[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Family:
         """`user` is the user id that only this worker and its processes have, if it has one."""
         self._user = user
         self._pid = pid
+        _heads[id(self)] = pid
+        weakref.finalize(self, _heads.pop, id(self), None).atexit = False
         self._mark = f"{MARK}={mark}".encode()
         self._known: frozenset[Member] = frozenset()
 
@@ -150,6 +155,19 @@ class Family:
             if not ours:
                 return
             time.sleep(0.002)
+
+
+def heads() -> frozenset[int]:
+    """Return the numbers of the first processes of the families that this process holds."""
+    return frozenset(tuple(_heads.values()))
+
+
+def ended_children() -> Iterator[Member]:
+    """Yield the children of this process that have ended and were not reaped."""
+    for pid in _children(os.getpid()):
+        fields = _stat(pid)
+        if fields and fields[0] in _ENDED:
+            yield Member(pid, _started(fields))
 
 
 def _still_ends(pid: int) -> bool:

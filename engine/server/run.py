@@ -25,6 +25,7 @@ from engine.observability.running_logs import RunningLogs
 from engine.observability.starting.showing import StartDisplay
 from engine.processes.collecting import collect_garbage
 from engine.processes.kernel import applicable, tell_what_lacks, this_kernel
+from engine.processes.orphans import reap_orphans
 from engine.processes.process import (
     allow_many_files,
     end_where_threads_are_stuck,
@@ -117,6 +118,8 @@ async def _serve(
         ):
             log = running.log
             log(Event.SERVER_OPENED, **openness(running.settled()))
+            if os.getpid() == 1:
+                life.start_soon(reap_orphans)
             if display is not None:
                 life.start_soon(display.run, running.known, running.is_loading)
             told = trio.Event()

