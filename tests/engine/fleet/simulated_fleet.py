@@ -181,7 +181,7 @@ class SimulatedFleet:
                 self.servers[name].models[model] = serving
         self.cut = set()
         self.said = []
-        self.wish = Wish(model=model, release=wanted)
+        self.wish: Wish | None = Wish(model=model, release=wanted)
         self.wishes = None
         self.scopes = {}
         self.controllers = {}

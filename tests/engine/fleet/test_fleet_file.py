@@ -153,7 +153,9 @@ def test_versions_are_changed_in_place_and_nothing_else():
 def test_whatever_way_versions_are_written_they_can_be_changed(versions, old, rest):
     text = f"{TOP}models:\n  m:\n    versions: {old}\n{rest}  n: {{versions: 1}}\n# end\n"
     changed = with_versions("f.yaml", text, "m", versions)
-    assert read_wanted("f.yaml", changed).wish("m").release.versions == tuple(sorted(versions))
+    wish = read_wanted("f.yaml", changed).wish("m")
+    assert wish is not None
+    assert wish.release.versions == tuple(sorted(versions))
     assert changed.endswith(f"{rest}  n: {{versions: 1}}\n# end\n")
 
 

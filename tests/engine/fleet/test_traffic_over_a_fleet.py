@@ -96,6 +96,7 @@ def test_books_come_back_as_they_were_written():
     )
     assert read_books(books.document()) == books
     assert read_books(None) == Books()
-    for wrong in ([], {}, {"format": 2}, {"format": 1, "owner": "", "models": 3}):
+    damaged: list[object] = [[], {}, {"format": 2}, {"format": 1, "owner": "", "models": 3}]
+    for wrong in damaged:
         with pytest.raises(UnknownBooks):
             read_books(wrong)
