@@ -109,7 +109,9 @@ def _own_answers(side: str) -> Json:
         "body": {"inline_string": _GONE},
     }
     if side == "grpc":
-        nowhere = {"filter": {"status_code_filter": {"comparison": {"op": "EQ", "value": _runtime(404)}}}}
+        nowhere: dict[str, Any] = {
+            "filter": {"status_code_filter": {"comparison": {"op": "EQ", "value": _runtime(404)}}}
+        }
         return {"mappers": [gone | _grpc_status(9), nowhere | _grpc_status(5)]}
     gone["status_code"] = 412
     return {
@@ -118,7 +120,7 @@ def _own_answers(side: str) -> Json:
     }
 
 
-def _grpc_status(number: int) -> Json:
+def _grpc_status(number: int) -> dict[str, Any]:
     header = {"key": "grpc-status", "value": str(number)}
     return {"headers_to_add": [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]}
 
