@@ -109,15 +109,20 @@ def _own_answers(side: str) -> Json:
         "body": {"inline_string": _GONE},
     }
     if side == "grpc":
-        gone["headers_to_add"] = [
-            {"header": {"key": "grpc-status", "value": "9"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        ]
-        return {"mappers": [gone]}
+        nowhere: dict[str, Any] = {
+            "filter": {"status_code_filter": {"comparison": {"op": "EQ", "value": _runtime(404)}}}
+        }
+        return {"mappers": [gone | _grpc_status(9), nowhere | _grpc_status(5)]}
     gone["status_code"] = 412
     return {
         "mappers": [gone],
         "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
     }
+
+
+def _grpc_status(number: int) -> dict[str, Any]:
+    header = {"key": "grpc-status", "value": str(number)}
+    return {"headers_to_add": [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]}
 
 
 def _runtime(value: int) -> Json:
