@@ -102,6 +102,14 @@ PARTS: Final = {
             ("-m", "chaos", "--minutes", "10", "--seed", str(seed), "--quiet") for seed in (1, 2, 3)
         ),
     ),
+    "fleet": Part(
+        help="rolls over four servers, a controller that is killed, and servers that end behind HAProxy,"
+        " which has to be installed",
+        commands=(
+            ("-m", "chaos.fleet"),
+            ("-m", "chaos.fleet", "--behind", "haproxy", "--seconds", "300"),
+        ),
+    ),
     "deaths": Part(
         help="five minutes of engines killed under streams of `openai` clients, twelve a minute, by SIGKILL"
         " and by SIGSEGV",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -81,6 +82,7 @@ class Controller:
         self._sequence = 0
         self._written_at = 0.0
         self._works = False
+        self._lost = ""  # why members could not be found
         self._rival: Rival | None = None
         self._is_blind = True  # it does not see enough of the fleet to say anything
         self._drain: dict[str, bool] = {}  # what is asked for, and not in the books yet
@@ -111,7 +113,8 @@ class Controller:
             self._works = False
             self._books = replace(self._books, owner="")
             self._sequence += 1
-            await self._write(self._books, [each for each in self._known.values() if not each.trouble])
+            with suppress(Superseded):
+                await self._write(self._books, [each for each in self._known.values() if not each.trouble])
 
     # -- one turn
 
@@ -135,8 +138,11 @@ class Controller:
         try:
             members = await self._discover(wanted)
         except Unreachable as error:
-            self._tell("fleet_members_unknown", reason=str(error))
+            if str(error) != self._lost:
+                self._tell("fleet_members_unknown", reason=str(error))
+            self._lost = str(error)
             return
+        self._lost = ""
         there = {each.name: each for each in members}
         for name in [*self._known]:
             if name not in there:

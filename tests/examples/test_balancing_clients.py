@@ -162,7 +162,9 @@ def pair(tmp_path):
         shutil.copytree(ROOT / "examples/models" / model, repository / model)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(serving(tmp_path / name, f"--model-repository={repository}"))
+            stack.enter_context(
+                serving(tmp_path / name, f"--model-repository={repository}", f"--replica-name={name}")
+            )
             for name in ("a", "b")
         ]
         for server in servers:

@@ -78,7 +78,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace, only: str = "") -> int:
     async def settle(controller: Controller) -> Picture:
-        return await controller.run(until=lambda picture: picture.settled)
+        return await controller.run(until=_saying(lambda picture: picture.settled))
 
     picture = _in_time(options, lambda: steer(options, settle, spoken, forced=True, only=only))
     if picture is None:
@@ -124,7 +124,7 @@ def _drain(options: argparse.Namespace) -> int:
 
     async def wait(controller: Controller) -> Picture:
         controller.drain(name, back=options.undo)
-        return await controller.run(until=is_done)
+        return await controller.run(until=_saying(is_done))
 
     picture = _in_time(options, lambda: steer(options, wait, spoken, forced=True))
     if picture is None:
@@ -139,6 +139,25 @@ def _drain(options: argparse.Namespace) -> int:
         else f"{name} is drained: it gets no new requests, nothing waits there, and it may be ended\n"
     )
     return 0
+
+
+def _saying(is_done: Callable[[Picture], bool]) -> Callable[[Picture], bool]:
+    """Say at each turn what is waited for, if that has changed, until it is done."""
+    said: list[str] = []
+
+    def until(picture: Picture) -> bool:
+        if is_done(picture):
+            return True
+        waits = [f"{lane.model}: {lane.waits}" for lane in picture.lanes if lane.waits]
+        unreached = [f"{name} is not reached: {why}" for name, why in sorted(picture.troubles.items())]
+        lines = [*([picture.why] if picture.why else []), *unreached, *waits]
+        for line in lines:
+            if line not in said:
+                sys.stderr.write(f"… {line}\n")
+        said[:] = lines
+        return False
+
+    return until
 
 
 def _in_time(options: argparse.Namespace, work: Callable[[], Picture]) -> Picture | None:

@@ -167,6 +167,11 @@ def test_metadata_is_the_clients_own_fields():
     )
 
 
+def test_a_head_may_name_the_replica_of_a_sequence():
+    assert head().replica == b""
+    assert head(tritium_replica="a").replica == b"a"
+
+
 def test_credentials_are_those_of_the_one_authorization():
     assert head().authorization == b""
     assert head(authorization="Bearer x").authorization == b"Bearer x"
