@@ -170,6 +170,10 @@ def test_metadata_is_the_clients_own_fields():
 def test_a_head_may_name_the_replica_of_a_sequence():
     assert head().replica == b""
     assert head(tritium_replica="a").replica == b"a"
+    for first, named in (("a", b"a"), (None, b"b")):
+        read = read_more(head(tritium_replica=first), [(b"tritium-replica", b"b")])
+        assert read is not None
+        assert read.replica == named
 
 
 def test_credentials_are_those_of_the_one_authorization():
