@@ -24,7 +24,10 @@ STATUS: Final = {
 }
 """By HTTP status. 400 stands for several codes; the commonest is taken."""
 
-_NAMES: Final = {grpc_status(code): code.name for code in ErrorCode}
+_OF_FLEETS: Final = frozenset((ErrorCode.TAKEN_OVER, ErrorCode.OTHER_REPLICA))
+"""Codes that share a number with another one; a server that stands alone answers with none of them."""
+
+_NAMES: Final = {grpc_status(code): code.name for code in ErrorCode if code not in _OF_FLEETS}
 _LARGE: Final = 2**30
 
 
