@@ -224,6 +224,8 @@ def _meant(method: str, path: bytes) -> tuple[Action, str] | None:
             return Action.MODEL_REPOSITORY, _plain(model)
         case [b"", b"v2", b"tritium", b"models", model, b"traffic"]:
             return Action.TRAFFIC, _plain(model)
+        case [b"", b"v2", b"tritium", b"fleet"] if method in ("GET", "POST"):
+            return Action.MODEL_REPOSITORY, ""  # the endpoint itself asks for all models
         case _:
             return None
 

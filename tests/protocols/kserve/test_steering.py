@@ -1,7 +1,6 @@
 """What a controller of several servers shows and writes, each as the wire reads it."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -21,9 +20,9 @@ from protocols.kserve.steering import (
     shown,
 )
 from tests.support.callers import KnownCaller
+from tests.support.ports import NoPort
 
 ON_SOME = KnownCaller("ci", [(Action.MODEL_REPOSITORY, "m")])
-NOWHERE: Any = None  # where no answer is put
 
 
 def ended(coroutine):
@@ -118,7 +117,7 @@ def test_a_change_shows_its_epoch_again_once_its_models_are_found():
 )
 def test_a_sequence_goes_on_where_it_began(flags, sequence, refused, own, here):
     request = InferRequest(
-        model_name="m", reply=NOWHERE, accepted_at=0.0, flags=flags, correlation_id=sequence
+        model_name="m", reply=NoPort(), accepted_at=0.0, flags=flags, correlation_id=sequence
     )
     check_replica(request, own, own)
     if refused:
