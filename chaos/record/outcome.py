@@ -16,6 +16,8 @@ CODES: Final[Mapping[int, str]] = {
     # From `protocols.status`, by HTTP status. 400 stands for four codes there; the commonest is taken.
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
+    409: "FAILED_PRECONDITION",
+    412: "FAILED_PRECONDITION",
     422: "FAILED_PRECONDITION",
     500: "INTERNAL",
     501: "UNIMPLEMENTED",
