@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -12,7 +12,6 @@ import httpx
 
 from engine.fleet.observing import (
     counted,
-    gauge,
     marked_config,
     ready_versions,
     release_of,
@@ -39,14 +38,19 @@ class Access:
 
 
 class HttpReplica:
-    """One server, at the URL of `member`. `client` is the fleet's, and outlives it."""
+    """One server, at the URL of `member`. `client` is the fleet's, and outlives it.
 
-    def __init__(self, member: Member, client: httpx.AsyncClient, access: Access) -> None:
+    `access` returns how to ask now, since the fleet's file may change.
+    """
+
+    def __init__(self, member: Member, client: httpx.AsyncClient, access: Callable[[], Access]) -> None:
         self._member = member
         self._client = client
         self._access = access
 
-    async def look(self, models: Mapping[str, Sequence[Release]], *, deep: bool) -> Look:
+    async def look(
+        self, models: Mapping[str, Sequence[Release]], *, plans: Collection[str], deep: bool
+    ) -> Look:
         """See `engine.fleet.ports.Replica`."""
         register = _json(self._good(await self._ask("GET", _REGISTER), "the fleet's register"))
         listed = await self._ask("POST", "/v2/repository/index")
@@ -55,28 +59,28 @@ class HttpReplica:
         health = await self._ask("GET", "/v2/health/ready?deep=1" if deep else "/v2/health/ready")
         parts = _json(health).get("parts", ()) if deep and health.content else ()
         metrics = await self._scrape()
+        counts = counted(metrics)
         served = {}
         for model in {*models, *ready}:
             versions = ready.get(model, ())
             known = models.get(model, ())
             config = await self._config(model) if versions and any(each.config for each in known) else None
-            answered, errors = counted(metrics, model, versions)
+            answers, errors = counts.of(model, versions)
             one = Served(
                 ready=release_of(versions, config, known),
                 spoilt=model in spoilt,
-                answers=answered,
+                answers=answers,
                 errors=errors,
-                traffic=await self._traffic(model) if versions else None,
+                traffic=await self._traffic(model) if versions and model in plans else None,
             )
             served[model] = with_probe(one, parts, model)
-        pending, running = (gauge(metrics, f"tritium_requests_{name}") for name in ("pending", "running"))
         return Look(
             seen=Seen(
                 name=self._member.name,
                 boot=str(register["boot"]),
                 ready=health.status_code == 200 or register["held"] is True,
                 withdrawn=register["held"] is True,
-                waiting=None if pending is None or running is None else int(pending + running),
+                waiting=counts.waiting,
                 models=served,
             ),
             register=_register(register),
@@ -102,7 +106,7 @@ class HttpReplica:
             parameters["config"] = marked_config(release)
         path = f"/v2/repository/models/{quote(model, safe='')}/load"
         answer = await self._ask(
-            "POST", path, {"parameters": parameters}, epoch=epoch, within=self._access.load
+            "POST", path, {"parameters": parameters}, epoch=epoch, within=self._access().load
         )
         self._done(answer)
 
@@ -140,7 +144,8 @@ class HttpReplica:
         epoch: int | None = None,
         within: float | None = None,
     ) -> httpx.Response:
-        headers = dict(self._access.headers)
+        access = self._access()
+        headers = dict(access.headers)
         if epoch is not None:
             headers[_EPOCH] = str(epoch)
         url = path if "://" in path else self._member.url.rstrip("/") + path
@@ -150,7 +155,7 @@ class HttpReplica:
                 url,
                 headers=headers,
                 content=None if body is None else json.dumps(body).encode(),
-                timeout=httpx.Timeout(within or self._access.request, connect=self._access.request),
+                timeout=httpx.Timeout(within or access.request, connect=access.request),
             )
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -21,7 +21,7 @@ from engine.fleet.policy.claims import Rival, enough, latest, next_epoch
 from engine.fleet.policy.placing import place
 from engine.fleet.policy.rolling import Roll
 from engine.fleet.policy.scaling import wanted_replicas
-from engine.fleet.policy.sharing import has, plan_for, spared_by_all
+from engine.fleet.policy.sharing import is_in_force, plan_for, plan_text, spared_by_all
 from engine.fleet.policy.values import NONE, Load, Seen, Step, Unload, Wait, Wish, Write
 from engine.fleet.ports import Look, Member, Refused, Replica, Superseded, Unreachable
 from engine.fleet.wanted import Wanted
@@ -44,6 +44,9 @@ class _Known:
     seen_at: float = -1e9
     trouble: str = "not asked yet"
     withdrawn_at: float | None = None
+    shared: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # by model: boot, and the plan it was given
 
 
 class Controller:
@@ -76,7 +79,6 @@ class Controller:
         self._known: dict[str, _Known] = {}
         self._rolls: dict[str, Roll] = {}
         self._loads = Loads(tell, self._lose)
-        self._shared: dict[tuple[str, str], tuple[str, str]] = {}  # by replica and model: boot, plan's text
         self._books = Books()
         self._epoch = 0
         self._sequence = 0
@@ -119,6 +121,7 @@ class Controller:
     # -- one turn
 
     async def _turn(self, wanted: Wanted, nursery: trio.Nursery) -> None:
+        self._loads.forget(trio.current_time() - wanted.rules.retry)
         await self._meet(wanted)
         looks = await self._look(wanted)
         why = self._stand(wanted, looks)
@@ -157,6 +160,7 @@ class Controller:
     async def _look(self, wanted: Wanted) -> dict[str, Look]:
         looks: dict[str, Look] = {}
         models = {wish.model: [wish.release] for wish in wanted.wishes}
+        plans = {wish.model for wish in wanted.wishes if wish.traffic is not None}
         for model, ledger in self._books.ledgers.items():
             models.setdefault(model, []).extend((ledger.good, ledger.rolling, *ledger.refused))
 
@@ -164,14 +168,14 @@ class Controller:
             trying = any(roll.trying == known.member.name for roll in self._rolls.values())
             try:
                 with trio.fail_after(wanted.timing.request):
-                    seen = await known.port.look(models, deep=trying)
+                    seen = await known.port.look(models, plans=plans, deep=trying)
             except (Unreachable, trio.TooSlowError) as error:
                 known.trouble = str(error) or f"no answer within {wanted.timing.request:g} s"
                 return
             known.trouble = ""
             known.seen_at = trio.current_time()
             known.seen = replace(
-                self._loads.shown_in(seen.seen, wanted.rules.retry),
+                self._loads.shown_in(seen.seen),
                 labels=known.member.labels,
                 room=known.member.memory,
             )
@@ -208,8 +212,8 @@ class Controller:
         if self._dry or self._forced:
             return ""
         if self._rival is None:
-            self._rival = Rival(wanted.timing.takeover)
-        if self._rival.works(last, books.owner, self._name, trio.current_time()):
+            self._rival = Rival()
+        if self._rival.works(last, books.owner, self._name, wanted.timing.takeover, trio.current_time()):
             return f"controller {books.owner} is at work"
         return ""
 
@@ -325,15 +329,12 @@ class Controller:
     async def _steer(
         self, wanted: Wanted, looks: Mapping[str, Look], nursery: trio.Nursery
     ) -> dict[str, str]:
-        now = trio.current_time()
-        self._loads.forget(now - wanted.rules.retry)
         seen = {name: look.seen for name, look in looks.items()}
         # What is to be removed keeps its models for those who still send there.
         seen = {name: each for name, each in seen.items() if name not in self._books.drained}
-        placed = self._place(wanted, now)
-        models = {wish.model for wish in wanted.wishes} | set(self._books.ledgers)
+        placed = self._place(wanted)
         waits: dict[str, str] = {}
-        for model in sorted(models):
+        for model in self._models(wanted):
             if self._only and model != self._only:
                 continue
             wish = wanted.wish(model)
@@ -343,8 +344,13 @@ class Controller:
                 waits[model] = await self._share(wish, holders, seen)
         return waits
 
-    def _place(self, wanted: Wanted, now: float) -> dict[str, tuple[str, ...]]:
+    def _models(self, wanted: Wanted) -> list[str]:
+        """Return the models that the file names, and those that the fleet serves still."""
+        return sorted({wish.model for wish in wanted.wishes} | set(self._books.ledgers))
+
+    def _place(self, wanted: Wanted) -> dict[str, tuple[str, ...]]:
         """Return each model's replicas. One that went away a moment ago keeps its place."""
+        now = trio.current_time()
         there = {
             name: known.seen
             for name, known in self._known.items()
@@ -364,10 +370,12 @@ class Controller:
         nursery: trio.Nursery,
     ) -> str:
         """Do what there is to do for a model; return what is waited for."""
-        roll = self._rolls.setdefault(model, Roll(model, wanted.rules))
+        roll = self._rolls.setdefault(model, Roll(model))
         view = dict(seen)
         for _ in range(_MOST_STEPS):
-            step = roll.step(wish, self._books.ledger(model), holders, view, trio.current_time())
+            step = roll.step(
+                wish, self._books.ledger(model), holders, view, wanted.rules, trio.current_time()
+            )
             if isinstance(step, Wait):
                 return step.why
             if self._dry:
@@ -381,7 +389,7 @@ class Controller:
             elif isinstance(step, Load):
                 there = view[step.replica]
                 self._loads.begin(step, self._known[step.replica].port, there.boot, self._epoch, nursery)
-                view[step.replica] = self._loads.shown_in(there, wanted.rules.retry)
+                view[step.replica] = self._loads.shown_in(there)
             else:
                 await self._note(step)
         raise AssertionError(f"no end of steps for model {model}")
@@ -415,29 +423,26 @@ class Controller:
         waits = ""
         for name in holders:
             shown = seen[name].served(wish.model).traffic
-            text = repr(sorted(plan.items()))
-            if (
-                shown is None
-                or has(plan, shown)
-                or self._shared.get((name, wish.model)) == (seen[name].boot, text)
-            ):
+            given = seen[name].boot, plan_text(plan)
+            replica = self._known[name]
+            if shown is None or is_in_force(plan, (), shown) or replica.shared.get(wish.model) == given:
                 continue
             waits = f"{name} takes the traffic plan"
             try:
-                await self._known[name].port.share(wish.model, plan, self._epoch)
+                await replica.port.share(wish.model, plan, self._epoch)
             except (Refused, Unreachable) as error:
                 waits = f"{name} does not take the traffic plan: {error}"
             else:
-                self._shared[name, wish.model] = seen[name].boot, text
+                replica.shared[wish.model] = given
                 self._tell("fleet_traffic", replica=name, model=wish.model)
         return waits
 
     # -- what is shown
 
     def _paint(self, wanted: Wanted, looks: Mapping[str, Look], waits: Mapping[str, str], why: str) -> None:
-        placed = self._place(wanted, trio.current_time())
+        placed = self._place(wanted)
         lanes = []
-        for model in sorted({wish.model for wish in wanted.wishes} | set(self._books.ledgers)):
+        for model in self._models(wanted):
             wish, ledger = wanted.wish(model), self._books.ledger(model)
             spared = self._books.spared.get(model)
             lanes.append(

@@ -38,13 +38,14 @@ class Loads:
         return bool(self._loading)
 
     def forget(self, before: float) -> None:
-        """Forget failures from before a time, so that what failed then is tried again."""
+        """Forget loads that ended before a time: what failed then, or did not mend what it was to, is due again."""
         self._failed = {key: each for key, each in self._failed.items() if each.at > before}
+        self._ended = {key: at for key, at in self._ended.items() if at > before}
 
-    def shown_in(self, seen: Seen, patience: float) -> Seen:
+    def shown_in(self, seen: Seen) -> Seen:
         """Return a replica with what is known here of its loads.
 
-        One load is to mend what a failed one has left: within `patience` seconds it isn't asked for again.
+        One load is to mend what a failed one has left; until it is forgotten, it isn't asked for again.
         """
         models = dict(seen.models)
         for (replica, model), release in self._loading.items():
@@ -53,8 +54,8 @@ class Loads:
         for (replica, model), failed in self._failed.items():
             if replica == seen.name and failed.boot == seen.boot:
                 models[model] = replace(models.get(model) or seen.served(model), failed=failed.why)
-        for (replica, model), ended in self._ended.items():
-            if replica == seen.name and model in models and trio.current_time() - ended < patience:
+        for replica, model in self._ended:
+            if replica == seen.name and model in models:
                 models[model] = replace(models[model], spoilt=False)
         return replace(seen, models=models)
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 from engine.fleet.policy.values import NONE, Release, Served
 
-RELEASE: Final = "tritium.fleet.config"
-"""The parameter in the configuration of a release that says which one it is."""
+RELEASE: Final = "fleet_release"
+"""The parameter in the configuration of a release that says which one it is. The server has no such setting."""
 
-_SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)")
+SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>.+)")
+"""A line of Prometheus' text with a sample; behind the value there may be a time."""
+
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _UNLOADED: Final = "unloaded"  # the reason of a version that was unloaded in order
+_GOOD: Final = "nv_inference_request_success"
+_BAD: Final = "nv_inference_request_failure"
+_WAITING: Final = ("tritium_requests_pending", "tritium_requests_running")
 _OURS: Final = frozenset(("REJECTED", "CANCELED"))  # errors that say nothing of a model
 
 
@@ -73,38 +79,43 @@ def _mark_in(config: Mapping[str, Any] | None) -> str:
     return str(parameter.get("string_value", ""))
 
 
-def counted(text: str, model: str, versions: Sequence[int]) -> tuple[int, int]:
-    """Return how many answers some versions of a model gave, and how many of them were errors of the model.
+@dataclass(slots=True)
+class Counted:
+    """What the metrics of a replica say.
 
-    `text` is what the replica's metrics say.
+    `answers` and `errors` are by model and version; errors are those of the model. `waiting` are the requests
+    that are queued or executing, None where the metrics don't tell.
     """
-    good = bad = 0.0
-    counts = frozenset(map(str, versions))
-    for name, labels, value in samples(
-        text, ("nv_inference_request_success", "nv_inference_request_failure")
-    ):
-        if labels.get("model") != model or labels.get("version") not in counts:
-            continue
-        if name == "nv_inference_request_success":
-            good += value
-        elif labels.get("reason") not in _OURS:
-            bad += value
-    return int(good + bad), int(bad)
+
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waiting: int | None = None
+
+    def of(self, model: str, versions: Sequence[int]) -> tuple[int, int]:
+        """Return how many answers some versions of a model gave, and how many of them were errors."""
+        keys = [(model, str(version)) for version in versions]
+        return sum(self.answers[key] for key in keys), sum(self.errors[key] for key in keys)
 
 
-def gauge(text: str, name: str) -> float | None:
-    """Return the value of a metric without labels; None where it is missing."""
-    return next((value for _, labels, value in samples(text, (name,)) if not labels), None)
-
-
-def samples(text: str, names: Sequence[str]) -> Iterable[tuple[str, dict[str, str], float]]:
-    """Yield the samples of some metrics in text of Prometheus: name, labels and value."""
+def counted(text: str) -> Counted:
+    """Read the metrics of a replica, in text of Prometheus, once for all models."""
+    found = Counted()
     for line in text.splitlines():
-        if not line.startswith(tuple(names)):
+        if not line.startswith((_GOOD, _BAD, *_WAITING)):
             continue
-        found = _SAMPLE.match(line)
-        if found is not None and found["name"] in names:
-            yield found["name"], dict(_LABEL.findall(found["labels"] or "")), float(found["value"])
+        sample = SAMPLE.fullmatch(line)
+        if sample is None:
+            continue
+        labels, value = dict(_LABEL.findall(sample["labels"] or "")), int(float(sample["value"].split()[0]))
+        key = labels.get("model", ""), labels.get("version", "")
+        if sample["name"] in _WAITING and not labels:
+            found.waiting = (found.waiting or 0) + value
+        elif sample["name"] == _GOOD:
+            found.answers[key] += value
+        elif sample["name"] == _BAD and labels.get("reason") not in _OURS:
+            found.answers[key] += value
+            found.errors[key] += value
+    return found
 
 
 def with_probe(served: Served, parts: Iterable[Mapping[str, Any]], model: str) -> Served:

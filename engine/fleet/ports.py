@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,10 +46,12 @@ class Look:
 class Replica(Protocol):
     """One server of the fleet."""
 
-    async def look(self, models: Mapping[str, Sequence[Release]], *, deep: bool) -> Look:
+    async def look(
+        self, models: Mapping[str, Sequence[Release]], *, plans: Collection[str], deep: bool
+    ) -> Look:
         """Return what it shows of `models`, each with the releases that are told apart. Raises Unreachable.
 
-        `deep` has it prove by an inference that each answers.
+        Of the models in `plans` it shows how requests are shared out over versions, too. `deep` has it prove by an inference that each answers.
         """
         ...
 

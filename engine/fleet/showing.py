@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from engine.fleet.observing import SAMPLE
 from engine.fleet.picture import Lane, Picture, Standing
 from engine.fleet.policy.books import release_document
-from engine.fleet.policy.values import Release
 
-_SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .+)")
 _SUFFIXES: Final = ("_bucket", "_sum", "_count")
 
 
@@ -48,7 +46,9 @@ def _replica(name: str, url: str, picture: Picture) -> dict[str, Any]:
         "waiting": seen.waiting,
         "labels": dict(seen.labels),
         "models": {
-            model: _shown(served.ready) for model, served in sorted(seen.models.items()) if served.ready
+            model: release_document(served.ready)
+            for model, served in sorted(seen.models.items())
+            if served.ready
         },
     }
     if name in picture.drained:
@@ -59,20 +59,16 @@ def _replica(name: str, url: str, picture: Picture) -> dict[str, Any]:
 def _model(lane: Lane) -> dict[str, Any]:
     return {
         "name": lane.model,
-        "wanted": _shown(lane.wanted),
-        "good": _shown(lane.good),
-        "rolling": _shown(lane.rolling),
+        "wanted": release_document(lane.wanted),
+        "good": release_document(lane.good),
+        "rolling": release_document(lane.rolling),
         "trying": lane.trying,
         "passed": list(lane.passed),
-        "refused": [{**_shown(release), "reason": why} for release, why in lane.refused.items()],
+        "refused": [{**release_document(release), "reason": why} for release, why in lane.refused.items()],
         "placed": list(lane.placed),
         "without_traffic": {str(version): why for version, why in lane.spared.items()},
         "waits": lane.waits,
     }
-
-
-def _shown(release: Release) -> dict[str, Any]:
-    return release_document(release)
 
 
 # -- metrics
@@ -96,10 +92,10 @@ def merged(texts: Mapping[str, str]) -> str:
                     head = heads.setdefault(words[2], [])
                     if not any(each.startswith(f"# {words[1]} ") for each in head):
                         head.append(line)
-            elif sample := _SAMPLE.fullmatch(line):
-                name, labels, rest = sample.groups()
+            elif sample := SAMPLE.fullmatch(line):
+                name, labels, value = sample.groups()
                 inner = f"{label},{labels}" if labels else label
-                samples.setdefault(_family(name, heads), []).append(f"{name}{{{inner}}}{rest}")
+                samples.setdefault(_family(name, heads), []).append(f"{name}{{{inner}}} {value}")
     lines = []
     for family, found in samples.items():
         lines += heads.get(family, [])

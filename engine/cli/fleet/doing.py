@@ -216,7 +216,7 @@ def _proxy_config(options: argparse.Namespace) -> int:
             http_port=options.http_port,
             grpc_port=options.grpc_port,
             idempotent=options.idempotent,
-            timeout=options.timeout,
+            timeout=options.silence,
             retry_buffer=options.retry_buffer,
         )
         sys.stdout.write({"haproxy": haproxy, "envoy": envoy}[options.proxy](balanced, settings))

@@ -92,6 +92,7 @@ def fleet_parser() -> argparse.ArgumentParser:
     config.add_argument("--grpc-port", type=int, default=8001, help="its port for gRPC [%(default)s]")
     config.add_argument(
         "--timeout",
+        dest="silence",
         type=int,
         default=3600,
         metavar="SECONDS",

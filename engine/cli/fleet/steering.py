@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import signal
@@ -23,14 +24,15 @@ from engine.fleet.controller import Controller
 from engine.fleet.discovery.finding import Discovery
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.document.reading import read_file
+from engine.fleet.loads import Tell
 from engine.fleet.picture import Picture
 from engine.fleet.ports import Member
 from engine.fleet.serving import Window, show
 from engine.fleet.wanted import Wanted
 
+_LATE: Final = 60.0  # seconds by which an answer to a load may come after the roll has given it up
 _LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
 
-Tell = Callable[..., None]
 Story = Callable[[Controller], Awaitable[Picture]]
 
 
@@ -41,7 +43,7 @@ class FleetFile:
         """Raises BadDocument if it can't be used at the start."""
         self._path = path
         self._tell = tell
-        self._wanted = read_file(path)
+        self.wanted = read_file(path)  # as it was read last
         self._stamp = self._mark()
         self._complaint = ""
 
@@ -50,7 +52,7 @@ class FleetFile:
         stamp = self._mark()
         if stamp != self._stamp:
             try:
-                self._wanted = read_file(self._path)
+                self.wanted = read_file(self._path)
             except BadDocument as error:
                 if str(error) != self._complaint:
                     self._tell("fleet_file_refused", reason=str(error))
@@ -59,7 +61,7 @@ class FleetFile:
                 self._complaint = ""
                 self._tell("fleet_file_read", file=str(self._path))
             self._stamp = stamp
-        return self._wanted
+        return self.wanted
 
     def _mark(self) -> tuple[int, int, int]:
         try:
@@ -92,8 +94,10 @@ async def _steer(
     headers: Mapping[str, str],
     how: Mapping[str, Any],
 ) -> Picture:
-    timing = file.read().timing
-    access = Access(headers=headers, request=timing.request, load=file.read().rules.load_timeout + 60)
+    def access() -> Access:
+        wanted = file.wanted
+        return Access(headers=headers, request=wanted.timing.request, load=wanted.rules.load_timeout + _LATE)
+
     async with httpx.AsyncClient(trust_env=False, limits=_LIMITS) as client:
 
         def connect(member: Member) -> HttpReplica:
@@ -103,10 +107,10 @@ async def _steer(
         discovery = Discovery()
         controller = Controller(name, file.read, discovery.discover, connect, tell, **how)
         try:
-            with trio.fail_after(getattr(options, "timeout", float("inf"))):
+            with trio.fail_after(getattr(options, "timeout", math.inf)):
                 return await story(controller)
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + timing.request):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + file.wanted.timing.request):
                 await controller.close()
             discovery.close()
 

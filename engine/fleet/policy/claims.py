@@ -53,13 +53,12 @@ def enough(there: Collection[str], known: Collection[str]) -> bool:
 class Rival:
     """Whether another controller is at work, by what it writes. Times are in seconds of one clock."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._age: tuple[int, int] | None = None
         self._since = 0.0
 
-    def works(self, register: Register, owner: str, me: str, now: float) -> bool:
+    def works(self, register: Register, owner: str, me: str, patience: float, now: float) -> bool:
         """Return whether to stand by: another one has written within the time that it has for it."""
         if register.age != self._age:
             self._age, self._since = register.age, now
-        return owner not in ("", me) and now - self._since < self._patience
+        return owner not in ("", me) and now - self._since < patience

@@ -43,9 +43,9 @@ class Trial:
 class Roll:
     """One model's way from what it is to what it should be."""
 
-    def __init__(self, model: str, rules: Rules) -> None:
+    def __init__(self, model: str) -> None:
         self._model = model
-        self._rules = rules
+        self._rules = Rules()
         self._trial: Trial | None = None
 
     @property
@@ -59,12 +59,14 @@ class Roll:
         ledger: Ledger,
         holders: Sequence[str],
         seen: Mapping[str, Seen],
+        rules: Rules,
         now: float,
     ) -> Step:
-        """Return what is to be done next. `wish` is None for a model that should be nowhere.
+        """Return what is to be done next, by the rules of now. `wish` is None for a model that should be nowhere.
 
         `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
         """
+        self._rules = rules
         wanted = wish.release if wish else NONE
         if wanted in ledger.refused:
             wanted = ledger.good
@@ -105,7 +107,9 @@ class Roll:
 
     def _clear(self, wanted: Release, holders: Sequence[str], seen: Mapping[str, Seen]) -> Step | None:
         for name, replica in seen.items():
-            if (not wanted or name not in holders) and replica.served(self._model).ready:
+            served = replica.served(self._model)
+            # What a load that failed has left keeps the replica from being ready.
+            if (not wanted or name not in holders) and (served.ready or served.spoilt):
                 return Unload(name, self._model)
         return None
 

@@ -61,19 +61,16 @@ def plan_for(plan: Plan, spared: Spared) -> dict[str, Any]:
 
 
 def is_in_force(plan: Plan, spared: Iterable[int], shown: Mapping[str, Any]) -> bool:
-    """Whether a replica has `plan`, with or without the versions that are spared, as its traffic shows."""
+    """Whether a replica has what `plan` says, and defaults for the rest, as its traffic shows.
+
+    The weights of versions that are spared may be others.
+    """
     in_force = shown.get("plan")
     if not plan:
         return in_force is None
     spared = set(spared)
     with_all = {**plan, "weights": {k: v for k, v in plan.get("weights", {}).items() if int(k) not in spared}}
     return isinstance(in_force, Mapping) and _within(with_all, in_force)
-
-
-def has(plan: Plan, shown: Mapping[str, Any]) -> bool:
-    """Whether a replica has exactly what `plan` says, and defaults for the rest."""
-    in_force = shown.get("plan")
-    return in_force is None if not plan else isinstance(in_force, Mapping) and _within(plan, in_force)
 
 
 def _within(part: object, whole: object) -> bool:

@@ -60,7 +60,7 @@ class SimulatedServer:
             raise Superseded(f"{self.name} knows epoch {self.register.epoch}, and was told {epoch}")
         self.register = replace(self.register, epoch=epoch)
 
-    def served(self, model, deep):
+    def served(self, model, plans, deep):
         release = self.models.get(model, NONE)
         answers = int((trio.current_time() - self.since) * 4) if release else 0
         return Served(
@@ -68,7 +68,7 @@ class SimulatedServer:
             ill="no answer" if deep and release == ILL else "",
             answers=answers,
             errors=answers if release == FAULTY else 0,
-            traffic=self.traffic(model),
+            traffic=self.traffic(model) if model in plans else None,
         )
 
     def traffic(self, model):
@@ -99,7 +99,7 @@ class Line:
             raise Unreachable("no answer")
         return self.server
 
-    async def look(self, models, *, deep):
+    async def look(self, models, *, plans, deep):
         await trio.sleep(0.01)
         server = self.reach()
         return Look(
@@ -108,7 +108,7 @@ class Line:
                 boot=str(server.boot),
                 withdrawn=server.withdrawn,
                 waiting=server.waiting,
-                models={model: server.served(model, deep) for model in {*models, *server.models}},
+                models={model: server.served(model, plans, deep) for model in {*models, *server.models}},
             ),
             register=server.register,
         )
