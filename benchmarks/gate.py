@@ -33,8 +33,9 @@ from benchmarks.repository import write_some
 from benchmarks.results import Cell, Measured, Sample, percentile
 from benchmarks.runner import Turns, sampled
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, infer_path, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, infer_path, running, wait_ready
 from benchmarks.terminal import Terminal
+from chaos.subject.ports import free_ports
 from engine.identity.keys import digest_of, new_secret
 
 KEYS: Final = 10_000

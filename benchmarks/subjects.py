@@ -10,13 +10,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 from benchmarks import processes
 from benchmarks.payloads import HEADER_LENGTH, Request, WrongAnswer, decode
 from benchmarks.scenarios import Tensors
+from chaos.subject.ports import free_ports
 
 CHECKOUT: Final = Path(__file__).parent.parent
 
@@ -153,15 +153,6 @@ def _last_lines(log: Path) -> str:
 def _check_alive(child: subprocess.Popen[bytes], what: str, log: Path) -> None:
     if child.poll() is not None:
         raise NotStarted(f"{what} ended with {child.returncode} before it was ready:\n{_last_lines(log)}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which no process listened a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager

@@ -46,7 +46,8 @@ from benchmarks.repository import write_some
 from benchmarks.results import Load, Sample, percentile
 from benchmarks.runner import sampled
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, infer_path, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, infer_path, running, wait_ready
+from chaos.subject.ports import free_ports
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 STRINGS: Final = 1_000_000

@@ -40,6 +40,7 @@ EVERY_BACKEND: Final = (
     "tests/conformance/test_damaged_models.py",
 )
 IMAGE: Final = "tests/deploy/test_image.py"
+BEHIND_PROXIES: Final = "tests/engine/fleet/proxies/test_requests_through_proxies.py"
 IN_RAY: Final = "tests/engine/fleet/launching/test_launching_in_ray.py"
 _ELSEWHERE: Final = (
     *(
@@ -104,8 +105,9 @@ PARTS: Final = {
     ),
     "fleet": Part(
         help="rolls over four servers, a controller that is killed, and servers that end behind HAProxy,"
-        " which has to be installed",
+        " which has to be installed; Envoy is asked where it is",
         commands=(
+            (*PYTEST, "-m", "long", "--numprocesses=0", BEHIND_PROXIES),
             ("-m", "chaos.fleet"),
             ("-m", "chaos.fleet", "--behind", "haproxy", "--seconds", "300"),
         ),

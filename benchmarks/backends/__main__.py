@@ -30,7 +30,8 @@ from benchmarks.backends.frameworks import FRAMEWORKS, WIDTH, Framework
 from benchmarks.helper import Helper
 from benchmarks.payloads import Request, encode
 from benchmarks.scenarios import MIB
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, infer, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, infer, running, wait_ready
+from chaos.subject.ports import free_ports
 from engine.settings.extras import is_missing
 
 MODELS: Final = 10

@@ -28,7 +28,8 @@ from benchmarks.hostile import watched
 from benchmarks.hostile.crowd import KINDS
 from benchmarks.hostile.measure import NEIGHBOUR, write_models
 from benchmarks.hostile.watched import Word
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, running, wait_ready
+from chaos.subject.ports import free_ports
 
 _STANDS: Final = 3.0  # seconds
 _AFTER: Final = 2.0  # seconds in which what was begun comes to its end

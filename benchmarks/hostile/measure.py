@@ -19,7 +19,8 @@ from benchmarks.hostile.inputs import FLOATS, TEXTS, Hostile, infer_path
 from benchmarks.hostile.languages import everything
 from benchmarks.results import Attack, Skipped, percentile
 from benchmarks.runner import Progress
-from benchmarks.subjects import NotStarted, Subject, free_ports, printing_port, running, wait_ready
+from benchmarks.subjects import NotStarted, Subject, printing_port, running, wait_ready
+from chaos.subject.ports import free_ports
 
 NEIGHBOUR: Final = "neighbour"
 _MODEL: Final = """\

@@ -24,7 +24,8 @@ from typing import Final
 from benchmarks.llm_stream import session
 from benchmarks.llm_stream.session import Failed, Load, Served
 from benchmarks.llm_stream.timing import Timing
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, NotStarted, Subject, running, wait_ready
+from chaos.subject.ports import free_ports
 from engine.cli.llm.folder import write_repository
 
 MODEL: Final = "tiny"

@@ -17,7 +17,8 @@ from benchmarks import processes
 from benchmarks.llm_stream.alone import run_alone
 from benchmarks.llm_stream.model_folder import write_model
 from benchmarks.llm_stream.timing import Timing
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, running, wait_ready
+from chaos.subject.ports import free_ports
 
 PACE: Final = 0.02
 

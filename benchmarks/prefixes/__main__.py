@@ -15,8 +15,9 @@ from typing import Final
 
 from benchmarks.prefixes.chats import Failed, Load, Told, converse
 from benchmarks.prefixes.serving import AT_RANDOM
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, NotStarted, Subject, running, wait_ready
 from benchmarks.terminal import Terminal
+from chaos.subject.ports import free_ports
 from examples.llm.tiny_model import make
 
 _DESCRIPTION: Final = """\

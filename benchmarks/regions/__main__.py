@@ -34,8 +34,9 @@ from benchmarks.repository import write_some
 from benchmarks.results import Cell, Measured, Sample
 from benchmarks.runner import Turns, sampled
 from benchmarks.scenarios import MIB, Array, ramp
-from benchmarks.subjects import CHECKOUT, Subject, free_ports, infer_path, running, wait_ready
+from benchmarks.subjects import CHECKOUT, Subject, infer_path, running, wait_ready
 from benchmarks.terminal import Terminal
+from chaos.subject.ports import free_ports
 
 MODEL: Final = "onnx_identity"
 WIRE: Final = "wire"

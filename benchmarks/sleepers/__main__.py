@@ -18,8 +18,9 @@ import httpx
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, server, tree
+from benchmarks.subjects import CHECKOUT, NotStarted, Subject, server, tree
 from benchmarks.terminal import Terminal
+from chaos.subject.ports import free_ports
 from examples.llm.tiny_model import make
 
 _DESCRIPTION: Final = """\

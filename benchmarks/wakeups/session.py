@@ -14,11 +14,12 @@ from typing import Final
 from benchmarks import parsers, repository
 from benchmarks.report import NOTHING, Table, count, microseconds
 from benchmarks.results import percentile
-from benchmarks.subjects import NotStarted, Source, Subject, free_ports, running, tree, wait_ready
+from benchmarks.subjects import NotStarted, Source, Subject, running, tree, wait_ready
 from benchmarks.wakeups import counters, timeline, watched
 from benchmarks.wakeups.callers import CALLERS, SCENARIO, Caller, caller
 from benchmarks.wakeups.counters import Unavailable, Used
 from benchmarks.wakeups.timeline import Call, Counts, Moment
+from chaos.subject.ports import free_ports
 
 _WARM_UP: Final = 0.5  # seconds
 _WATCHED: Final = 2000  # calls whose turns are looked at: the page holds some twice as many

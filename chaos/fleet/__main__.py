@@ -17,7 +17,8 @@ from pathlib import Path
 
 import trio
 
-from chaos.fleet.behind import PROGRAMS, endings
+from chaos.fleet.balancers import BALANCERS
+from chaos.fleet.behind import endings
 from chaos.fleet.ground import ground
 from chaos.fleet.stories import STORIES, Finding, tell
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--story", action="append", choices=[*STORIES], help="play this one; repeatable [all]"
     )
     parser.add_argument(
-        "--behind", action="append", choices=[*PROGRAMS], help="end servers behind this balancer instead"
+        "--behind", action="append", choices=[*BALANCERS], help="end servers behind this balancer instead"
     )
     parser.add_argument("--seconds", type=float, default=300, help="how long they are ended [%(default)g]")
     parser.add_argument(

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from signal import SIGKILL, SIGTERM
 
 import trio
 
+from chaos.fleet.balancers import balancer
 from chaos.fleet.ground import GOOD, Ground
 from chaos.fleet.load import Tally, ask
 from chaos.fleet.stories import Finding
-
-PROGRAMS = {
-    "haproxy": ("haproxy", "-f"),
-    "envoy": ("envoy", "--log-level", "off", "--concurrency", "1", "-c"),
-}
-
-
-@contextmanager
-def balancer(ground: Ground, proxy: str, http_port: int, grpc_port: int, *flags: str) -> Iterator[int]:
-    """Run a balancer by the configuration that `tritium fleet proxy-config` writes; give its pid."""
-    written = subprocess.run(
-        [
-            *(sys.executable, "-m", "engine", "fleet", "proxy-config", proxy, f"--file={ground.file}"),
-            *("--address=127.0.0.1", f"--http-port={http_port}", f"--grpc-port={grpc_port}", *flags),
-        ],
-        check=True,
-        capture_output=True,
-    ).stdout
-    file = ground.folder / ("haproxy.cfg" if proxy == "haproxy" else "envoy.yaml")
-    file.write_bytes(written)
-    with (ground.folder / f"{proxy}.log").open("wb") as log:
-        process = subprocess.Popen([*PROGRAMS[proxy], str(file)], stdout=log, stderr=log)
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
+from chaos.subject.ports import free_ports
 
 
 async def until_answers(port: int, *, within: float = 30) -> None:
@@ -62,7 +32,7 @@ async def endings(ground: Ground, proxy: str, *, seconds: float, every: float, c
     http_port, grpc_port = free_ports(2)
     try:
         await ground.until_all_serve(GOOD)
-        with balancer(ground, proxy, http_port, grpc_port, "--idempotent"):
+        with balancer(ground.file, proxy, http_port, grpc_port, "--idempotent"):
             await until_answers(http_port)
             async with trio.open_nursery() as nursery:
                 for _ in range(clients):
@@ -98,12 +68,3 @@ async def _end_by_turns(ground: Ground, seconds: float, every: float) -> int:
         await ground.until_all_serve(GOOD)
         await trio.sleep_until(next_at)
     return ends
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in taken]
-    for each in taken:
-        each.close()
-    return ports

@@ -14,7 +14,7 @@ from benchmarks.grpc.subjects import BARE, REFERENCES, GrpcSubject
 from benchmarks.payloads import WrongAnswer
 from benchmarks.results import Load
 from benchmarks.runner import Plan
-from benchmarks.subjects import free_ports
+from chaos.subject.ports import free_ports
 from tests.support.logged import Silent
 from tests.support.tiers import mostly_long
 

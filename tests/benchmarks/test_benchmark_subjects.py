@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import processes, subjects
 from benchmarks.subjects import Checkout, NotStarted, Revision, Running, parse_target
+from chaos.subject.ports import free_ports
 
 
 def test_a_url_names_a_running_server():
@@ -43,7 +44,7 @@ def test_a_directory_with_an_engine_is_a_checkout_and_any_other_word_a_revision(
 
 
 def test_ports_are_free_and_different():
-    ports = subjects.free_ports(3)
+    ports = free_ports(3)
     assert len(set(ports)) == 3
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import clients, processes, subjects, transfer, yardstick
 from benchmarks.payloads import Request
+from chaos.subject.ports import free_ports
 
 
 def test_the_responder_answers_as_many_bytes_as_the_path_names():
@@ -39,7 +40,7 @@ def test_a_load_client_measures_the_responder(name, tmp_path):
 def test_a_server_that_is_gone_is_a_failure_of_the_client():
     if reason := clients.missing("h2load"):
         pytest.skip(reason)
-    (port,) = subjects.free_ports(1)
+    (port,) = free_ports(1)
     with pytest.raises(clients.ClientFailed, match="no answer"):
         clients.h2load(f"http://127.0.0.1:{port}/1", Request(b"x", {}), concurrency=1, seconds=0.1)
 

@@ -191,15 +191,21 @@ def until(process, words):
     raise AssertionError(f"it ended without saying {words!r}: {process.stderr.read()}")
 
 
+def run_through_a_death(program, pair, *flags, once="100 done", of=lambda line: None):
+    """Run a program, and kill a server when it says `once`; return status, what it wrote, and that line."""
+    with running(program, pair, *flags) as process:
+        line = until(process, once)
+        pair.kill(of(line))
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err, line
+
+
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["balancing_http", "balancing_grpc"])
 def test_no_idempotent_request_fails_where_a_server_is_killed(pair, program):
-    with running(program, pair, "--idempotent", "--requests=500") as process:
-        until(process, "100 done")
-        pair.kill()
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+    status, out, err, _ = run_through_a_death(program, pair, "--idempotent", "--requests=500")
+    assert (status, err) == (0, "")
     assert " 0 failed" in out
 
 
@@ -207,23 +213,25 @@ def test_no_idempotent_request_fails_where_a_server_is_killed(pair, program):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["balancing_http", "balancing_grpc"])
 def test_of_others_at_most_those_in_hand_fail(pair, program):
-    with running(program, pair, "--requests=400", "--at-once=4") as process:
-        until(process, "100 done")
-        pair.kill()
-        _, err = process.communicate(timeout=60)
+    status, _, err, _ = run_through_a_death(program, pair, "--requests=400", "--at-once=4")
     failed = [line for line in err.splitlines() if line.startswith("failed: ")]
     assert len(failed) <= 4
-    assert process.returncode == (1 if failed else 0)
+    assert status == (1 if failed else 0)
+
+
+def address_in(line):
+    return line.partition(": ")[0]
 
 
 @pytest.mark.system
 @pytest.mark.slow
 def test_a_sequence_whose_server_is_killed_begins_anew(pair):
-    with running("sequences_http", pair, "--numbers=8", "--pause=0.05") as process:
-        address, _, _ = until(process, ": 3 makes 6").partition(": ")
-        pair.kill(address)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+    flags = ("--numbers=8", "--pause=0.05")
+    status, out, err, line = run_through_a_death(
+        "sequences_http", pair, *flags, once=": 3 makes 6", of=address_in
+    )
+    address = address_in(line)
+    assert (status, err) == (0, "")
     assert "lost, beginning anew" in out
     assert out.endswith("the sum is 36\n")
     assert f"{address}: 8 makes" not in out

@@ -20,6 +20,7 @@ import trio
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from chaos.subject.ports import free_ports
 from tests.survival.repository import Repository
 from tests.survival.server import standing, until
 
@@ -191,15 +192,6 @@ def test_curl_introduces_a_client(server, introduced):
     for address in ("203.0.113.60", "2001:db8:60::1"):
         asked = [curl("--interface", PROXY, "--haproxy-clientip", address, url) for _ in range(2)]
         assert asked == ["200", "429"]
-
-
-def free_ports(count):
-    """Ports that were free a moment ago."""
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
-    return ports
 
 
 def listening(port):

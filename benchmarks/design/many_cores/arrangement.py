@@ -21,7 +21,8 @@ from benchmarks.grpc.scenarios import GRPC_SCENARIOS, Shape
 from benchmarks.repository import write_some
 from benchmarks.results import Load
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.subjects import CHECKOUT, NotStarted, Subject, free_ports, running, wait_ready
+from benchmarks.subjects import CHECKOUT, NotStarted, Subject, running, wait_ready
+from chaos.subject.ports import free_ports
 
 MODEL: Final = "onnx_add_sub"
 _HTTP: Final = next(each for each in SCENARIOS if each.name == "onnx-binary")

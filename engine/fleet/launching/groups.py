@@ -17,7 +17,7 @@ from typing import Any, Final
 from engine.fleet.launching import registry
 from engine.fleet.launching.heads import HeadAway, check_listens, head_of
 from engine.fleet.launching.owner import ServerOwner
-from engine.fleet.launching.registry import NAMESPACE, LaunchedServer, LaunchOrder, Phase, Standing
+from engine.fleet.launching.registry import NAMESPACE, LaunchedServer, LaunchOrder, Phase, StandingOrder
 from engine.fleet.launching.room import bundle, what_lacks
 
 _LOOKED_EVERY: Final = 0.1  # seconds
@@ -58,12 +58,12 @@ class RayGroups:
         self._ray = ray
         self._say = say
 
-    def standing(self, group: str) -> Standing | None:
+    def standing(self, group: str) -> StandingOrder | None:
         """Return what a group is; None if there is no such group."""
         from ray.experimental.internal_kv import _internal_kv_get
 
         found = _internal_kv_get(registry.group_key(group), namespace=NAMESPACE)
-        return Standing.read(found) if found else None
+        return StandingOrder.read(found) if found else None
 
     def servers(self, group: str) -> list[LaunchedServer]:
         """Return the servers of a group by name. Those are lost whose nodes are dead."""
@@ -84,7 +84,7 @@ class RayGroups:
         number = 1 if standing is None else standing.number + 1
         # What another launch may have begun, and not come to the end of.
         self._removed(order.group, lambda each: standing is None or each != standing.number, order.grace)
-        following = Standing(order, number)
+        following = StandingOrder(order, number)
         try:
             self._reserve(following, patience)
             servers = self._started(following, patience)
@@ -124,13 +124,13 @@ class RayGroups:
 
     # -- a set
 
-    def _keep(self, standing: Standing) -> None:
+    def _keep(self, standing: StandingOrder) -> None:
         from ray.experimental.internal_kv import _internal_kv_put
 
         key = registry.group_key(standing.order.group)
         _internal_kv_put(key, standing.written(), namespace=NAMESPACE)
 
-    def _reserve(self, standing: Standing, patience: Patience) -> None:
+    def _reserve(self, standing: StandingOrder, patience: Patience) -> None:
         from ray.util.placement_group import placement_group
 
         order = standing.order
@@ -157,7 +157,7 @@ class RayGroups:
                 "" if lacks else "stop what runs there (a group: --stop), or ask for less",
             )
 
-    def _started(self, standing: Standing, patience: Patience) -> list[LaunchedServer]:
+    def _started(self, standing: StandingOrder, patience: Patience) -> list[LaunchedServer]:
         """Start what is missing of a set; return its servers once all serve."""
         order = standing.order
         names = [registry.server_name(order.group, standing.number, index) for index in range(order.replicas)]
@@ -178,7 +178,7 @@ class RayGroups:
             pending = dict(self._again(standing, pending))
             time.sleep(_LOOKED_EVERY)
 
-    def _again(self, standing: Standing, pending: dict[Any, int]) -> Iterator[tuple[Any, int]]:
+    def _again(self, standing: StandingOrder, pending: dict[Any, int]) -> Iterator[tuple[Any, int]]:
         """Make actors again whose making came to nothing: their node had died, and Ray did not know yet."""
         if not pending:
             return
@@ -196,7 +196,7 @@ class RayGroups:
                     raise LaunchFailed(f"the actor of a server could not be made: {error}") from error
                 yield self._actor(standing, index).pid.remote(), index
 
-    def _actor(self, standing: Standing, index: int) -> Any:
+    def _actor(self, standing: StandingOrder, index: int) -> Any:
         """Return the actor of a server, which is made if there is none."""
         from ray.util.placement_group import get_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -92,7 +92,7 @@ class LaunchOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingOrder:
     """The order that a group stands by, and the number of the set of servers that carries it out."""
 
     order: LaunchOrder

@@ -67,28 +67,30 @@ class Roll:
         `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
         """
         self._rules = rules
-        wanted = wish.release if wish else NONE
-        if wanted in ledger.refused:
-            wanted = ledger.good
-        if wanted == NONE or wanted == ledger.good:
-            return self._stay(wanted, ledger, holders, seen)
+        asked = wish.release if wish else NONE
+        # What was refused is tried again once another release has been asked for.
+        refused = {release: why for release, why in ledger.refused.items() if release == asked}
+        wanted = ledger.good if refused else asked
+        if wanted in (NONE, ledger.good):
+            stays = Ledger(good=wanted, refused=refused)
+            return self._stay(stays, holders, seen) if ledger == stays else self._give_up(stays)
         if ledger.rolling != wanted:
             self._trial = None
-            fresh = replace(ledger, rolling=wanted, passed=frozenset())
+            fresh = Ledger(good=ledger.good, rolling=wanted)
             return Write(self._model, fresh, f"roll {wanted} out")
         return self._roll(wanted, ledger, holders, seen, now)
 
-    def _stay(
-        self, wanted: Release, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen]
-    ) -> Step:
+    def _give_up(self, stays: Ledger) -> Step:
+        """Note that what was asked for meanwhile is asked for no more."""
+        self._trial = None
+        return Write(self._model, stays, f"stay with {stays.good}")
+
+    def _stay(self, ledger: Ledger, holders: Sequence[str], seen: Mapping[str, Seen]) -> Step:
         """Have all holders serve what is known to be good, and then no others anything."""
         self._trial = None
-        if ledger.rolling or ledger.good != wanted:
-            # What was wanted meanwhile is wanted no more.
-            back = replace(ledger, good=wanted, rolling=NONE, passed=frozenset())
-            return Write(self._model, back, f"stay with {wanted}")
-        step = self._serve(((name, wanted) for name in holders), seen) if wanted else None
-        return step or self._clear(wanted, holders, seen) or Wait(self._model)
+        good = ledger.good
+        step = self._serve(((name, good) for name in holders), seen) if good else None
+        return step or self._clear(good, holders, seen) or Wait(self._model)
 
     def _serve(self, wanted: Iterable[tuple[str, Release]], seen: Mapping[str, Seen]) -> Step | None:
         """Return a step for a replica that does not serve what it should, and is not about to."""

@@ -37,6 +37,7 @@ class SimulatedServer:
     since: float = 0.0
     withdrawn: bool = False
     waiting: int = 0
+    spoilt: set[str] = field(default_factory=set)  # models of which a load failed last
     plans: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     rolled_back: dict[int, str] = field(default_factory=dict)
     recent: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class SimulatedServer:
         """It is started again without any model, as a server in explicit mode is."""
         self.is_up, self.boot = False, self.boot + 1
         self.models, self.plans, self.register = {}, {}, Register()
-        self.withdrawn = False
+        self.spoilt, self.withdrawn = set(), False
 
     def become(self, model, release):
         self.models[model] = release
@@ -65,6 +66,7 @@ class SimulatedServer:
         answers = int((trio.current_time() - self.since) * 4) if release else 0
         return Served(
             ready=release,
+            spoilt=model in self.spoilt,
             ill="no answer" if deep and release == ILL else "",
             answers=answers,
             errors=answers if release == FAULTY else 0,
@@ -108,7 +110,10 @@ class Line:
                 boot=str(server.boot),
                 withdrawn=server.withdrawn,
                 waiting=server.waiting,
-                models={model: server.served(model, plans, deep) for model in {*models, *server.models}},
+                models={
+                    model: server.served(model, plans, deep)
+                    for model in {*models, *server.models, *server.spoilt}
+                },
             ),
             register=server.register,
         )
@@ -141,7 +146,9 @@ class Line:
         if server.newest_load != mine:
             raise Refused("a newer operation has been applied")
         if release == BROKEN:
+            server.spoilt.add(model)
             raise Refused("no such file")
+        server.spoilt.discard(model)
         if server.models.get(model) != release:
             server.become(model, release)
         self.reach()
@@ -152,6 +159,7 @@ class Line:
         server.check(epoch)
         server.changes.append((server.boot, epoch, "unload"))
         server.models.pop(model, None)
+        server.spoilt.discard(model)
 
     async def share(self, model, plan, epoch):
         await trio.sleep(0.01)
@@ -183,13 +191,14 @@ class SimulatedFleet:
         self.said = []
         self.wish: Wish | None = Wish(model=model, release=wanted)
         self.wishes = None
+        self.rules = RULES
         self.scopes = {}
         self.controllers = {}
 
     @property
     def wanted(self):
         wishes = self.wishes if self.wishes is not None else [self.wish] if self.wish else []
-        return Wanted(wishes=wishes, rules=RULES, timing=TIMING)
+        return Wanted(wishes=wishes, rules=self.rules, timing=TIMING)
 
     def named(self, name):
         return self.servers[name]

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.fleet.ground import BETTER, BROKEN, GOOD, MODEL, Ground
+from chaos.subject.ports import free_ports
 
 pytestmark = pytest.mark.system
 
@@ -101,10 +103,54 @@ def test_a_replica_is_drained_and_comes_back(ground, fleet):
     assert (status, said) == (1, "there is no replica 'r7'; there are r0, r1\n")
 
 
+def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
+    ground.want(GOOD)
+    plain = ground.file.read_text()
+    config = {
+        "backend": "python",
+        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+        "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
+        "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
+    }
+    ground.file.write_text(plain.replace("{versions: 1}", f"{{versions: 1, config: {json.dumps(config)}}}"))
+    for _ in range(2):  # the second finds nothing to do
+        status, _, said = fleet("apply", "--timeout=50")
+        assert status == 0, said
+    assert "loads" not in said
+    assert counts(ground) == [2, 2]
+    ground.file.write_text(plain)
+    assert fleet("apply", "--timeout=50")[0] == 0
+    assert counts(ground) == [1, 1]
+
+
+def counts(ground):
+    """Return how many instances of the model each server has."""
+
+    async def ask():
+        configs = [await server.ask(f"/v2/models/{MODEL}/config") for server in ground.servers.values()]
+        return [json.loads(each.body)["instance_group"][0]["count"] for each in configs]
+
+    return trio.run(ask)
+
+
+def test_replicas_are_ready_after_a_new_model_has_failed_to_load(ground, fleet):
+    ground.want(GOOD)
+    assert fleet("apply")[0] == 0
+    shutil.copytree(ground.repository / MODEL, ground.repository / "odd")
+    text = ground.file.read_text()
+    ground.file.write_text(text.replace("models:\n", f"models:\n  odd: {{versions: {BROKEN}}}\n"))
+    status, shown, _ = fleet("apply")
+    assert status == 1
+    assert "its weights are missing" in shown
+    assert ready(ground) == [True, True]
+    assert fleet("status")[0] == 0
+    ground.file.write_text(text)
+
+
 def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, tmp_path):
     ground.want(BETTER)
     command = [sys.executable, "-m", "engine", "fleet", "run", f"--file={ground.file}", "--name=one"]
-    port = _free_port()
+    (port,) = free_ports(1)
     log = tmp_path / "log"
     with (
         log.open("wb") as written,
@@ -176,10 +222,3 @@ def _until(ask, condition, within=60):
             return told
         time.sleep(0.05)
     raise AssertionError(f"not within {within} s: {told}")
-
-
-def _free_port():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]

@@ -1,5 +1,7 @@
 """How changes go over a simulated fleet, whose replicas and controllers die at any step."""
 
+from dataclasses import replace
+
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +61,23 @@ async def test_a_model_that_is_new_is_tried_on_one_replica_first(nursery):
     await fleet.until(lambda: fleet.controllers["one"].picture.settled)
     assert sum(bool(server.changes) for server in fleet.servers.values()) == 1
     assert fleet.all_serve(NONE)
+    assert not any(server.spoilt for server in fleet.servers.values())
+
+
+@told
+async def test_rules_count_from_when_the_file_has_them(nursery):
+    fleet = SimulatedFleet(2, serving=GOOD)
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    fleet.rules = replace(fleet.rules, settle=60)
+    fleet.wish = Wish(model=MODEL, release=BETTER)
+    await fleet.until(lambda: fleet.on({BETTER}))
+    await trio.sleep(50)
+    assert len(fleet.on({BETTER})) == 1
+    fleet.rules = replace(fleet.rules, settle=3)
+    began = trio.current_time()
+    await fleet.until(lambda: fleet.all_serve(BETTER))
+    assert trio.current_time() - began <= 10
 
 
 REASONS = {
@@ -97,6 +116,17 @@ async def test_what_was_refused_is_not_tried_again_and_what_comes_next_is(nurser
     assert fleet.decisions().count("roll version 4 out") == 1
     fleet.wish = Wish(model=MODEL, release=BETTER)
     await fleet.until(lambda: fleet.all_serve(BETTER) and fleet.controllers["one"].picture.settled)
+    fleet.wish = Wish(model=MODEL, release=ILL)  # mended meanwhile, for all that is known
+    await fleet.until(lambda: fleet.decisions().count("roll version 4 out") == 2)
+
+
+@told
+async def test_a_model_that_no_file_names_any_more_is_forgotten(nursery):
+    fleet = SimulatedFleet(2, wanted=BROKEN)
+    await fleet.run(nursery)
+    await fleet.until(lambda: any(lane.refused for lane in fleet.controllers["one"].picture.lanes))
+    fleet.wish = None
+    await fleet.until(lambda: not fleet.controllers["one"].picture.lanes)
 
 
 @told

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.fleet.launching import registry
 from engine.fleet.launching.flags import Ports, command_words, ports_of, value_of, what_is_wrong
-from engine.fleet.launching.registry import LaunchedServer, LaunchOrder, Phase, Standing
+from engine.fleet.launching.registry import LaunchedServer, LaunchOrder, Phase, StandingOrder
 from engine.fleet.launching.room import bundle, what_lacks
 
 FREE = (1111, 2222, 3333)
@@ -67,7 +67,7 @@ def test_an_entry_is_read_as_it_was_written_and_what_is_unknown_is_left_out():
 
 def test_an_order_is_read_as_it_was_written():
     order = LaunchOrder(group="g", replicas=2, flags=("/m", "--id=x"), gpus=0.5, labels={"a": "b"})
-    assert Standing.read(Standing(order, 3).written()) == Standing(order, 3)
+    assert StandingOrder.read(StandingOrder(order, 3).written()) == StandingOrder(order, 3)
 
 
 @given(

@@ -12,7 +12,7 @@ import trio
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.subjects import free_ports
+from chaos.subject.ports import free_ports
 from chaos.subject.server import Server
 from engine.fleet.proxies.envoy import envoy
 from engine.fleet.proxies.haproxy import haproxy

@@ -1,0 +1,1 @@
+"""What a balancer before a fleet costs a request."""
