@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +27,9 @@ from chaos.wires.http import LOOPBACK, Connection, request
 from protocols.kserve.proto import grpc_service_pb2 as pb
 
 _DESCRIPTION: Final = """\
-Serve an ONNX model, put HAProxy and Envoy before it by the configurations of `tritium fleet proxy-config`, and
-ask it one request at a time: directly, and through each, by turns. Balancers that are not installed are left
-out."""
+Serve an ONNX model, put HAProxy and Envoy before it by the configurations of `tritium fleet proxy-config`,
+and ask it one request at a time: directly, and through each, by turns. Balancers that are not installed are
+left out."""
 
 _MODEL: Final = "add_sub_onnx"
 _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -62,18 +62,21 @@ def _body() -> Mapping[str, object]:
 async def over_http(ports: Mapping[str, int], *, turns: int, requests: int) -> Times:
     """Ask over HTTP. The first turn of each way is not counted. Raises WrongAnswer."""
     asked = request("POST", f"/v2/models/{_MODEL}/infer", json.dumps(_body()).encode())
-    connections = {way: await Connection.open(port) for way, port in ports.items()}
     seconds: dict[str, list[float]] = {way: [] for way in ports}
-    for turn in range(turns + 1):
-        for way, connection in connections.items():
-            for _ in range(requests):
-                began = time.perf_counter()
-                reply = await connection.ask(asked)
-                took = time.perf_counter() - began
-                if reply.status != 200:
-                    raise WrongAnswer(f"{way}: {reply.status} {reply.body[:200]!r}")
-                if turn:
-                    seconds[way].append(took)
+    async with AsyncExitStack() as stack:
+        connections = {
+            way: await stack.enter_async_context(await Connection.open(port)) for way, port in ports.items()
+        }
+        for turn in range(turns + 1):
+            for way, connection in connections.items():
+                for _ in range(requests):
+                    began = time.perf_counter()
+                    reply = await connection.ask(asked)
+                    took = time.perf_counter() - began
+                    if reply.status != 200:
+                        raise WrongAnswer(f"{way}: {reply.status} {reply.body[:200]!r}")
+                    if turn:
+                        seconds[way].append(took)
     return seconds
 
 

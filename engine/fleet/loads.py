@@ -38,7 +38,10 @@ class Loads:
         return bool(self._loading)
 
     def forget(self, before: float) -> None:
-        """Forget loads that ended before a time: what failed then, or did not mend what it was to, is due again."""
+        """Forget loads that ended before a time.
+
+        What failed then, or did not mend what it was to, is due again.
+        """
         self._failed = {key: each for key, each in self._failed.items() if each.at > before}
         self._ended = {key: at for key, at in self._ended.items() if at > before}
 

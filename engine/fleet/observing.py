@@ -13,7 +13,10 @@ from typing import Any, Final
 from engine.fleet.policy.values import NONE, Release, Served
 
 RELEASE: Final = "fleet_release"
-"""The parameter in the configuration of a release that says which one it is. The server has no such setting."""
+"""The parameter in the configuration of a release that says which one it is.
+
+The server has no such setting.
+"""
 
 SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>.+)")
 """A line of Prometheus' text with a sample; behind the value there may be a time."""

@@ -51,7 +51,8 @@ class Replica(Protocol):
     ) -> Look:
         """Return what it shows of `models`, each with the releases that are told apart. Raises Unreachable.
 
-        Of the models in `plans` it shows how requests are shared out over versions, too. `deep` has it prove by an inference that each answers.
+        Of the models in `plans` it shows how requests are shared out over versions, too. `deep` has it prove
+        by an inference that each answers.
         """
         ...
 

@@ -62,9 +62,9 @@ class Roll:
         rules: Rules,
         now: float,
     ) -> Step:
-        """Return what is to be done next, by the rules of now. `wish` is None for a model that should be nowhere.
+        """Return what is to be done next, by the rules of now.
 
-        `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
+        `wish` is None for a model that should be nowhere. `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
         """
         self._rules = rules
         asked = wish.release if wish else NONE
