@@ -140,6 +140,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
+        open(@TAKEN@, "w").close()
         while not os.path.exists(@GATE@):
             time.sleep(0.01)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
@@ -206,6 +207,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python_model(folder, "spare", TOTAL)
     policy = "default_queue_policy { timeout_action: REJECT allow_timeout_override: true default_timeout_microseconds: 60000000 }"
     gate = GATE.replace("@GATE@", repr(str(folder.parent / f"{folder.name}.gate")))
+    gate = gate.replace("@TAKEN@", repr(str(folder.parent / f"{folder.name}.taken")))
     python_model(folder, "gate", gate, batch=1, more=f"dynamic_batching {{ {policy} }}")
     delay = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 20000000 }"
     python_model(folder, "pair", PAIR.replace("@BEGUN@", repr(str(begun(folder)))), batch=2, more=delay)
@@ -435,9 +437,12 @@ def test_a_large_tensor_goes_and_comes(science):
 
 def test_a_call_waits_in_its_callees_queue_for_as_long_as_its_timeout(science, repository):
     gate = repository.parent / f"{repository.name}.gate"
+    taken = repository.parent / f"{repository.name}.taken"
     code = f"""
-        import asyncio
+        import asyncio, os
         waiting = [call('gate', {{'X': [[1]]}}, ['Y']).async_exec() for _ in range(3)]
+        while not os.path.exists({str(taken)!r}):  # calls are sent in no order
+            await asyncio.sleep(0.01)
         late = await call('gate', {{'X': [[1]]}}, ['Y'], timeout=50_000).async_exec()
         open({str(gate)!r}, "w").close()
         return [told(late), *map(told, await asyncio.gather(*waiting))]

@@ -64,7 +64,8 @@ class Roll:
     ) -> Step:
         """Return what is to be done next, by the rules of now.
 
-        `wish` is None for a model that should be nowhere. `holders` are the replicas of the model that are there, sorted; `seen` are all replicas that are.
+        `wish` is None for a model that should be nowhere. `holders` are the replicas of the model that are
+        there, sorted; `seen` are all replicas that are.
         """
         self._rules = rules
         asked = wish.release if wish else NONE
