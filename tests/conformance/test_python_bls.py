@@ -205,6 +205,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     python_model(folder, "moody", MOODY)
     python_model(folder, "spare", TOTAL)
+    python_model(folder, "opened", TOTAL)
     policy = "default_queue_policy { timeout_action: REJECT allow_timeout_override: true default_timeout_microseconds: 60000000 }"
     gate = GATE.replace("@GATE@", repr(str(folder.parent / f"{folder.name}.gate")))
     gate = gate.replace("@TAKEN@", repr(str(folder.parent / f"{folder.name}.taken")))
@@ -224,7 +225,7 @@ def metrics_port() -> int:
 
 @pytest.fixture(scope="module")
 def address(repository: Path, metrics_port: int) -> Iterator[str]:
-    """The gRPC address of a server in explicit mode that has loaded every model but `spare`."""
+    """The gRPC address of a server in explicit mode that has loaded every model but `spare` and `opened`."""
     loaded = ("add", "twice", "lab", "lab2", "lab_async", "countdown", "total", "moody", "pair", "gate")
     options = [f"--load-model={name}" for name in loaded]
     environ: dict[str, Any] = {
@@ -620,11 +621,10 @@ def test_a_model_that_is_not_ready_is_not_called(science):
 
 def test_a_model_loads_others_while_it_is_being_loaded_but_not_itself(science, repository):
     more = 'parameters {{ key: "initialize" value {{ string_value: "{}" }} }}'
-    python_model(repository, "opener", lab(), CODE, more=more.format("pb_utils.load_model('spare')"))
+    python_model(repository, "opener", lab(), CODE, more=more.format("pb_utils.load_model('opened')"))
     python_model(repository, "narcissus", lab(), CODE, more=more.format("pb_utils.load_model('narcissus')"))
     science.client.load_model("opener")
-    assert science.client.is_model_ready("spare")
-    science.client.unload_model("spare")
+    assert science.client.is_model_ready("opened")
     with pytest.raises(InferenceServerException, match="narcissus -> narcissus"):
         science.client.load_model("narcissus")
 

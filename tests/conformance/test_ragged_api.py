@@ -219,7 +219,7 @@ def together(client, model, arrays, options=None):
 
 def executions(client, model):
     [statistics] = client.get_inference_statistics(model, as_json=True)["model_stats"]
-    return int(statistics["execution_count"]), int(statistics["inference_count"])
+    return int(statistics.get("execution_count", 0)), int(statistics.get("inference_count", 0))
 
 
 MODELS = [

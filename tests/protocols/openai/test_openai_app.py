@@ -126,7 +126,7 @@ async def test_what_is_not_there():
         (b"{", "Expecting property name"),
         (b'{"model":NaN}', "NaN is no number of JSON"),
         (b'{"model":"m","model":"n"}', "has the name 'model' twice"),
-        (b"[" * 5000, "nests more than 64 levels deep"),
+        (b"[" * 5000 + b"]" * 5000, "nests more than 64 levels deep"),
         (b'{"model":"\\ud800"}', "surrogate"),
         (b"[]", "has to be a JSON object"),
         (b'{"messages":[]}', "'model' is missing"),
