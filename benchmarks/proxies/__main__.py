@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ import grpc
 import httpx
 import trio
 
+from benchmarks.awake import kept_awake
 from benchmarks.report import Table, milliseconds
 from benchmarks.results import percentile
 from benchmarks.subjects import CHECKOUT, NotStarted, server
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proxies", description=_DESCRIPTION)
     parser.add_argument("--turns", type=int, default=40, help="of each way (default: 40)")
     parser.add_argument("--requests", type=int, default=100, help="in a turn (default: 100)")
+    parser.add_argument("--awake", action="store_true", help="keep a core from sleeping between requests")
     return parser
 
 
@@ -171,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tritium-proxies-") as folder, Terminal() as terminal:
         terminal.step(f"a server, and {' and '.join(proxies)} before it")
         try:
-            tables = measure(Path(folder), proxies, turns=options.turns, requests=options.requests)
+            with kept_awake() if options.awake else nullcontext():
+                tables = measure(Path(folder), proxies, turns=options.turns, requests=options.requests)
         except (NotStarted, WrongAnswer, grpc.RpcError) as error:
             sys.stderr.write(f"{error}\n")
             return 2
