@@ -52,7 +52,10 @@ class Sleepers:
 
     def put_to_sleep(self, model: OnDemand, newcomer: ModelKey | None) -> None:
         """Have a model's engines fall asleep, for the memory that `newcomer` needs."""
-        model.freeing = self._residents.resident(model.key), why_freed(newcomer)
+        had = self._residents.resident(model.key)
+        if not model.counted:  # what was measured last may be what it took asleep
+            had = max(had, model.last or 0)
+        model.freeing = had, why_freed(newcomer)
         for state in self._residents.roster.serving(model.key).values():
             if state.sleeper is not None:
                 state.sleeper.fall_asleep(state.sleeper.level, trio.current_time() + state.spec.drain_timeout)

@@ -43,6 +43,18 @@ async def test_models_that_take_turns_sleep_and_are_never_evicted(den, autojump_
     assert den.info["asleep"] == ["a"]
 
 
+async def test_what_one_gives_up_is_told_though_it_has_just_woken(den, autojump_clock):
+    """What was measured last is then what it took asleep."""
+    for name in "ab":
+        await den.ask(name)
+        await trio.sleep(MEASURE_SECONDS)
+    den.memory.seconds = 1.5
+    for name in "abab":
+        await den.ask(name)
+    await trio.sleep(MEASURE_SECONDS)
+    assert [line["freed_bytes"] / UNIT for line in den.log.of("model_slept")] == [0.75] * 5
+
+
 async def test_what_is_awake_fits_in_the_budget_beside_those_that_sleep(den, autojump_clock):
     most = 0
     for _ in range(4):
