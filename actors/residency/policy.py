@@ -34,7 +34,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from statistics import fmean
 from typing import Final
 
 from actors.values.specs import ModelKey
@@ -329,7 +328,7 @@ def estimate(files: Sequence[tuple[int, int]], overheads: Sequence[float]) -> in
 
     Each worker holds all of the files, and what workers were measured to take beyond their files.
     """
-    overhead = int(fmean(overheads)) if overheads else UNKNOWN_OVERHEAD
+    overhead = int(sum(overheads) / len(overheads)) if overheads else UNKNOWN_OVERHEAD
     return sum(processes * (nbytes + overhead) for nbytes, processes in files)
 
 

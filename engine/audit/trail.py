@@ -96,6 +96,10 @@ class Trail:
             ),
         )
 
+    def note_reload(self, facts: Mapping[str, object], failure: str) -> None:
+        """Record that files were read again; `failure` is why they could not be used, if so."""
+        self.note("files_reloaded", facts, outcome=FAILED if failure else DONE, reason=failure)
+
     def ends_with(self, action: str, facts: Mapping[str, object]) -> None:
         """Have this be the last record of the server."""
         self._last = Record(time=0.0, action=action, via="server", facts=facts)
@@ -312,10 +316,8 @@ def open_trail(
     wall_clock: Callable[[], int],
     boot: int,
     log: Log,
-) -> Trail | None:
+) -> Trail:
     """Return the trail that the settings ask for. Raises AuditUnusable. For the clock see `Trail`."""
-    if not settings.file:
-        return None
     file = AuditFile(settings.file, size=settings.size, keep=settings.keep)
     file.check()
     return Trail(file, wall_clock=wall_clock, boot=boot, log=log)

@@ -5,7 +5,6 @@ Nothing here is raised, so that all of it can be told at once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -80,5 +79,7 @@ def within(key: str, outer: str) -> bool:
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the candidate that is most like `name`, or an empty string."""
-    close = difflib.get_close_matches(name, sorted(candidates), n=1)
+    from difflib import get_close_matches  # only a mistake pays for it
+
+    close = get_close_matches(name, sorted(candidates), n=1)
     return f"did you mean '{close[0]}'?" if close else ""

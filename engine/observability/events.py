@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, assert_never
 
-import structlog
-
 from actors.supervision import events
 from actors.supervision.restart import Crashed, ExitReason, FailedToStart
 from actors.values.events import Event, Log
+from engine.observability.structured import structlog
 
 
 class EventLog:

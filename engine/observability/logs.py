@@ -23,18 +23,18 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn, Protocol, Self
-
-import structlog
-from structlog.processors import CallsiteParameter, CallsiteParameterAdder
-from structlog.typing import EventDict, Processor, WrappedLogger
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self
 
 from actors.values.events import Event
 from engine.observability.log_file import LogFile
 from engine.observability.starting.drawing import redrawn
+from engine.observability.structured import structlog
 from engine.observability.text import PLAINER
 from engine.settings.reporting import LogSettings
 from engine.settings.settings import SettingsError
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 10, 20, 30, 40, 50
 _LETTERS: Final = {"debug": "I", "info": "I", "warning": "W", "error": "E", "critical": "E"}
@@ -249,8 +249,11 @@ def processors(
         chain.append(_not_told_otherwise(sink))
     if settings.format != "console":
         chain.append(
-            CallsiteParameterAdder(
-                {CallsiteParameter.FILENAME, CallsiteParameter.LINENO},
+            structlog.processors.CallsiteParameterAdder(
+                {
+                    structlog.processors.CallsiteParameter.FILENAME,
+                    structlog.processors.CallsiteParameter.LINENO,
+                },
                 additional_ignores=["engine.observability"],  # where events pass through
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
 import trio
 
 from actors.serving.records import RequestEnd, RequestRecord, record_of
@@ -12,6 +11,7 @@ from actors.values.errors import ErrorCode, TritiumError
 from actors.values.events import Event
 from actors.values.requests import InferRequest, InferResponse
 from actors.values.tracing.spans import Span
+from engine.observability.structured import structlog
 
 RequestHook = RequestEnd
 

@@ -19,20 +19,6 @@ PYTHON: Final = "python"
 C_LIBRARY: Final = "engine.worker.native.backend:NativeBackend"
 """What runs backends that are libraries written for Triton's C API."""
 
-# Our own, for a checkout that is run without being installed.
-BUILT_IN: Final[Mapping[str, str]] = {
-    "fil": "engine.worker.backends.fil.backend:ForestBackend",
-    "onnxruntime": "engine.worker.backends.onnxruntime:OnnxRuntimeBackend",
-    "openvino": "engine.worker.backends.openvino.backend:OpenVinoBackend",
-    "pytorch": "engine.worker.backends.pytorch:PyTorchBackend",
-    "python": "engine.worker.backends.python.backend:PythonBackend",
-    "tensorflow": "engine.worker.backends.tensorflow.backend:TensorFlowBackend",
-    "tensorrt": "engine.worker.backends.tensorrt.backend:TensorRtBackend",
-    "transformers": "engine.worker.backends.language.of_transformers:TransformersBackend",
-    "vllm": "engine.worker.backends.language.of_vllm:VllmBackend",
-}
-
-
 _NEEDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "fil": ("fil", ("treelite",)),
     "onnxruntime": ("onnx", ("onnxruntime",)),
@@ -74,12 +60,95 @@ class BackendTraits:
     @property
     def runs_python(self) -> bool:
         """Whether its models are Python code of their owners, which may ask for an environment of its own."""
-        return self.name == "python" or self.target == BUILT_IN["python"]
+        return self.name == PYTHON or self.target == BUILT_IN[PYTHON].target
 
     @property
     def has_environments(self) -> bool:
         """Whether a model may run on another interpreter than the server's."""
         return self.runs_python or self.environments
+
+
+_OURS: Final = (
+    BackendTraits(
+        name="fil",
+        target="engine.worker.backends.fil.backend:ForestBackend",
+        runs_model_code=False,
+        completes=True,
+    ),
+    BackendTraits(
+        name="onnxruntime",
+        target="engine.worker.backends.onnxruntime:OnnxRuntimeBackend",
+        default_artifact="model.onnx",
+        platforms=("onnxruntime_onnx",),
+        limits_gpu_memory=True,
+        runs_model_code=False,
+    ),
+    BackendTraits(
+        name="openvino",
+        target="engine.worker.backends.openvino.backend:OpenVinoBackend",
+        default_artifact="model.xml",
+        runs_model_code=False,
+        completes=True,
+        completes_the_complete=False,
+    ),
+    BackendTraits(
+        name=PYTHON,
+        target="engine.worker.backends.python.backend:PythonBackend",
+        pure=False,
+        concurrent=False,
+        default_artifact="model.py",
+        device_tensors=True,
+        completes=True,
+    ),
+    BackendTraits(
+        name="pytorch",
+        target="engine.worker.backends.pytorch:PyTorchBackend",
+        default_artifact="model.pt",
+        platforms=("pytorch_libtorch", "torch_aoti"),
+        device_tensors=True,
+        limits_gpu_memory=True,
+        environments=True,
+        runtimes=("model.py",),
+    ),
+    BackendTraits(
+        name="tensorflow",
+        target="engine.worker.backends.tensorflow.backend:TensorFlowBackend",
+        platforms=("tensorflow_savedmodel", "tensorflow_graphdef"),
+        limits_gpu_memory=True,
+        environments=True,
+        completes=True,
+    ),
+    BackendTraits(
+        name="tensorrt",
+        target="engine.worker.backends.tensorrt.backend:TensorRtBackend",
+        default_artifact="model.plan",
+        platforms=("tensorrt_plan",),
+        device_tensors=True,
+        environments=True,
+        completes=True,
+    ),
+    BackendTraits(
+        name="transformers",
+        target="engine.worker.backends.language.of_transformers:TransformersBackend",
+        concurrent=False,
+        limits_gpu_memory=True,
+        runs_model_code=False,
+        language=True,
+        environments=True,
+    ),
+    BackendTraits(
+        name="vllm",
+        target="engine.worker.backends.language.of_vllm:VllmBackend",
+        concurrent=False,
+        limits_gpu_memory=True,
+        language=True,
+        adapters=True,
+        environments=True,
+    ),
+)
+
+BUILT_IN: Final[Mapping[str, BackendTraits]] = {traits.name: traits for traits in _OURS}
+"""Our own by name, as their classes say, for a server that imports none of them."""
 
 
 def traits_of(backend: Any, *, name: str, target: str = "") -> BackendTraits:
@@ -110,7 +179,7 @@ def _completes(backend: Any) -> bool:
 
 
 def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
-    """Import every registered backend class and return its traits by name.
+    """Return the traits of every registered backend by name, importing the classes that aren't our own.
 
     An installed entry point takes precedence over our own table. A backend that can't be imported is listed
     with the reason, which is then told to the models that want it. In `directory`, an entry with a `model.py`
@@ -118,9 +187,9 @@ def discover(directory: Path | None = None) -> Mapping[str, BackendTraits]:
     unless there is one by that name already, which is then told of its folder. Raises OSError if the
     directory can't be listed.
     """
-    targets = dict(BUILT_IN)
+    targets = {name: ours.target for name, ours in BUILT_IN.items()}
     targets.update((entry.name, entry.value) for entry in entry_points(group=GROUP))
-    found = {name: _inspect(name, target) for name, target in sorted(targets.items())}
+    found = {name: _registered(name, target) for name, target in sorted(targets.items())}
     for folder in sorted(directory.resolve().iterdir()) if directory is not None else ():
         name = folder.name
         if name in found:
@@ -145,17 +214,23 @@ def python_traits(name: str, path: Path, python: BackendTraits) -> BackendTraits
     return replace(python, name=name, default_artifact="", implementation=str(path), folder=str(path.parent))
 
 
+def _registered(name: str, target: str) -> BackendTraits:
+    ours = BUILT_IN.get(name)
+    if ours is not None and ours.target == target:
+        return replace(ours, missing=_missing(name))
+    return _inspect(name, target)
+
+
 def _inspect(name: str, target: str) -> BackendTraits:
     module, _, attribute = target.partition(":")
     try:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-        traits = traits_of(found, name=name, target=target)
+        return traits_of(found, name=name, target=target)
     except Exception as error:  # noqa: BLE001
         # A third party's module may raise anything; its models are told.
         return BackendTraits(name=name, target=target, unavailable=f"{type(error).__name__}: {error}")
-    return replace(traits, missing=_missing(name)) if target == BUILT_IN.get(name) else traits
 
 
 def _missing(name: str) -> str:

@@ -21,7 +21,6 @@ from engine.processes import users
 from engine.processes.family import Family
 from engine.processes.group_plan import oom_kills
 from engine.processes.groups import Group, find
-from engine.worker.serve import Serving, Stopped
 
 
 @contextlib.contextmanager
@@ -216,6 +215,8 @@ class ThreadWorker:
         return os.getpid()
 
     def _run(self) -> None:
+        from engine.worker.serve import Serving, Stopped  # a server without such workers never needs it
+
         try:
             with self._theirs, bound_to(self._cores):
                 Serving(self._theirs, on_disconnect=lambda: None).run()

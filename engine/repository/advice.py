@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from engine.repository.bare.finding import bare_files
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
 
@@ -91,6 +90,8 @@ def bare_models(repository: Path) -> str:
 
 
 def _proposal(repository: Path, files: list[Path]) -> str:
+    from engine.repository.bare.finding import bare_files  # only a mistake pays for it
+
     found = bare_files(files)
     if not found:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -20,7 +20,6 @@ from actors.tracing.families import trace_blocks
 from actors.tracing.tracing import Tracing
 from actors.traffic.families import traffic_blocks
 from actors.values.families import once
-from engine.audit.trail import Trail, audit_blocks
 from engine.observability import pending, system
 from engine.observability.gateways import gateway_blocks
 from engine.observability.gpus import GpuMetrics, gpu_blocks
@@ -35,6 +34,9 @@ from engine.settings.reporting import MetricsSettings
 from protocols.grpc.listener import GrpcListener, grpc_blocks
 from protocols.transport.listening import Listener, connection_blocks
 from protocols.transport.receiving import RoomCounts, room_blocks
+
+if TYPE_CHECKING:
+    from engine.audit.trail import Trail
 
 
 def exposition(
@@ -76,6 +78,8 @@ def exposition(
     if gate is not None:
         features.append(lambda: identity_blocks(gate))
     if trail is not None:
+        from engine.audit.trail import audit_blocks
+
         features.append(lambda: audit_blocks(trail))
     if cache is not None:
         features.append(lambda: cache_blocks(cache.cache, cache.far))

@@ -6,7 +6,8 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from actors.supervision.spec import ChildSpec, Intensity
 from actors.supervision.supervisor import Supervisor
@@ -18,7 +19,6 @@ from actors.values.generation.facts import Languages
 from actors.values.interfaces import Registrations, Server
 from actors.values.requests import Endings
 from actors.values.tracing.spans import Tracer
-from engine.audit.trail import Trail
 from engine.observability.metrics import Exposition, MetricsApp
 from engine.observability.requests import request_hook
 from engine.observability.running_logs import RunningLogs
@@ -32,7 +32,6 @@ from engine.server.frontends import (
     refusing,
     v2_app,
 )
-from engine.server.languages.openai import keeping_alive, serve_openai
 from engine.server.sockets import Sockets
 from engine.server.tls import ListenerTls, ServerTls
 from engine.settings.reporting import LogSettings
@@ -46,10 +45,12 @@ from protocols.http.conversation import Application
 from protocols.http.listener import HttpListener
 from protocols.http.routes import is_health
 from protocols.kserve.apart import Elsewhere
-from protocols.openai.app import OpenAiApp
-from protocols.openai.routes import is_health as is_openai_health
 from protocols.transport.listening import Listener
 from protocols.transport.receiving import ReceivingRoom
+
+if TYPE_CHECKING:
+    from engine.audit.trail import Trail
+    from protocols.openai.app import OpenAiApp
 
 Exposing = Callable[[Sequence[GrpcListener], Mapping[str, Sequence[Listener[Any]]]], Exposition]
 """From the gRPC listeners, and the listeners of each protocol, to what the metrics port tells."""
@@ -62,7 +63,6 @@ class Frontends:
     """The applications that answer over HTTP, and a frontend for each port that is open."""
 
     app: V2App
-    openai_app: OpenAiApp
     http: Frontend | None
     grpc: Frontend | None
     grpc_unix: Frontend | None
@@ -73,6 +73,7 @@ class Frontends:
     sagemaker: Frontend | None
     vertex: Frontend | None
     default_model: DefaultModel  # of Vertex AI
+    beside: Sequence[ChildSpec]  # what works for them without a port
 
     @property
     def every(self) -> list[Frontend]:
@@ -92,9 +93,7 @@ class Frontends:
 
     def spec(self) -> ChildSpec:
         """Return their place in the tree."""
-        children = [frontend.spec() for frontend in self.every]
-        if self.openai is not None:
-            children.append(keeping_alive(self.openai_app))
+        children = [*(frontend.spec() for frontend in self.every), *self.beside]
         return Supervisor(children, intensity=Intensity(10, 60.0)).spec("frontends")
 
 
@@ -125,9 +124,7 @@ def compose_frontends(
     are traced.
     """
 
-    def audited(name: str) -> Auditor | None:
-        return None if trail is None else trail.at(name)
-
+    audited = partial(_auditor, trail)
     elsewhere = _elsewhere(sockets)
     app = v2_app(
         settings,
@@ -206,18 +203,6 @@ def compose_frontends(
             auditor=audited("metrics"),
         )
 
-    openai = serve_openai(
-        settings,
-        server,
-        languages,
-        metrics=metrics_app,
-        gate=gate,
-        auditor=audited("openai"),
-        endings=endings(logs, "openai"),
-        tracer=tracer,
-        adapters=adapters,
-    )
-
     def beside(
         app: CloudApp | OpenAiApp,
         name: str,
@@ -236,6 +221,27 @@ def compose_frontends(
         )
         listeners.setdefault(name, []).append(listener)
         return listener
+
+    working: list[ChildSpec] = []
+
+    def openai() -> HttpListener:
+        # Few servers serve this API, and it is 23 modules.
+        from engine.server.languages.openai import keeping_alive, serve_openai
+        from protocols.openai.routes import is_health as is_openai_health
+
+        app = serve_openai(
+            settings,
+            server,
+            languages,
+            metrics=metrics_app,
+            gate=gate,
+            auditor=audited("openai"),
+            endings=endings(logs, "openai"),
+            tracer=tracer,
+            adapters=adapters,
+        )
+        working.append(keeping_alive(app))
+        return beside(app, "openai", is_openai_health, tls.http)
 
     default_model = DefaultModel()
 
@@ -290,16 +296,11 @@ def compose_frontends(
             sockets.management_grpc,
             lambda: grpc("management-grpc", tls.grpc, None, "management"),
         ),
-        openai=opened(
-            "openai",
-            "OpenAI HTTPService",
-            sockets.openai,
-            lambda: beside(openai, "openai", is_openai_health, tls.http),
-        ),
-        openai_app=openai,
+        openai=opened("openai", "OpenAI HTTPService", sockets.openai, openai),
         sagemaker=opened("sagemaker", "Sagemaker HTTPService", sockets.sagemaker, sagemaker),
         vertex=opened("vertex-ai", "Vertex AI HTTPService", sockets.vertex, vertex),
         default_model=default_model,
+        beside=working,
     )
 
 
@@ -319,6 +320,10 @@ def _on_metrics(
         on_refused=refused,
         room=room,
     )
+
+
+def _auditor(trail: Trail | None, name: str) -> Auditor | None:
+    return None if trail is None else trail.at(name)
 
 
 def _elsewhere(sockets: Sockets) -> Elsewhere | None:

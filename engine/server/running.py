@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -17,7 +17,6 @@ from actors.supervision.supervisor import Supervisor
 from actors.values.events import Log
 from actors.values.interfaces import IndexEntry, Server
 from actors.values.specs import ModelKey
-from engine.audit.trail import Trail
 from engine.core.chosen import CORE
 from engine.observability.gpus import GpuMetrics
 from engine.observability.starting.hints import Address, hints
@@ -29,6 +28,9 @@ from engine.server.version_tree import ModelSubtrees
 from engine.settings.settings import Settings
 from protocols.http.app import V2App
 from protocols.http.cloud.vertex import DefaultModel
+
+if TYPE_CHECKING:
+    from engine.audit.trail import Trail
 
 LAST_WORDS: Final = 1.0
 """Seconds that clients in flight have to take their answers, when the server has no more time for them."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -37,9 +37,6 @@ from actors.supervision.supervisor import Supervisor
 from actors.tracing.tracing import Tracing
 from actors.values.events import Log
 from actors.values.interfaces import Server, ServerIdentity
-from engine.audit.file import AuditUnusable
-from engine.audit.records import DONE, FAILED
-from engine.audit.trail import Trail, open_trail
 from engine.core.version import version
 from engine.identity.addresses import AddressGate
 from engine.identity.gate import Gate
@@ -73,6 +70,9 @@ from engine.settings.listening import SharedMemorySettings
 from engine.settings.settings import Settings
 from engine.settings.uris import is_remote
 from protocols.transport.receiving import Claim, ReceivingRoom
+
+if TYPE_CHECKING:
+    from engine.audit.trail import Trail
 
 ROOT_INTENSITY: Final = Intensity(3, 60.0)
 
@@ -275,7 +275,7 @@ def _compose(
     services.append(events.spec())
     services += [*models.services(machine, deploying.catalog, log), deploying.janitor.spec(), regions.spec()]
     files = (*tls.every, *followed, *([] if rules is None else [rules]))
-    noting = None if trail is None else partial(_note_reload, trail)
+    noting = None if trail is None else trail.note_reload
     services += [Follower(each, reload, log, noting).spec() for each in files]
     if models.cache is not None:
         services.append(models.cache.spec())
@@ -332,6 +332,11 @@ def _register(settings: Settings, machine: Machine) -> Register:
 
 
 def _opened_trail(settings: Settings, machine: Machine, log: Log) -> Trail | None:
+    if not settings.audit.file:
+        return None
+    from engine.audit.file import AuditUnusable
+    from engine.audit.trail import open_trail
+
     boot = machine.random().getrandbits(32)
     try:
         return open_trail(settings.audit, wall_clock=machine.wall_clock, boot=boot, log=log)
@@ -345,10 +350,6 @@ def _opened_traces(settings: Settings, machine: Machine, environ: Mapping[str, s
         return open_traces(settings.trace, log, monotonic=clock, random=random, environ=environ)
     except TracesUnusable as error:
         raise ServerFailed(str(error)) from error
-
-
-def _note_reload(trail: Trail, facts: Mapping[str, object], failure: str) -> None:
-    trail.note("files_reloaded", facts, outcome=FAILED if failure else DONE, reason=failure)
 
 
 def _tree(

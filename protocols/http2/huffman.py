@@ -91,14 +91,22 @@ def _two_in_a_row(steps: list[list[_Step]], start: int) -> list[_Step]:
     return [(end, first + second) for middle, first in steps[start] for end, second in steps[middle]]
 
 
-_ONE_BIT: Final = [*map(_one_bit, range(_FAILED)), [(_FAILED, b"")] * 2]
-_TWO_BITS: Final = [_two_in_a_row(_ONE_BIT, node) for node in range(_FAILED + 1)]
-_FOUR_BITS: Final = [_two_in_a_row(_TWO_BITS, node) for node in range(_FAILED + 1)]
-_ROWS: Final[list[list[_Step]]] = [[] for _ in _FOUR_BITS]
+_FOUR_BITS: Final[list[list[_Step]]] = []  # filled with the first row
+_ROWS: Final[list[list[_Step]]] = [[] for _ in range(_FAILED + 1)]
+
+
+def _four_bits() -> list[list[_Step]]:
+    """Return where four bits lead to from each node."""
+    steps = [*map(_one_bit, range(_FAILED)), [(_FAILED, b"")] * 2]
+    for _ in range(2):
+        steps = [_two_in_a_row(steps, node) for node in range(_FAILED + 1)]
+    return steps
 
 
 def _row(node: int) -> list[_Step]:
     """Make the row of a node."""
+    if not _FOUR_BITS:
+        _FOUR_BITS.extend(_four_bits())
     row = _ROWS[node] = _two_in_a_row(_FOUR_BITS, node)
     return row
 

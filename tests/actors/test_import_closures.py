@@ -106,7 +106,36 @@ def test_the_workers_closure_is_written_in_python_3_9(module):
 @pytest.mark.slow
 def test_a_server_loads_no_library_of_a_feature_before_that_is_used():
     loaded = {name.partition(".")[0] for name in loaded_by("engine.server.run", "engine.cli.serve")}
-    assert not loaded & {"cryptography", "joserfc", "redis", "obstore", "boto3", *FRAMEWORKS}
+    unused = {"cryptography", "joserfc", "redis", "obstore", "boto3", "rich", "asyncio"}
+    assert not loaded & (unused | FRAMEWORKS)
+
+
+@pytest.mark.slow
+def test_a_server_knows_its_backends_without_their_code():
+    code = """
+import sys
+import engine.server.run
+from engine.processes.backends import BUILT_IN, discover
+discover()
+print(*(ours.target for ours in BUILT_IN.values() if ours.target.partition(":")[0] in sys.modules))
+"""
+    assert fresh(code) == []
+
+
+@pytest.mark.slow
+def test_what_structlog_awaits_with_is_there_once_it_is_asked_for():
+    code = """
+import sys
+from engine.observability.structured import structlog
+assert "asyncio" not in sys.modules
+import asyncio
+async def said():
+    logger = structlog.wrap_logger(structlog.PrintLogger(), processors=[structlog.processors.JSONRenderer()],
+                                   wrapper_class=structlog.make_filtering_bound_logger(0))
+    await logger.ainfo("heard")
+asyncio.run(said())
+"""
+    assert fresh(code) == ['{"event":', '"heard"}']
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ All mistakes in one are reported at once, each with its place and a value that w
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -59,7 +58,9 @@ class PlanReader:
             return {}
         for name in value:
             if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
+                from difflib import get_close_matches  # only a mistake pays for it
+
+                close = get_close_matches(str(name), known, n=1)
                 remedy = f"did you mean '{close[0]}'?" if close else "known are " + ", ".join(known)
                 self.note(f"{key}.{name}" if key else str(name), "is unknown", remedy)
         return {name: value[name] for name in known if name in value}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickletools
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,8 +56,10 @@ class _Stored:
 
 def main_class(head: bytes) -> tuple[str, str]:
     """Return (module, class) of the object that a `data.pkl` begins with. Raises Unreadable."""
+    from pickletools import genops  # only such a model pays for it
+
     try:
-        for step, (operation, argument, _) in enumerate(pickletools.genops(head)):
+        for step, (operation, argument, _) in enumerate(genops(head)):
             if operation.name == "GLOBAL":
                 module, _, name = str(argument).rpartition(" ")
                 return module, name
@@ -86,11 +87,13 @@ def _follow(content: bytes) -> Any:  # noqa: C901  a case for each opcode
 
     The pickle may hold dicts, lists, tuples, text, numbers and tensors.
     """
+    from pickletools import genops  # only such a model pays for it
+
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
     argument: Any
-    for step, (operation, argument, _) in enumerate(pickletools.genops(content)):
+    for step, (operation, argument, _) in enumerate(genops(content)):
         if step > _MOST_STEPS:
             raise ValueError("too long")
         match operation.name:

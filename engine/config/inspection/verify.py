@@ -52,7 +52,8 @@ def verify(
         return
     ports: Ports | None = None
     # It is not known what other backends read.
-    if traits.target in ("", BUILT_IN.get(traits.name)):
+    ours = BUILT_IN.get(traits.name)
+    if not traits.target or (ours is not None and traits.target == ours.target):
         match traits.name:
             case "onnxruntime":
                 path = onnx_path(version, file_name)

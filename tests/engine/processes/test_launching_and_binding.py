@@ -3,6 +3,7 @@
 import socket
 import sys
 import types
+from importlib import import_module
 
 import pytest
 
@@ -122,6 +123,12 @@ def test_an_installed_backend_is_found_and_goes_before_our_own_table(entry_point
 def test_our_own_are_found_in_a_checkout(entry_point):
     entry_point()
     assert set(discover()) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("ours", BUILT_IN.values(), ids=lambda ours: ours.name)
+def test_what_the_server_knows_of_our_own_is_what_their_classes_say(ours):
+    module, _, name = ours.target.partition(":")
+    assert traits_of(getattr(import_module(module), name), name=ours.name, target=ours.target) == ours
 
 
 @pytest.mark.parametrize(
