@@ -22,6 +22,7 @@ from engine.cli.fleet.steering import for_good, logger, spoken, steer
 from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
+from engine.fleet.document.reading import text_of
 from engine.fleet.picture import Picture
 from engine.fleet.proxies.envoy import envoy
 from engine.fleet.proxies.haproxy import haproxy
@@ -97,10 +98,7 @@ def _roll(options: argparse.Namespace) -> int:
         sys.stderr.write(f"VERSIONS are numbers from 1, such as 4 or 3,4. Got {options.versions}\n")
         return 2
     path = Path(options.file)
-    try:
-        written = path.read_text()
-    except (OSError, UnicodeError) as error:
-        raise BadDocument(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    written = text_of(path)
     changed = with_versions(str(path), written, options.model, versions)
     if changed != written:
         try:
