@@ -188,7 +188,16 @@ class Controller:
         async with trio.open_nursery() as nursery:
             for known in self._known.values():
                 nursery.start_soon(look, known)
-        return dict(sorted(looks.items()))
+        return self._apart(dict(sorted(looks.items())))
+
+    def _apart(self, looks: dict[str, Look]) -> dict[str, Look]:
+        """Leave out a server that is met under another name as well, by the first: it counts once."""
+        boots: dict[str, str] = {}
+        for name, look in looks.items():
+            first = boots.setdefault(look.seen.boot, name)
+            if first != name:
+                self._known[name].trouble = f"it is the same server as {first}; list it once"
+        return {name: look for name, look in looks.items() if boots[look.seen.boot] == name}
 
     # -- who is at work
 

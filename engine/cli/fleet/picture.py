@@ -19,7 +19,11 @@ def text(picture: Picture) -> str:
     replicas = aligned([_REPLICAS, *_replica_rows(picture)])
     models = aligned([_MODELS, *(_model_row(lane, picture) for lane in picture.lanes)])
     refused = "".join(f"{line}\n" for lane in picture.lanes for line in _refusals(lane))
-    return f"{head}\n{replicas}\n{models}{refused}"
+    unreached = "".join(
+        f"{printable(name)} is not reached: {printable(why)}\n"
+        for name, why in sorted(picture.troubles.items())
+    )
+    return f"{head}\n{replicas}{unreached}\n{models}{refused}"
 
 
 def _controller(picture: Picture) -> str:
@@ -27,15 +31,14 @@ def _controller(picture: Picture) -> str:
         return f"{picture.why}\n"
     by = f"controller {picture.owner}, epoch {picture.epoch}" if picture.owner else "no controller at work"
     state = "all is as it should be" if picture.settled else "changes are under way, or due"
-    return f"{by}; {state}; {picture.replicas_wanted} replicas wanted by load\n"
+    return f"{by}; {state}; {_counted(picture.replicas_wanted)} wanted by load\n"
 
 
 def _replica_rows(picture: Picture) -> Iterator[Sequence[str]]:
     for member in picture.members:
         look = picture.looks.get(member.name)
         if look is None:
-            reason = picture.troubles.get(member.name, "")
-            yield member.name, "not reached", "-", printable(reason)[:60], member.url
+            yield member.name, "not reached", "-", "-", member.url
             continue
         seen = look.seen
         state = "ready" if seen.ready else "not ready"
@@ -77,6 +80,10 @@ def _refusals(lane: Lane) -> Iterator[str]:
         yield f"{printable(lane.model)}: {release} was refused: {printable(why)}"
     for version, why in lane.spared.items():
         yield f"{printable(lane.model)}: version {version} gets no traffic: {printable(why)}"
+
+
+def _counted(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _short(release: Release) -> str:

@@ -107,7 +107,7 @@ class Line:
         return Look(
             seen=Seen(
                 name=server.name,
-                boot=str(server.boot),
+                boot=f"{server.name}:{server.boot}",
                 withdrawn=server.withdrawn,
                 waiting=server.waiting,
                 models={

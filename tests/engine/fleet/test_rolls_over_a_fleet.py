@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.fleet.picture import Standing
 from engine.fleet.policy.values import NONE, Release, Wish
+from engine.fleet.ports import Member
 from tests.engine.fleet.simulated_fleet import (
     BAD,
     BETTER,
@@ -18,6 +19,7 @@ from tests.engine.fleet.simulated_fleet import (
     ILL,
     MODEL,
     SimulatedFleet,
+    SimulatedServer,
     in_virtual_time,
 )
 from tests.support.examples import examples
@@ -323,3 +325,16 @@ def test_a_release_says_what_it_is():
         "version 1",
         "versions 1, 2 with a configuration of its own",
     ]
+
+
+@told
+async def test_a_server_that_is_met_under_two_names_counts_once(nursery):
+    fleet = SimulatedFleet(2, serving=GOOD)
+    twin = Member(name="twin", url="http://elsewhere:8000")
+    fleet.servers["twin"] = SimulatedServer("r0", twin, models={MODEL: GOOD})
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.troubles)
+    picture = fleet.controllers["one"].picture
+    assert picture.troubles == {"twin": "it is the same server as r0; list it once"}
+    assert [*picture.looks] == ["r0", "r1"]
+    assert not picture.settled
