@@ -170,7 +170,7 @@ class HttpReplica:
     def _obeyed(self, answer: Answer) -> Answer:
         """Return the answer to a change, unless another controller's changes are obeyed."""
         if answer.status == 409:
-            raise Superseded(answer.error())
+            raise Superseded(f"{self._member.name}: {answer.error()}")
         return answer
 
     def _done(self, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""One question to a server over HTTP, and its answer: within a time, and of a size that is known beforehand."""
+"""One question to a server over HTTP, and its answer: within a time, and of a bounded size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
     body: bytes
 
     def read_as(self, what: str, parse: Callable[[Any], T]) -> T:
-        """Return what `parse` makes of the JSON of a good answer. Raises Unreachable, with a word on `what`."""
+        """Return what `parse` makes of a good answer's JSON; `what` was asked for. Raises Unreachable."""
         self.good(what)
         try:
             document = json.loads(self.body)

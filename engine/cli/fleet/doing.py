@@ -23,12 +23,13 @@ from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.document.reading import text_of
-from engine.fleet.picture import Picture
+from engine.fleet.picture import Lane, Picture, is_stuck, needed_for
 from engine.fleet.proxies.envoy import envoy
 from engine.fleet.proxies.haproxy import haproxy
 from engine.fleet.proxies.members import upstreams
 from engine.fleet.proxies.values import ProxyOptions, Unwritable
 from engine.fleet.showing import document
+from engine.observability.text import printable
 
 _CLEAR: Final = "\x1b[2J\x1b[H"
 
@@ -67,26 +68,34 @@ def _plan(options: argparse.Namespace) -> int:
         return 1
     due = [lane for lane in picture.lanes if lane.waits]
     for lane in due:
-        where = ", ".join(lane.placed) or "no replica"
-        sys.stdout.write(f"{lane.model}: {lane.waits}; its replicas are {where}\n")
+        where = f"its replicas are {', '.join(lane.placed)}" if lane.placed else lane.short
+        sys.stdout.write(
+            f"{printable('; '.join(each for each in (f'{lane.model}: {lane.waits}', where) if each))}\n"
+        )
     for lane in picture.lanes:
         if not lane.waits and lane.wanted in lane.refused:
-            sys.stdout.write(f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}\n")
+            refused = f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}"
+            sys.stdout.write(f"{printable(refused)}\n")
     if not due:
         sys.stdout.write("nothing is to be done\n")
     return 0
 
 
 def _apply(options: argparse.Namespace, only: str = "") -> int:
+    def concerned(picture: Picture) -> list[Lane]:
+        return [lane for lane in picture.lanes if only in ("", lane.model)]
+
+    def is_done(picture: Picture) -> bool:
+        return picture.settled or is_stuck(concerned(picture), picture)
+
     async def settle(controller: Controller) -> Picture:
-        return await controller.run(until=_saying(lambda picture: picture.settled))
+        return await controller.run(until=_saying(is_done))
 
     picture = _in_time(options, lambda: steer(options, settle, spoken, forced=True, only=only))
     if picture is None:
         return 1
     sys.stdout.write(text(picture))
-    lanes = [lane for lane in picture.lanes if only in ("", lane.model)]
-    return 1 if any(lane.wanted in lane.refused for lane in lanes) else 0
+    return 1 if any(lane.stuck or lane.wanted in lane.refused for lane in concerned(picture)) else 0
 
 
 def _roll(options: argparse.Namespace) -> int:
@@ -118,7 +127,13 @@ def _drain(options: argparse.Namespace) -> int:
         if options.undo:
             look = picture.looks.get(name)
             return name not in picture.drained and look is not None and not look.seen.withdrawn
-        return picture.drained.get(name, False)
+        return picture.drained.get(name, False) or bool(kept(picture))
+
+    def kept(picture: Picture) -> str:
+        """Return for what the replica serves on until the file or the fleet is another."""
+        if options.undo or picture.drained.get(name) is not False:
+            return ""
+        return _needed(name, picture) if is_stuck(picture.lanes, picture) else ""
 
     async def wait(controller: Controller) -> Picture:
         controller.drain(name, back=options.undo)
@@ -130,6 +145,12 @@ def _drain(options: argparse.Namespace) -> int:
     names = sorted(each.name for each in picture.members)
     if name not in names:
         sys.stderr.write(f"there is no replica '{name}'; there are {', '.join(names) or 'none'}\n")
+        return 1
+    if reason := kept(picture):
+        sys.stderr.write(
+            f"{name} is not drained: {printable(reason)}. It serves on until others serve all that it does;"
+            " --undo ends the drain\n"
+        )
         return 1
     sys.stdout.write(
         f"{name} serves again\n"
@@ -148,14 +169,24 @@ def _saying(is_done: Callable[[Picture], bool]) -> Callable[[Picture], bool]:
             return True
         waits = [f"{lane.model}: {lane.waits}" for lane in picture.lanes if lane.waits]
         unreached = [f"{name} is not reached: {why}" for name, why in sorted(picture.troubles.items())]
-        lines = [*([picture.why] if picture.why else []), *unreached, *waits]
+        drains = [
+            f"{name} serves on for {needed}"
+            for name in sorted(picture.drained)
+            if name in picture.looks and (needed := _needed(name, picture))
+        ]
+        lines = [*([picture.why] if picture.why else []), *unreached, *waits, *drains]
         for line in lines:
             if line not in said:
-                sys.stderr.write(f"… {line}\n")
+                sys.stderr.write(f"… {printable(line)}\n")
         said[:] = lines
         return False
 
     return until
+
+
+def _needed(name: str, picture: Picture) -> str:
+    seen = {each.name: None for each in picture.members} | {n: look.seen for n, look in picture.looks.items()}
+    return needed_for(name, picture.lanes, seen)
 
 
 def _in_time(options: argparse.Namespace, work: Callable[[], Picture]) -> Picture | None:

@@ -45,7 +45,9 @@ def _replica_rows(picture: Picture) -> Iterator[Sequence[str]]:
         if seen.withdrawn:
             state = "waits for its models"
         if member.name in picture.drained:
-            state = "drained: it may be ended" if picture.drained[member.name] else "is being drained"
+            idle = seen.withdrawn and not seen.waiting
+            state = "drained: nothing waits there" if idle else "is being drained"
+            state = "drained: it may be ended" if picture.drained[member.name] else state
         models = [
             f"{printable(model)} {_short(served.ready)}"
             for model, served in sorted(seen.models.items())
@@ -61,7 +63,7 @@ def _model_row(lane: Lane, picture: Picture) -> Sequence[str]:
         name in picture.looks and bool(due) and picture.looks[name].seen.served(lane.model).ready == due
         for name in lane.placed
     )
-    happens = lane.waits
+    happens = ": ".join(each for each in (lane.waits, lane.short) if each)
     if lane.rolling:
         happens = f"rolls {lane.rolling}: passed on {len(lane.passed)}; {happens}".rstrip("; ")
     elif lane.wanted in lane.refused:

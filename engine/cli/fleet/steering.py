@@ -29,6 +29,7 @@ from engine.fleet.picture import Picture
 from engine.fleet.ports import Member
 from engine.fleet.serving import Window, show
 from engine.fleet.wanted import Wanted
+from engine.observability.text import printable
 
 _LATE: Final = 60.0  # seconds by which an answer to a load may come after the roll has given it up
 _LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
@@ -174,4 +175,4 @@ def spoken(event: str, **keys: object) -> None:
             line = str(keys["reason"])
         case _:
             return
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable(line)}\n")

@@ -165,6 +165,8 @@ class Line:
         await trio.sleep(0.01)
         server = self.reach()
         server.check(epoch)
+        if plan.get("mirror"):
+            raise Refused("invalid traffic plan")
         server.plans[model] = plan or None
         server.rolled_back.clear()
 

@@ -103,6 +103,21 @@ def test_a_replica_is_drained_and_comes_back(ground, fleet):
     assert (status, said) == (1, "there is no replica 'r7'; there are r0, r1\n")
 
 
+def test_what_no_replica_may_serve_stays_where_it_is_and_ends_the_command(ground, fleet):
+    ground.want(GOOD)
+    assert fleet("apply")[0] == 0
+    ground.file.write_text(ground.file.read_text().replace("versions: 1", "versions: 1, labels: {gpu: h100}"))
+    status, shown, _ = fleet("apply")
+    assert status == 1
+    assert "none of 2 replicas has its labels gpu=h100; there are no labels at all" in shown
+    assert serving(ground) == {"r0": [GOOD], "r1": [GOOD]}
+    status, _, said = fleet("drain", "r0")
+    assert status == 1
+    assert "r0 is not drained: steps: no other replica may serve it" in said
+    assert fleet("drain", "r0", "--undo")[0] == 0
+    assert ready(ground) == [True, True]
+
+
 def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
     ground.want(GOOD)
     plain = ground.file.read_text()
