@@ -37,6 +37,14 @@ _LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
 Story = Callable[[Controller], Awaitable[Picture]]
 
 
+class Interrupted(Exception):
+    """A signal ended a story. The fleet has been left in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.status = 128 + number
+
+
 class FleetFile:
     """The fleet's file, read again when it has changed. What can't be read is told, and the last stays."""
 
@@ -114,6 +122,25 @@ async def _steer(
             with trio.CancelScope(shield=True, deadline=trio.current_time() + file.wanted.timing.request):
                 await controller.close()
             discovery.close()
+
+
+async def ended_in_order(story: Story, controller: Controller) -> Picture:
+    """Tell a story until its end, or until SIGTERM or SIGINT. Raises Interrupted."""
+    told: list[int] = []
+
+    async def listen(scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                told.append(number)
+                scope.cancel()
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen, nursery.cancel_scope)
+        picture = await story(controller)
+        nursery.cancel_scope.cancel()
+        return picture
+    raise Interrupted(told[0])
 
 
 async def for_good(controller: Controller, *, address: str | None, tell: Tell) -> Picture:
