@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 
+from engine.fleet.exchanging import Answer, exchange
 from engine.fleet.observing import (
     counted,
+    ill_parts,
+    mark_in,
     marked_config,
     ready_versions,
     release_of,
     spoilt_models,
+    traffic_in,
     with_probe,
 )
 from engine.fleet.policy.claims import Register
@@ -24,6 +27,7 @@ from engine.fleet.ports import Look, Member, Refused, Superseded, Unreachable
 
 _REGISTER: Final = "/v2/tritium/fleet"
 _EPOCH: Final = "tritium-epoch"
+_LARGEST_EPOCH: Final = 2**62  # of those that are taken; a server knows as many again
 _NOT_THE_MODEL: Final = frozenset((401, 403, 404, 429, 503))
 """Answers that say something of the server, or of who asks, and nothing of a release."""
 
@@ -52,22 +56,26 @@ class HttpReplica:
         self, models: Mapping[str, Sequence[Release]], *, plans: Collection[str], deep: bool
     ) -> Look:
         """See `engine.fleet.ports.Replica`."""
-        register = _json(self._good(await self._ask("GET", _REGISTER), "the fleet's register"))
+        boot, held, register = (await self._ask("GET", _REGISTER)).read_as("the fleet's register", _shown)
         listed = await self._ask("POST", "/v2/repository/index")
-        index = _json(self._good(listed, "the index of its repository"))
-        ready, spoilt = ready_versions(index), spoilt_models(index)
+        ready, spoilt = listed.read_as(
+            "the index of its repository", lambda index: (ready_versions(index), spoilt_models(index))
+        )
         health = await self._ask("GET", "/v2/health/ready?deep=1" if deep else "/v2/health/ready")
-        parts = _json(health).get("parts", ()) if deep and health.content else ()
+        # It is told with a status of 200 as well as of 503.
+        parts = (
+            replace(health, status=200).read_as("its readiness", ill_parts) if deep and health.body else ()
+        )
         metrics = await self._scrape()
         counts = counted(metrics)
         served = {}
         for model in {*models, *ready}:
             versions = ready.get(model, ())
             known = models.get(model, ())
-            config = await self._config(model) if versions and any(each.config for each in known) else None
+            marked = await self._mark(model) if versions and any(each.config for each in known) else ""
             answers, errors = counts.of(model, versions)
             one = Served(
-                ready=release_of(versions, config, known),
+                ready=release_of(versions, marked, known),
                 spoilt=model in spoilt,
                 answers=answers,
                 errors=errors,
@@ -77,13 +85,13 @@ class HttpReplica:
         return Look(
             seen=Seen(
                 name=self._member.name,
-                boot=str(register["boot"]),
-                ready=health.status_code == 200 or register["held"] is True,
-                withdrawn=register["held"] is True,
+                boot=boot,
+                ready=health.status == 200 or held,
+                withdrawn=held,
                 waiting=counts.waiting,
                 models=served,
             ),
-            register=_register(register),
+            register=register,
             metrics=metrics,
         )
 
@@ -96,8 +104,8 @@ class HttpReplica:
             body |= {"sequence": sequence, "document": document}
         if withdrawn is not None:
             body["held"] = withdrawn
-        answer = await self._ask("POST", _REGISTER, body)
-        return _register(_json(self._good(answer, "the fleet's register")))
+        answer = self._obeyed(await self._ask("POST", _REGISTER, body))
+        return answer.read_as("the fleet's register", _register)
 
     async def load(self, model: str, release: Release, epoch: int) -> None:
         """See `engine.fleet.ports.Replica`."""
@@ -121,19 +129,20 @@ class HttpReplica:
 
     # -- one question
 
-    async def _config(self, model: str) -> Mapping[str, Any] | None:
+    async def _mark(self, model: str) -> str:
         answer = await self._ask("GET", f"/v2/models/{quote(model, safe='')}/config")
-        return _json(answer) if answer.status_code == 200 else None
+        return answer.read_as(f"the configuration of {model}", mark_in) if answer.status == 200 else ""
 
     async def _traffic(self, model: str) -> Mapping[str, Any] | None:
         answer = await self._ask("GET", _traffic_path(model))
-        return _json(answer) if answer.status_code == 200 else None
+        return answer.read_as(f"the traffic of {model}", traffic_in) if answer.status == 200 else None
 
     async def _scrape(self) -> str:
         """Return the metrics. Without them no release that fails under traffic is found."""
         if not self._member.metrics:
             return ""
-        return self._good(await self._ask("GET", self._member.metrics), "its metrics").text
+        answer = (await self._ask("GET", self._member.metrics)).good("its metrics")
+        return answer.body.decode(errors="replace")
 
     async def _ask(
         self,
@@ -143,63 +152,51 @@ class HttpReplica:
         *,
         epoch: int | None = None,
         within: float | None = None,
-    ) -> httpx.Response:
+    ) -> Answer:
         access = self._access()
         headers = dict(access.headers)
         if epoch is not None:
             headers[_EPOCH] = str(epoch)
-        url = path if "://" in path else self._member.url.rstrip("/") + path
-        try:
-            answer = await self._client.request(
-                method,
-                url,
-                headers=headers,
-                content=None if body is None else json.dumps(body).encode(),
-                timeout=httpx.Timeout(within or access.request, connect=access.request),
-            )
-        except httpx.HTTPError as error:
-            raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
-        if answer.status_code == 409:
-            raise Superseded(_text(answer))
+        return await exchange(
+            self._client,
+            method,
+            path if "://" in path else self._member.url.rstrip("/") + path,
+            headers=headers,
+            body=body,
+            connect=access.request,
+            within=within or access.request,
+        )
+
+    def _obeyed(self, answer: Answer) -> Answer:
+        """Return the answer to a change, unless another controller's changes are obeyed."""
+        if answer.status == 409:
+            raise Superseded(f"{self._member.name}: {answer.error()}")
         return answer
 
-    def _good(self, answer: httpx.Response, what: str) -> httpx.Response:
-        if answer.status_code != 200:
-            raise Unreachable(
-                f"{self._member.url} answered {answer.status_code} when asked for {what}: {_text(answer)}"
-            )
-        return answer
-
-    def _done(self, answer: httpx.Response) -> None:
-        if answer.status_code in _NOT_THE_MODEL:
-            raise Unreachable(f"{self._member.url} answered {answer.status_code}: {_text(answer)}")
-        if answer.status_code != 200:
-            raise Refused(_text(answer))
+    def _done(self, answer: Answer) -> None:
+        self._obeyed(answer)
+        if answer.status in _NOT_THE_MODEL:
+            raise Unreachable(f"{self._member.url} answered {answer.status}: {answer.error()}")
+        if answer.status != 200:
+            raise Refused(answer.error())
 
 
 def _traffic_path(model: str) -> str:
     return f"/v2/tritium/models/{quote(model, safe='')}/traffic"
 
 
-def _register(document: Mapping[str, Any]) -> Register:
-    return Register(
+def _shown(document: Any) -> tuple[str, bool, Register]:
+    """Return the boot of a server, whether the fleet holds it, and what it keeps."""
+    return str(document["boot"]), document["held"] is True, _register(document)
+
+
+def _register(document: Any) -> Register:
+    register = Register(
         epoch=int(document["epoch"]),
         written=int(document["document_epoch"]),
         sequence=int(document["sequence"]),
         document=document["document"],
     )
-
-
-def _json(answer: httpx.Response) -> Any:
-    try:
-        return answer.json()
-    except ValueError as error:
-        raise Unreachable(f"{answer.url} did not answer with JSON: {answer.text[:100]!r}") from error
-
-
-def _text(answer: httpx.Response) -> str:
-    try:
-        said = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        said = answer.text
-    return " ".join(str(said).split())[:1000] or f"status {answer.status_code} without a word"
+    if not 0 <= register.written <= register.epoch <= _LARGEST_EPOCH or register.sequence < 0:
+        raise ValueError(f"epoch {register.epoch}, sequence {register.sequence}: start the server anew")
+    return register

@@ -15,10 +15,10 @@ from typing import Final
 import trio
 
 from engine.fleet.loads import Loads, Tell
-from engine.fleet.picture import Lane, Picture, Standing, is_settled
+from engine.fleet.picture import Lane, Picture, Standing, is_settled, needed_for
 from engine.fleet.policy.books import Books, UnknownBooks, read_books
 from engine.fleet.policy.claims import Rival, enough, latest, next_epoch
-from engine.fleet.policy.placing import place
+from engine.fleet.policy.placing import place, why_fewer
 from engine.fleet.policy.rolling import Roll
 from engine.fleet.policy.scaling import wanted_replicas
 from engine.fleet.policy.sharing import is_in_force, plan_for, plan_text, spared_by_all
@@ -29,6 +29,7 @@ from engine.fleet.wanted import Wanted
 _MOST_STEPS: Final = 1000
 _HEARTBEAT: Final = 2.0  # seconds
 _FEWEST: Final = "sees {there} of {known} replicas: a change needs more than half of them"
+_NONE: Final = "the fleet has no replicas: its file lists none, and none were found"
 
 Discover = Callable[[Wanted], Awaitable[Sequence[Member]]]
 Connect = Callable[[Member], Replica]
@@ -188,13 +189,20 @@ class Controller:
         async with trio.open_nursery() as nursery:
             for known in self._known.values():
                 nursery.start_soon(look, known)
-        return dict(sorted(looks.items()))
+        # A server that is met under another name as well counts once, by the first.
+        first: dict[str, str] = {}
+        for name, one in sorted(looks.items()):
+            if (other := first.setdefault(one.seen.boot, name)) != name:
+                self._known[name].trouble = f"it is the same server as {other}; list it once"
+        return {name: one for name, one in sorted(looks.items()) if first[one.seen.boot] == name}
 
     # -- who is at work
 
     def _stand(self, wanted: Wanted, looks: Mapping[str, Look]) -> str:
         """Return why to do nothing, or nothing."""
         self._is_blind = True
+        if not self._known:
+            return self._lost or _NONE
         if not enough(looks, self._known):
             return _FEWEST.format(there=len(looks), known=len(self._known))
         last = latest(look.register for look in looks.values())
@@ -298,20 +306,11 @@ class Controller:
     def _withdrawn(self, name: str, books: Books) -> bool | None:
         """Return whether a replica is to be kept from being ready; None where that is left as it is."""
         if name in books.drained:
-            return True if self._is_served_elsewhere(name) else None
+            if self.picture.standing is not Standing.WORKS:
+                return None
+            seen = {each: known.seen for each, known in self._known.items()}
+            return None if needed_for(name, self.picture.lanes, seen) else True
         return False if self._has_all(name) else None
-
-    def _is_served_elsewhere(self, name: str) -> bool:
-        """Whether others serve all that a replica does which is to be removed."""
-        if self.picture.standing is not Standing.WORKS:
-            return False
-        for lane in self.picture.lanes:
-            others = [self._known[each].seen for each in lane.placed if each in self._known]
-            if name in lane.placed or (lane.good and not others):
-                return False
-            if any(each is None or each.served(lane.model).ready != lane.good for each in others):
-                return False
-        return True
 
     def _has_all(self, name: str) -> bool:
         """Whether a replica serves all that it should by now."""
@@ -328,19 +327,19 @@ class Controller:
 
     async def _steer(
         self, wanted: Wanted, looks: Mapping[str, Look], nursery: trio.Nursery
-    ) -> dict[str, str]:
+    ) -> dict[str, Wait]:
         seen = {name: look.seen for name, look in looks.items()}
         # What is to be removed keeps its models for those who still send there.
         seen = {name: each for name, each in seen.items() if name not in self._books.drained}
-        placed = self._place(wanted)
-        waits: dict[str, str] = {}
+        placed, _ = self._place(wanted)
+        waits: dict[str, Wait] = {}
         for model in self._models(wanted):
             if self._only and model != self._only:
                 continue
             wish = wanted.wish(model)
             holders = [name for name in placed.get(model, ()) if name in seen]
             waits[model] = await self._bring(model, wish, holders, seen, wanted, nursery)
-            if wish is not None and wish.traffic is not None and not self._dry and not waits[model]:
+            if wish is not None and wish.traffic is not None and not self._dry and not waits[model].why:
                 waits[model] = await self._share(wish, holders, seen)
         return waits
 
@@ -348,8 +347,8 @@ class Controller:
         """Return the models that the file names, and those that the fleet serves still."""
         return sorted({wish.model for wish in wanted.wishes} | set(self._books.ledgers))
 
-    def _place(self, wanted: Wanted) -> dict[str, tuple[str, ...]]:
-        """Return each model's replicas. One that went away a moment ago keeps its place."""
+    def _place(self, wanted: Wanted) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+        """Return each model's replicas, and why it has too few. One that just went away keeps its place."""
         now = trio.current_time()
         there = {
             name: known.seen
@@ -358,7 +357,8 @@ class Controller:
             and name not in self._books.drained
             and now - known.seen_at <= wanted.rules.return_timeout
         }
-        return place(wanted.wishes, there)
+        placed = place(wanted.wishes, there)
+        return placed, {each.model: why_fewer(each, placed[each.model], there) for each in wanted.wishes}
 
     async def _bring(
         self,
@@ -368,7 +368,7 @@ class Controller:
         seen: Mapping[str, Seen],
         wanted: Wanted,
         nursery: trio.Nursery,
-    ) -> str:
+    ) -> Wait:
         """Do what there is to do for a model; return what is waited for."""
         roll = self._rolls.setdefault(model, Roll(model))
         view = dict(seen)
@@ -377,9 +377,9 @@ class Controller:
                 wish, self._books.ledger(model), holders, view, wanted.rules, trio.current_time()
             )
             if isinstance(step, Wait):
-                return step.why
+                return step
             if self._dry:
-                return _planned(step)
+                return Wait(model, _planned(step))
             if isinstance(step, Unload):
                 # Others first: a replica that gives a model up may be the last that has it.
                 await self._unload(step)
@@ -408,7 +408,7 @@ class Controller:
         except (Refused, Unreachable) as error:
             self._tell("fleet_unload_failed", replica=step.replica, model=step.model, reason=str(error))
 
-    async def _share(self, wish: Wish, holders: Sequence[str], seen: Mapping[str, Seen]) -> str:
+    async def _share(self, wish: Wish, holders: Sequence[str], seen: Mapping[str, Seen]) -> Wait:
         """Have all replicas of a model share its requests out alike; return what is waited for."""
         plan = wish.traffic or {}
         known = self._books.spared.get(wish.model)
@@ -420,18 +420,19 @@ class Controller:
                 for version, why in spared.versions.items():
                     self._tell("fleet_traffic_rolled_back", model=wish.model, version=version, reason=why)
             plan = plan_for(plan, spared)
-        waits = ""
+        waits = Wait(wish.model)
         for name in holders:
             shown = seen[name].served(wish.model).traffic
             given = seen[name].boot, plan_text(plan)
             replica = self._known[name]
             if shown is None or is_in_force(plan, (), shown) or replica.shared.get(wish.model) == given:
                 continue
-            waits = f"{name} takes the traffic plan"
+            waits = Wait(wish.model, f"{name} takes the traffic plan")
             try:
                 await replica.port.share(wish.model, plan, self._epoch)
             except (Refused, Unreachable) as error:
-                waits = f"{name} does not take the traffic plan: {error}"
+                refused = f"{name} does not take the traffic plan: {error}"
+                waits = Wait(wish.model, refused, stuck=isinstance(error, Refused))
             else:
                 replica.shared[wish.model] = given
                 self._tell("fleet_traffic", replica=name, model=wish.model)
@@ -439,8 +440,8 @@ class Controller:
 
     # -- what is shown
 
-    def _paint(self, wanted: Wanted, looks: Mapping[str, Look], waits: Mapping[str, str], why: str) -> None:
-        placed = self._place(wanted)
+    def _paint(self, wanted: Wanted, looks: Mapping[str, Look], waits: Mapping[str, Wait], why: str) -> None:
+        placed, short = self._place(wanted)
         lanes = []
         for model in self._models(wanted):
             wish, ledger = wanted.wish(model), self._books.ledger(model)
@@ -456,7 +457,9 @@ class Controller:
                     refused=ledger.refused,
                     placed=placed.get(model, ()),
                     spared=spared.versions if spared else {},
-                    waits=waits.get(model, ""),
+                    waits=waits[model].why if model in waits else "",
+                    stuck=model in waits and waits[model].stuck,
+                    short=short.get(model, ""),
                 )
             )
         standing = Standing.WORKS if self._works or self._dry else Standing.STANDS_BY

@@ -47,16 +47,13 @@ def spoilt_models(index: Iterable[Mapping[str, Any]]) -> set[str]:
     }
 
 
-def release_of(
-    versions: tuple[int, ...], config: Mapping[str, Any] | None, known: Sequence[Release]
-) -> Release:
-    """Return which of the `known` releases serves, by the mark that a load has put into its configuration.
+def release_of(versions: tuple[int, ...], marked: str, known: Sequence[Release]) -> Release:
+    """Return which of the `known` releases serves, by the mark that is in its configuration.
 
     Another one, if it is none of them.
     """
     if not versions:
         return NONE
-    marked = _mark_in(config)
     for release in known:
         if release.versions == versions and mark(release) == marked:
             return release
@@ -77,9 +74,37 @@ def marked_config(release: Release) -> str:
     return json.dumps({**config, "parameters": parameters}, separators=(",", ":"))
 
 
-def _mark_in(config: Mapping[str, Any] | None) -> str:
-    parameter = (config or {}).get("parameters", {}).get(RELEASE, {})
+def mark_in(config: Mapping[str, Any]) -> str:
+    """Return the mark that a load has put into a configuration; empty if there is none."""
+    parameter = config.get("parameters", {}).get(RELEASE, {})
     return str(parameter.get("string_value", ""))
+
+
+def traffic_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return of a model's traffic what the fleet goes by: the plan in force, and how its versions fare."""
+    plan = document["plan"]
+    return {
+        "plan": None if plan is None else {**plan},
+        "versions": [_version(each) for each in document["versions"]],
+    }
+
+
+def _version(shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    recent, back = shown.get("recent") or {}, shown.get("rolled_back")
+    told: dict[str, Any] = {
+        "version": int(shown["version"]),
+        "recent": {name: int(recent.get(name, 0)) for name in ("answers", "errors")},
+    }
+    return {**told, "rolled_back": {"reason": str(back.get("reason", "rolled back"))}} if back else told
+
+
+def ill_parts(document: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return the parts of a server that a deep look at its readiness finds ill, each with the reason."""
+    return [
+        (str(part.get("part", "")), str(part.get("reason", "it is not ready")))
+        for part in document.get("parts", ())
+        if not part.get("ready")
+    ]
 
 
 @dataclass(slots=True)
@@ -109,7 +134,11 @@ def counted(text: str) -> Counted:
         sample = SAMPLE.fullmatch(line)
         if sample is None:
             continue
-        labels, value = dict(_LABEL.findall(sample["labels"] or "")), int(float(sample["value"].split()[0]))
+        try:
+            value = int(float(sample["value"].split()[0]))
+        except (ArithmeticError, LookupError, ValueError):
+            continue  # no number, or NaN
+        labels = dict(_LABEL.findall(sample["labels"] or ""))
         key = labels.get("model", ""), labels.get("version", "")
         if sample["name"] in _WAITING and not labels:
             found.waiting = (found.waiting or 0) + value
@@ -121,10 +150,9 @@ def counted(text: str) -> Counted:
     return found
 
 
-def with_probe(served: Served, parts: Iterable[Mapping[str, Any]], model: str) -> Served:
-    """Add what a deep look says of a model's versions."""
-    for part in parts:
-        name = str(part.get("part", ""))
-        if not part.get("ready") and name.startswith(f"model {model} version "):
-            return replace(served, ill=str(part.get("reason", "it is not ready")))
+def with_probe(served: Served, parts: Iterable[tuple[str, str]], model: str) -> Served:
+    """Add what a deep look says of a model's versions: parts that are ill, each with the reason."""
+    for name, reason in parts:
+        if name.startswith(f"model {model} version "):
+            return replace(served, ill=reason)
     return served

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.fleet.policy.values import Release
+from engine.fleet.policy.values import Release, Seen
 from engine.fleet.ports import Look, Member
 
 
@@ -20,7 +20,11 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Where one model is, for those who watch."""
+    """Where one model is, for those who watch.
+
+    `stuck`: what it waits for comes by another file, or another fleet, alone. `short` is why it has fewer
+    replicas than it should.
+    """
 
     model: str
     wanted: Release
@@ -32,6 +36,8 @@ class Lane:
     placed: Sequence[str] = ()
     spared: Mapping[int, str] = field(default_factory=dict)
     waits: str = ""
+    stuck: bool = False
+    short: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +66,29 @@ def is_settled(lanes: Sequence[Lane], looks: Mapping[str, Look]) -> bool:
         if any(looks[name].seen.served(lane.model).ready != due for name in lane.placed):
             return False
     return True
+
+
+def is_stuck(lanes: Sequence[Lane], picture: Picture) -> bool:
+    """Whether what is missing comes by another file, or another fleet, alone."""
+    left = [lane for lane in lanes if not is_settled([lane], picture.looks)]
+    return bool(left) and not picture.why and not picture.troubles and all(lane.stuck for lane in left)
+
+
+def needed_for(name: str, lanes: Iterable[Lane], seen: Mapping[str, Seen | None]) -> str:
+    """Return for what a replica that is to be removed serves on; empty if others serve all that it does.
+
+    `seen` are the replicas that belong to the fleet, None for one that was never reached.
+    """
+    for lane in lanes:
+        others = [each for each in lane.placed if each in seen]
+        if name in others:
+            return f"{lane.model}: other replicas are looked for"
+        if lane.good and not others:
+            return ": ".join(
+                [lane.model, "no other replica may serve it", *([lane.short] if lane.short else [])]
+            )
+        for other in others:
+            replica = seen[other]
+            if replica is None or replica.served(lane.model).ready != lane.good:
+                return f"{lane.model}: {other} does not serve {lane.good} yet"
+    return ""

@@ -68,6 +68,7 @@ def _model(lane: Lane) -> dict[str, Any]:
         "placed": list(lane.placed),
         "without_traffic": {str(version): why for version, why in lane.spared.items()},
         "waits": lane.waits,
+        "too_few": lane.short,
     }
 
 

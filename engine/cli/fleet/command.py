@@ -23,7 +23,7 @@ def fleet(argv: Sequence[str]) -> int:
         return launch(argv[1:])
     options = fleet_parser().parse_args(argv)
     try:
-        from engine.cli.fleet.doing import COMMANDS
+        from engine.cli.fleet.doing import COMMANDS, Unfinished
         from engine.fleet.document.nodes import BadDocument
     except ModuleNotFoundError as error:
         sys.stderr.write(f"{_MISSING.format(name=error.name, command=how_to_install('fleet'))}\n")
@@ -33,3 +33,6 @@ def fleet(argv: Sequence[str]) -> int:
     except (BadDocument, ServerUnavailable) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except Unfinished as error:
+        sys.stderr.write(f"{error}\n")
+        return error.status

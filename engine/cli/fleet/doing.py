@@ -18,18 +18,28 @@ import trio
 
 from engine.cli.client import ended_by_signals
 from engine.cli.fleet.picture import text
-from engine.cli.fleet.steering import for_good, logger, spoken, steer
+from engine.cli.fleet.steering import Interrupted, Story, ended_in_order, for_good, logger, spoken, steer
 from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
-from engine.fleet.picture import Picture
+from engine.fleet.document.reading import text_of
+from engine.fleet.picture import Lane, Picture, is_stuck, needed_for
 from engine.fleet.proxies.envoy import envoy
 from engine.fleet.proxies.haproxy import haproxy
 from engine.fleet.proxies.members import upstreams
 from engine.fleet.proxies.values import ProxyOptions, Unwritable
 from engine.fleet.showing import document
+from engine.observability.text import printable
 
 _CLEAR: Final = "\x1b[2J\x1b[H"
+
+
+class Unfinished(Exception):
+    """A command came to no end. `status` is the process's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -40,7 +50,7 @@ def _status(options: argparse.Namespace) -> int:
             shown = text(_seen(options))
             sys.stdout.write(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown)
             sys.stdout.flush()
-            time.sleep(max(0.1, options.watch))
+            time.sleep(options.watch)
     return 0
 
 
@@ -66,48 +76,46 @@ def _plan(options: argparse.Namespace) -> int:
         return 1
     due = [lane for lane in picture.lanes if lane.waits]
     for lane in due:
-        where = ", ".join(lane.placed) or "no replica"
-        sys.stdout.write(f"{lane.model}: {lane.waits}; its replicas are {where}\n")
+        where = f"its replicas are {', '.join(lane.placed)}" if lane.placed else lane.short
+        sys.stdout.write(
+            f"{printable('; '.join(each for each in (f'{lane.model}: {lane.waits}', where) if each))}\n"
+        )
     for lane in picture.lanes:
         if not lane.waits and lane.wanted in lane.refused:
-            sys.stdout.write(f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}\n")
+            refused = f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}"
+            sys.stdout.write(f"{printable(refused)}\n")
     if not due:
         sys.stdout.write("nothing is to be done\n")
     return 0
 
 
 def _apply(options: argparse.Namespace, only: str = "") -> int:
-    async def settle(controller: Controller) -> Picture:
-        return await controller.run(until=_saying(lambda picture: picture.settled))
+    def concerned(picture: Picture) -> list[Lane]:
+        return [lane for lane in picture.lanes if only in ("", lane.model)]
 
-    picture = _in_time(options, lambda: steer(options, settle, spoken, forced=True, only=only))
-    if picture is None:
-        return 1
+    def is_done(picture: Picture) -> bool:
+        return picture.settled or is_stuck(concerned(picture), picture)
+
+    async def settle(controller: Controller) -> Picture:
+        return await controller.run(until=_saying(is_done))
+
+    picture = _change(options, settle, only=only)
     sys.stdout.write(text(picture))
-    lanes = [lane for lane in picture.lanes if only in ("", lane.model)]
-    return 1 if any(lane.wanted in lane.refused for lane in lanes) else 0
+    return 1 if any(lane.stuck or lane.wanted in lane.refused for lane in concerned(picture)) else 0
 
 
 def _roll(options: argparse.Namespace) -> int:
-    try:
-        versions = sorted({int(each) for each in options.versions.split(",")})
-    except ValueError:
-        versions = [0]
-    if versions[0] < 1:
-        sys.stderr.write(f"VERSIONS are numbers from 1, such as 4 or 3,4. Got {options.versions}\n")
-        return 2
+    versions = sorted({*options.versions})
     path = Path(options.file)
-    try:
-        written = path.read_text()
-    except (OSError, UnicodeError) as error:
-        raise BadDocument(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    written = text_of(path)
     changed = with_versions(str(path), written, options.model, versions)
     if changed != written:
         try:
             write_whole(path, changed)
         except OSError as error:
             raise BadDocument(f"{path} can't be written: {error.strerror or error}") from error
-        sys.stderr.write(f"{path}: {options.model} has versions {options.versions} now\n")
+        several = "versions" if len(versions) > 1 else "version"
+        sys.stderr.write(f"{path}: {options.model} has {several} {', '.join(map(str, versions))} now\n")
     return _apply(options, only=options.model)
 
 
@@ -120,18 +128,28 @@ def _drain(options: argparse.Namespace) -> int:
         if options.undo:
             look = picture.looks.get(name)
             return name not in picture.drained and look is not None and not look.seen.withdrawn
-        return picture.drained.get(name, False)
+        return picture.drained.get(name, False) or bool(kept(picture))
+
+    def kept(picture: Picture) -> str:
+        """Return for what the replica serves on until the file or the fleet is another."""
+        if options.undo or picture.drained.get(name) is not False:
+            return ""
+        return _needed(name, picture) if is_stuck(picture.lanes, picture) else ""
 
     async def wait(controller: Controller) -> Picture:
         controller.drain(name, back=options.undo)
         return await controller.run(until=_saying(is_done))
 
-    picture = _in_time(options, lambda: steer(options, wait, spoken, forced=True))
-    if picture is None:
-        return 1
+    picture = _change(options, wait)
     names = sorted(each.name for each in picture.members)
     if name not in names:
         sys.stderr.write(f"there is no replica '{name}'; there are {', '.join(names) or 'none'}\n")
+        return 1
+    if reason := kept(picture):
+        sys.stderr.write(
+            f"{name} is not drained: {printable(reason)}. It serves on until others serve all that it does;"
+            " --undo ends the drain\n"
+        )
         return 1
     sys.stdout.write(
         f"{name} serves again\n"
@@ -150,26 +168,40 @@ def _saying(is_done: Callable[[Picture], bool]) -> Callable[[Picture], bool]:
             return True
         waits = [f"{lane.model}: {lane.waits}" for lane in picture.lanes if lane.waits]
         unreached = [f"{name} is not reached: {why}" for name, why in sorted(picture.troubles.items())]
-        lines = [*([picture.why] if picture.why else []), *unreached, *waits]
+        drains = [_draining(name, picture) for name, done in sorted(picture.drained.items()) if not done]
+        lines = [*([picture.why] if picture.why else []), *unreached, *waits, *drains]
         for line in lines:
             if line not in said:
-                sys.stderr.write(f"… {line}\n")
+                sys.stderr.write(f"… {printable(line)}\n")
         said[:] = lines
         return False
 
     return until
 
 
-def _in_time(options: argparse.Namespace, work: Callable[[], Picture]) -> Picture | None:
-    """Return what came of it; None, with a word, if there was not enough time."""
+def _draining(name: str, picture: Picture) -> str:
+    look = picture.looks.get(name)
+    if look is not None and look.seen.withdrawn:
+        return f"{name} gets no new requests from balancers that have seen it; what waits there is answered"
+    needed = _needed(name, picture)
+    return f"{name} serves on for {needed}" if needed else f"{name} is about to be drained"
+
+
+def _needed(name: str, picture: Picture) -> str:
+    seen = {each.name: None for each in picture.members} | {n: look.seen for n, look in picture.looks.items()}
+    return needed_for(name, picture.lanes, seen)
+
+
+def _change(options: argparse.Namespace, story: Story, *, only: str = "") -> Picture:
+    """Return what came of a story that changes the fleet. Raises Unfinished."""
     try:
-        return work()
-    except trio.TooSlowError:
-        sys.stderr.write(
-            f"not done after {options.timeout:g} s; `tritium fleet status --file {options.file}` shows how"
-            " far it came, and the next command goes on\n"
-        )
-        return None
+        return steer(options, partial(ended_in_order, story), spoken, forced=True, only=only)
+    except (trio.TooSlowError, Interrupted) as error:
+        why, status = f"not done after {options.timeout:g} s", 1
+        if isinstance(error, Interrupted):
+            why, status = str(error), error.status
+        shows = f"`tritium fleet status --file {options.file}` shows how far it came"
+        raise Unfinished(f"{why}; {shows}, and the next command goes on", status) from error
 
 
 def _run(options: argparse.Namespace) -> int:

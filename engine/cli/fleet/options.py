@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Final
 
 from engine.cli.client import add_credential_options
@@ -51,7 +52,7 @@ def fleet_parser() -> argparse.ArgumentParser:
     shown = status.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print all of it as JSON")
     shown.add_argument(
-        "--watch", type=float, nargs="?", const=2.0, metavar="SECONDS", help="again every 2 s, or SECONDS"
+        "--watch", type=_seconds, nargs="?", const=2.0, metavar="SECONDS", help="again every 2 s, or SECONDS"
     )
     _command(what, "plan", "say what `apply` would do first, and do nothing")
     _limited(_command(what, "apply", "bring the fleet to what the file says, and end"))
@@ -59,6 +60,7 @@ def fleet_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
+        type=_address,
         help="serve the metrics of all replicas and the fleet's own there, and its status as JSON",
     )
     run.add_argument(
@@ -72,7 +74,7 @@ def fleet_parser() -> argparse.ArgumentParser:
         what, "roll", "write other versions of a model into the file, and bring them over the fleet"
     )
     roll.add_argument("model", metavar="MODEL", help="the model's name")
-    roll.add_argument("versions", metavar="VERSIONS", help="such as 4 or 3,4")
+    roll.add_argument("versions", metavar="VERSIONS", type=_versions, help="such as 4 or 3,4")
     _limited(roll)
     drain = _command(
         what, "drain", "empty a replica before it is removed: others first, then no new requests"
@@ -124,8 +126,31 @@ def _command(
 def _limited(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=3600,
         metavar="SECONDS",
         help="give up after so long; what was begun goes on at the next command [%(default)g]",
     )
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0
+    if not 0.1 <= seconds <= 1e6:
+        raise argparse.ArgumentTypeError(f"a number of seconds from 0.1 to 1000000 was expected. Got {word}")
+    return seconds
+
+
+def _versions(word: str) -> list[int]:
+    if not re.fullmatch("[1-9][0-9]{0,15}(,[1-9][0-9]{0,15})*", word):
+        raise argparse.ArgumentTypeError(f"numbers from 1 were expected, such as 4 or 3,4. Got {word}")
+    return [int(each) for each in word.split(",")]
+
+
+def _address(word: str) -> str:
+    host, _, port = word.rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"HOST:PORT was expected, such as 127.0.0.1:9100. Got {word}")
+    return word

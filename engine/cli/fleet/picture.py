@@ -19,7 +19,11 @@ def text(picture: Picture) -> str:
     replicas = aligned([_REPLICAS, *_replica_rows(picture)])
     models = aligned([_MODELS, *(_model_row(lane, picture) for lane in picture.lanes)])
     refused = "".join(f"{line}\n" for lane in picture.lanes for line in _refusals(lane))
-    return f"{head}\n{replicas}\n{models}{refused}"
+    unreached = "".join(
+        f"{printable(name)} is not reached: {printable(why)}\n"
+        for name, why in sorted(picture.troubles.items())
+    )
+    return f"{head}\n{replicas}{unreached}\n{models}{refused}"
 
 
 def _controller(picture: Picture) -> str:
@@ -27,22 +31,23 @@ def _controller(picture: Picture) -> str:
         return f"{picture.why}\n"
     by = f"controller {picture.owner}, epoch {picture.epoch}" if picture.owner else "no controller at work"
     state = "all is as it should be" if picture.settled else "changes are under way, or due"
-    return f"{by}; {state}; {picture.replicas_wanted} replicas wanted by load\n"
+    return f"{by}; {state}; {_counted(picture.replicas_wanted)} wanted by load\n"
 
 
 def _replica_rows(picture: Picture) -> Iterator[Sequence[str]]:
     for member in picture.members:
         look = picture.looks.get(member.name)
         if look is None:
-            reason = picture.troubles.get(member.name, "")
-            yield member.name, "not reached", "-", printable(reason)[:60], member.url
+            yield member.name, "not reached", "-", "-", member.url
             continue
         seen = look.seen
         state = "ready" if seen.ready else "not ready"
         if seen.withdrawn:
             state = "waits for its models"
         if member.name in picture.drained:
-            state = "drained: it may be ended" if picture.drained[member.name] else "is being drained"
+            idle = seen.withdrawn and not seen.waiting
+            state = "drained: nothing waits there" if idle else "is being drained"
+            state = "drained: it may be ended" if picture.drained[member.name] else state
         models = [
             f"{printable(model)} {_short(served.ready)}"
             for model, served in sorted(seen.models.items())
@@ -58,7 +63,7 @@ def _model_row(lane: Lane, picture: Picture) -> Sequence[str]:
         name in picture.looks and bool(due) and picture.looks[name].seen.served(lane.model).ready == due
         for name in lane.placed
     )
-    happens = lane.waits
+    happens = ": ".join(each for each in (lane.waits, lane.short) if each)
     if lane.rolling:
         happens = f"rolls {lane.rolling}: passed on {len(lane.passed)}; {happens}".rstrip("; ")
     elif lane.wanted in lane.refused:
@@ -77,6 +82,10 @@ def _refusals(lane: Lane) -> Iterator[str]:
         yield f"{printable(lane.model)}: {release} was refused: {printable(why)}"
     for version, why in lane.spared.items():
         yield f"{printable(lane.model)}: version {version} gets no traffic: {printable(why)}"
+
+
+def _counted(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _short(release: Release) -> str:

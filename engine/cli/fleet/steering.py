@@ -29,11 +29,20 @@ from engine.fleet.picture import Picture
 from engine.fleet.ports import Member
 from engine.fleet.serving import Window, show
 from engine.fleet.wanted import Wanted
+from engine.observability.text import printable
 
 _LATE: Final = 60.0  # seconds by which an answer to a load may come after the roll has given it up
 _LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
 
 Story = Callable[[Controller], Awaitable[Picture]]
+
+
+class Interrupted(Exception):
+    """A signal ended a story. The fleet has been left in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.status = 128 + number
 
 
 class FleetFile:
@@ -115,6 +124,25 @@ async def _steer(
             discovery.close()
 
 
+async def ended_in_order(story: Story, controller: Controller) -> Picture:
+    """Tell a story until its end, or until SIGTERM or SIGINT. Raises Interrupted."""
+    told: list[int] = []
+
+    async def listen(scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                told.append(number)
+                scope.cancel()
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen, nursery.cancel_scope)
+        picture = await story(controller)
+        nursery.cancel_scope.cancel()
+        return picture
+    raise Interrupted(told[0])
+
+
 async def for_good(controller: Controller, *, address: str | None, tell: Tell) -> Picture:
     """Steer until SIGTERM or SIGINT, and show what is seen at `address`."""
     ended = trio.Event()
@@ -174,4 +202,4 @@ def spoken(event: str, **keys: object) -> None:
             line = str(keys["reason"])
         case _:
             return
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable(line)}\n")

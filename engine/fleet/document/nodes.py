@@ -9,11 +9,17 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
+from engine.observability.text import printable
+
 T = TypeVar("T")
 
-_SIZE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>|[KMGT]i?B?|B)")
+_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?) ?(?P<unit>|[KMGT]i?B?|B)")
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+_MOST_VALUES: Final = 100_000  # of a document, with what its aliases stand for
+_TEXTS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "timestamp"))
+_MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 class BadDocument(ValueError):
@@ -31,12 +37,17 @@ class Entry:
     def wrong(self, message: str) -> NoReturn:
         """Raise BadDocument about this value."""
         mark = self.node.start_mark
-        key = f"{self.path}: " if self.path else ""
-        raise BadDocument(f"{self._file}, line {mark.line + 1}: {key}{message}")
+        key = f"{shorten(self.path, 120)}: " if self.path else ""
+        raise BadDocument(printable(f"{self._file}, line {mark.line + 1}: {key}{shorten(message, 500)}"))
 
     def value(self) -> Any:
         """Return the value as Python has it."""
-        return yaml.SafeLoader("").construct_document(self.node)
+        try:
+            return yaml.SafeLoader("").construct_document(self.node)
+        except yaml.MarkedYAMLError as error:
+            self.wrong(f"can't be read: {error.problem or error.context}")
+        except ValueError as error:  # such as a date that there is not
+            self.wrong(f"can't be read: {error}")
 
     def members(self) -> dict[str, Entry]:
         """Return a mapping's entries. Keys are text, and each is there once."""
@@ -48,6 +59,8 @@ class Entry:
             entry = Entry(self._file, value, f"{self.path}.{name}" if self.path else name)
             if not name:
                 Entry(self._file, key, self.path).wrong("a key is text")
+            if key.tag == _MERGE:
+                Entry(self._file, key, self.path).wrong("keys are not merged by `<<` here; write them out")
             if name in found:
                 entry.wrong("is there twice; keep one of them")
             found[name] = entry
@@ -79,28 +92,34 @@ class Entry:
 
     def text(self, pattern: str = ".+", meant: str = "text") -> str:
         """Return text that matches a pattern; `meant` says what it is."""
-        value = self.value()
-        if isinstance(value, bool | list | dict) or value is None or not re.fullmatch(pattern, str(value)):
-            self.wrong(f"takes {meant}, got {self._shown()}")
-        return str(value)
+        written = self._written()
+        if self.node.tag not in _TEXTS or not re.fullmatch(pattern, written):
+            quoted = f"; in quotes it is text: '{written}'" if self.node.tag.endswith(":bool") else ""
+            self.wrong(f"takes {meant}, got {self._shown()}{quoted}")
+        return written
 
     def whole(self, least: int, most: int = 10**6) -> int:
         """Return a whole number of a range."""
         value = self.value()
-        if type(value) is not int or not least <= value <= most:
+        # YAML reads 010 as 8, and 1_0 as 10.
+        if type(value) is not int or str(value) != self._written() or not least <= value <= most:
             self.wrong(f"takes a whole number from {least} to {most}, got {self._shown()}")
         return value
 
     def number(self, least: float, most: float) -> float:
         """Return a number of a range."""
         value = self.value()
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        # YAML reads 1:30 as 90.
+        is_number = (
+            isinstance(value, int | float) and not isinstance(value, bool) and ":" not in self._written()
+        )
+        if not is_number or not least <= value <= most:
             self.wrong(f"takes a number from {least:g} to {most:g}, got {self._shown()}")
         return float(value)
 
     def size(self) -> int:
         """Return bytes, given as a number or with a unit such as `16Gi`, `16GiB` or `500MB`."""
-        found = _SIZE.fullmatch(str(self.value())) if isinstance(self.node, yaml.ScalarNode) else None
+        found = _SIZE.fullmatch(self._written())
         if found is None:
             self.wrong(f"takes a number of bytes such as 500MB or 16Gi, got {self._shown()}")
         unit = found["unit"].removesuffix("B")
@@ -110,9 +129,21 @@ class Entry:
         """Return a mapping of text to text."""
         return {name: entry.text() for name, entry in self.members().items()}
 
+    def _written(self) -> str:
+        """Return a single value as it stands in the file; nothing for others."""
+        return str(self.node.value) if isinstance(self.node, yaml.ScalarNode) else ""
+
     def _shown(self) -> str:
-        shown = repr(self.value())
-        return shown if len(shown) <= 60 else f"{shown[:57]}..."
+        value = self.value()
+        if value is None:
+            return "nothing"
+        shown = self._written() if not isinstance(value, str) and self._written() else repr(value)
+        return shorten(shown, 60)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return `text`, or its beginning if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def read(file: str, text: str) -> Entry:
@@ -125,9 +156,26 @@ def read(file: str, text: str) -> Entry:
         raise BadDocument(f"{file}{line}: it is no YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise BadDocument(f"{file}: it is no YAML: {error}") from error
+    except RecursionError:
+        raise BadDocument(f"{file}: it is nested too deeply") from None
     if node is None:
         raise BadDocument(f"{file}: it is empty; `replicas` or `discovery`, and `models` are to be there")
+    if (size := _size(file, node, {})) > _MOST_VALUES:
+        raise BadDocument(f"{file}: it has {size} values with its aliases; {_MOST_VALUES} are the most")
     return Entry(file, node)
+
+
+def _size(file: str, node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node holds. An alias counts as all that it stands for."""
+    if (before := known.get(id(node))) is not None:
+        if not before:
+            Entry(file, node).wrong("an alias stands within what it stands for")
+        return before
+    known[id(node)] = 0
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in pairs for each in pair]
+    known[id(node)] = 1 + sum(_size(file, each, known) for each in inner)
+    return known[id(node)]
 
 
 def each_told(reads: Sequence[Callable[[], T]]) -> Iterator[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from engine.fleet.document.nodes import BadDocument, Entry, each_told, read
+from engine.fleet.names import is_host, is_model_name
 from engine.fleet.policy.scaling import Scale
 from engine.fleet.policy.values import Plan, Release, Rules, Wish
 from engine.fleet.ports import Member
@@ -17,6 +19,7 @@ from engine.fleet.wanted import Timing, Wanted
 
 _TOP: Final = ("replicas", "discovery", "models", "rules", "autoscale", "controller")
 _METRICS_PORT: Final = 8002
+_MOST_CHARACTERS: Final = 4 * 2**20
 _NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 _SECONDS: Final = "_seconds"
 DISCOVERIES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -29,11 +32,21 @@ DISCOVERIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def read_file(path: Path) -> Wanted:
     """Return what a file says. Raises BadDocument with every mistake, each with its line and key."""
+    return read_wanted(str(path), text_of(path))
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file. Raises BadDocument if it can't be read."""
     try:
-        text = path.read_text()
+        with path.open() as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+    except FileNotFoundError as error:
+        raise BadDocument(f"{path}: {error.strerror}; --file names the fleet's file") from error
     except (OSError, UnicodeError) as error:
         raise BadDocument(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return read_wanted(str(path), text)
+    if len(text) > _MOST_CHARACTERS:
+        raise BadDocument(f"{path}: it has more than {_MOST_CHARACTERS} characters")
+    return text
 
 
 def read_wanted(file: str, text: str) -> Wanted:
@@ -71,13 +84,21 @@ def _part(results: dict[str, Any], name: str, entry: Entry) -> None:
 
 def _members(entry: Entry) -> list[Member]:
     found = list(each_told([partial(_member, each) for each in entry.items()]))
-    names = [each.name for each in found]
-    for at, name in enumerate(names):
-        if name in names[:at]:
+    names, places = [each.name for each in found], [_place(each.url) for each in found]
+    for at, one in enumerate(found):
+        if one.name in names[:at]:
             entry.items()[at].wrong(
-                f"there is a replica named '{name}' already; give this one another `name`"
+                f"there is a replica named '{one.name}' already; give this one another `name`"
             )
+        if places[at] in places[:at]:
+            first = names[places.index(places[at])]
+            entry.items()[at].wrong(f"has the address of replica '{first}'; a server is listed once")
     return found
+
+
+def _place(url: str) -> tuple[str | None, int | None, str]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or {"http": 80}.get(parts.scheme, 443), parts.path
 
 
 def _member(entry: Entry) -> Member:
@@ -93,7 +114,7 @@ def _member(entry: Entry) -> Member:
         if "name" in fields
         else _named(url),
         url=url,
-        grpc=fields["grpc"].text(r"[^\s/]+:[0-9]{1,5}", "HOST:PORT") if "grpc" in fields else "",
+        grpc=_target(fields["grpc"]) if "grpc" in fields else "",
         metrics=_scraped(fields.get("metrics"), url),
         labels=fields["labels"].texts() if "labels" in fields else {},
         memory=fields["memory"].size() if "memory" in fields else None,
@@ -109,11 +130,30 @@ def _scraped(entry: Entry | None, url: str) -> str:
 def _url(entry: Entry) -> str:
     text = entry.text(r"https?://[^\s/]+(/\S*)?", "an address such as http://10.0.0.7:8000").rstrip("/")
     try:
-        port = urlsplit(text).port
-    except ValueError:
-        port = 0
+        parts, port = urlsplit(text), urlsplit(text).port
+    except ValueError as error:
+        entry.wrong(f"has no host and port that can be: {error}. An IPv6 address stands in brackets")
     if port == 0:
         entry.wrong(f"has no port that can be: {text}")
+    if "@" in parts.netloc:
+        entry.wrong("has credentials in it; show them with --key-file or --header-file")
+    if not is_host(parts.hostname or ""):
+        entry.wrong(f"{parts.hostname!r} is no address and no name of a host")
+    if parts.query or parts.fragment:
+        entry.wrong(f"takes no query and no fragment: {text}")
+    return text
+
+
+def _target(entry: Entry) -> str:
+    """Return a HOST:PORT."""
+    text = entry.text(r"[^\s/@]+:[0-9]{1,5}", "HOST:PORT")
+    try:
+        parts = urlsplit(f"//{text}")
+        fits = bool(parts.port) and is_host(parts.hostname or "")
+    except ValueError:
+        fits = False
+    if not fits:
+        entry.wrong(f"takes HOST:PORT, got {text!r}")
     return text
 
 
@@ -138,6 +178,8 @@ def _discovery(entry: Entry) -> dict[str, dict[str, Any]]:
             name: value.whole(1, 65535) if name.endswith("port") else value.text()
             for name, value in fields.items()
         }
+        if kind == "dns" and not is_host(found[kind]["name"]):
+            fields["name"].wrong(f"{found[kind]['name']!r} is no name of a host")
     return found
 
 
@@ -145,6 +187,8 @@ def _discovery(entry: Entry) -> dict[str, dict[str, Any]]:
 
 
 def _wish(model: str, entry: Entry) -> Wish:
+    if not is_model_name(model):
+        entry.wrong("no model has this name: it has up to 255 printable bytes, without '/'")
     fields = entry.fields("versions", "replicas", "labels", "memory", "config", "traffic")
     if "versions" not in fields:
         entry.wrong("say which `versions` to serve, such as 3 or [2, 3]")
@@ -174,6 +218,13 @@ def _replicas(entry: Entry) -> int | None:
 def _config(entry: Entry) -> str:
     if not entry.is_mapping():
         entry.wrong("takes a model's configuration, as a load request's `config` does")
+    if "parameters" in (members := entry.members()):
+        for each in members["parameters"].members().values():
+            each.members()
+    return _json(entry)
+
+
+def _json(entry: Entry) -> str:
     try:
         return json.dumps(entry.value(), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -191,9 +242,15 @@ def _plan(entry: Entry) -> Plan:
     if not any(each.number(0, 1e9) > 0 for each in weights.values()):
         fields["weights"].wrong("some version has to have a weight above 0")
     for name, each in weights.items():
-        if not name.isdecimal():
+        if not re.fullmatch("[0-9]{1,16}", name):
             each.wrong("a weight's key is the number of a version")
-    plan = json.loads(json.dumps({name: each.value() for name, each in fields.items() if name != "weights"}))
+    if "rollback" in fields:
+        rules = fields["rollback"].members()
+        if "max_error_rate" in rules:
+            rules["max_error_rate"].number(0, 1)
+        if "min_requests" in rules:
+            rules["min_requests"].whole(1)
+    plan = {name: json.loads(_json(each)) for name, each in fields.items() if name != "weights"}
     return {"weights": {name: each.value() for name, each in weights.items()}, **plan}
 
 

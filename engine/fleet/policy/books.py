@@ -62,7 +62,7 @@ def read_books(document: object) -> Books:
         return Books()
     try:
         return _read(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnknownBooks(
             f"the replicas keep a document that no controller of this version wrote: {error}"
         ) from error

@@ -7,9 +7,12 @@ increase hit rates*, 1998): a replica that joins or leaves moves only the models
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from engine.fleet.policy.values import Seen, Wish
+
+_SHOWN: Final = 10  # labels in a message
 
 
 def place(wishes: Iterable[Wish], seen: Mapping[str, Seen]) -> dict[str, tuple[str, ...]]:
@@ -31,9 +34,31 @@ def place(wishes: Iterable[Wish], seen: Mapping[str, Seen]) -> dict[str, tuple[s
     return placed
 
 
+def why_fewer(wish: Wish, placed: Collection[str], seen: Mapping[str, Seen]) -> str:
+    """Return why a model has fewer replicas than it should; empty if it has enough."""
+    labelled = [each for each in seen.values() if _has_labels(each, wish)]
+    target = wish.replicas or max(len(labelled), 1)
+    if len(placed) >= target:
+        return ""
+    if len(placed) < len(labelled):
+        room = f"{wish.memory / 2**30:.3g} GiB"
+        return f"{len(placed)} of {len(labelled)} replicas have room for its {room} beside other models"
+    if not wish.labels:
+        return f"there are {len(seen)} of the {target} replicas that it should have"
+    asked = ", ".join(f"{key}={value}" for key, value in sorted(wish.labels.items()))
+    if labelled:
+        return f"{len(labelled)} of {len(seen)} replicas have its labels {asked}"
+    there = sorted({f"{key}={value}" for each in seen.values() for key, value in each.labels.items()})
+    others = ", ".join(there[:_SHOWN]) or "no labels at all"
+    return f"none of {len(seen)} replicas has its labels {asked}; there are {others}"
+
+
 def _may(replica: Seen, wish: Wish, room: int | None) -> bool:
-    fits = room is None or room >= wish.memory
-    return fits and all(replica.labels.get(key) == value for key, value in wish.labels.items())
+    return (room is None or room >= wish.memory) and _has_labels(replica, wish)
+
+
+def _has_labels(replica: Seen, wish: Wish) -> bool:
+    return all(replica.labels.get(key) == value for key, value in wish.labels.items())
 
 
 def _weight(replica: str, model: str) -> bytes:

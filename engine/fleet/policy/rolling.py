@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from engine.fleet.policy.values import (
     NONE,
@@ -24,6 +25,8 @@ from engine.fleet.policy.values import (
     Wish,
     Write,
 )
+
+_NOWHERE: Final = "no replica may serve it"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +93,9 @@ class Roll:
         """Have all holders serve what is known to be good, and then no others anything."""
         self._trial = None
         good = ledger.good
+        if good and not holders:
+            # It serves on where it is: a label with a slip in it must not end that.
+            return Wait(self._model, _NOWHERE, stuck=True)
         step = self._serve(((name, good) for name in holders), seen) if good else None
         return step or self._clear(good, holders, seen) or Wait(self._model)
 
@@ -129,7 +135,7 @@ class Roll:
         left = [name for name in holders if name not in ledger.passed]
         if not left:
             if not holders:
-                return Wait(self._model, "no replica may serve it")
+                return Wait(self._model, _NOWHERE, stuck=True)
             done = replace(ledger, good=wanted, rolling=NONE, passed=frozenset())
             return Write(self._model, done, f"{wanted} good on {_counted(len(holders))}")
         # One that has it already was tried by a controller before this one.

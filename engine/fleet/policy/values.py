@@ -157,10 +157,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing now, for this reason; empty where all is as it should be."""
+    """Nothing now, for this reason; empty where all is as it should be.
+
+    `stuck`: what is waited for comes by another file, or another fleet, alone.
+    """
 
     model: str
     why: str = ""
+    stuck: bool = False
 
 
 Step = Load | Unload | Write | Wait

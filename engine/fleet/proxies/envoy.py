@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from engine.fleet.names import is_address
 from engine.fleet.proxies.values import (
     MODEL,
     REPLICA,
@@ -20,7 +21,6 @@ from engine.fleet.proxies.values import (
     Upstream,
     checked,
     holders,
-    is_address,
 )
 
 _TYPE: Final = "type.googleapis.com/envoy."

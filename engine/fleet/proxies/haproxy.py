@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from engine.fleet.names import is_address
 from engine.fleet.proxies.values import (
     MODEL,
     REPLICA,
@@ -23,7 +24,6 @@ from engine.fleet.proxies.values import (
     Upstream,
     checked,
     holders,
-    is_address,
 )
 
 _PLAIN: Final = re.compile(r"[0-9A-Za-z._-]+")  # of a token's characters, those that a name here may have

@@ -5,12 +5,13 @@ Names are checked when a value is built, so that no writer meets one that its pr
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+
+from engine.fleet.names import is_address, is_host, is_model_name
 
 REPLICA: Final = "tritium-replica"
 """The header, or metadata, that names the server with which a sequence began."""
@@ -18,8 +19,6 @@ MODEL: Final = "tritium-model"
 """The header, or metadata, by which a client tells the model where no path does."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,253}")  # what `--replica-name` takes
-_HOST: Final = re.compile(r"[0-9A-Za-z]([0-9A-Za-z._-]{0,251}[0-9A-Za-z])?\.?")
-_MOST_BYTES: Final = 255  # of a model's name, as of a folder's
 
 
 class Unwritable(ValueError):
@@ -43,7 +42,7 @@ class Upstream:
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.name):
             raise Unwritable(f"replica {self.name!r}: a name has letters, digits and !#$%&'*+-.^_`|~ only")
-        if not is_address(self.host) and not _HOST.fullmatch(self.host):
+        if not is_host(self.host):
             raise Unwritable(f"replica '{self.name}': {self.host!r} is no address and no name of a host")
         for port in (self.http_port, self.grpc_port):
             if port is not None and not 0 < port < 65536:
@@ -86,14 +85,6 @@ class ProxyOptions:
             raise Unwritable(f"the retry buffer is from 16384 to 16777216 bytes, not {self.retry_buffer}")
 
 
-def is_address(host: str) -> bool:
-    """Whether `host` is an address of IPv4 or IPv6, rather than a name."""
-    try:
-        return "%" not in host and bool(ipaddress.ip_address(host))
-    except ValueError:
-        return False
-
-
 def checked(upstreams: Iterable[Upstream]) -> Sequence[Upstream]:
     """Return the servers, sorted by name. Raises Unwritable if there are none, or two of a name."""
     found = sorted(upstreams, key=lambda each: each.name)
@@ -117,9 +108,5 @@ def holders(upstreams: Sequence[Upstream]) -> dict[tuple[str, ...], list[str]]:
 
 
 def _check_model(model: str) -> None:
-    try:
-        size = len(model.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= _MOST_BYTES or model in {".", ".."} or "/" in model or not model.isprintable():
+    if not is_model_name(model):
         raise Unwritable(f"model {model!r}: a proxy takes names of up to 255 printable bytes, without '/'")

@@ -107,7 +107,7 @@ class Line:
         return Look(
             seen=Seen(
                 name=server.name,
-                boot=str(server.boot),
+                boot=f"{server.name}:{server.boot}",
                 withdrawn=server.withdrawn,
                 waiting=server.waiting,
                 models={
@@ -165,6 +165,8 @@ class Line:
         await trio.sleep(0.01)
         server = self.reach()
         server.check(epoch)
+        if plan.get("mirror"):
+            raise Refused("invalid traffic plan")
         server.plans[model] = plan or None
         server.rolled_back.clear()
 

@@ -103,6 +103,36 @@ def test_a_replica_is_drained_and_comes_back(ground, fleet):
     assert (status, said) == (1, "there is no replica 'r7'; there are r0, r1\n")
 
 
+def test_what_no_replica_may_serve_stays_where_it_is_and_ends_the_command(ground, fleet):
+    ground.want(GOOD)
+    assert fleet("apply")[0] == 0
+    ground.file.write_text(ground.file.read_text().replace("versions: 1", "versions: 1, labels: {gpu: h100}"))
+    status, shown, _ = fleet("apply")
+    assert status == 1
+    assert "none of 2 replicas has its labels gpu=h100; there are no labels at all" in shown
+    assert serving(ground) == {"r0": [GOOD], "r1": [GOOD]}
+    status, _, said = fleet("drain", "r0")
+    assert status == 1
+    assert "r0 is not drained: steps: no other replica may serve it" in said
+    assert fleet("drain", "r0", "--undo")[0] == 0
+    assert ready(ground) == [True, True]
+
+
+def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
+    ground.want(GOOD, "controller: {drain_delay_seconds: 3600}\n")
+    assert fleet("apply")[0] == 0
+    command = [sys.executable, "-m", "engine", "fleet", "drain", "r1", f"--file={ground.file}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert any("r1 gets no new requests" in line for line in process.stderr)
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 143
+    assert said.splitlines()[-1].startswith("ended by SIGTERM; `tritium fleet status --file")
+    status, told, _ = fleet("status", "--json")
+    assert (status, json.loads(told)["controller"]["owner"]) == (0, "")
+    assert fleet("drain", "r1", "--undo")[0] == 0
+
+
 def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
     ground.want(GOOD)
     plain = ground.file.read_text()
@@ -180,6 +210,30 @@ def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, 
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("roll", "m", "0"),
+        ("roll", "m", "1,,2"),
+        ("roll", "m", "\u0663"),
+        ("apply", "--timeout=nan"),
+        ("apply", "--timeout=-1"),
+        ("status", "--watch=inf"),
+        ("status", "--watch=soon"),
+        ("run", "--metrics-address=:9100"),
+        ("run", "--metrics-address=127.0.0.1:99999"),
+        ("run", "--metrics-address=127.0.0.1"),
+    ],
+)
+def test_a_word_that_makes_no_sense_is_told_with_what_would(words, capsys):
+    from engine.cli.fleet.command import fleet
+
+    with pytest.raises(SystemExit) as caught:
+        fleet(words)
+    assert caught.value.code == 2
+    assert f"Got {words[-1].rpartition('=')[2]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "text", "said"),
     [
         (("apply",), None, "No such file or directory"),
@@ -188,7 +242,6 @@ def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, 
             "replicas: []\nmodels: {m: {version: 1}}",
             "line 2: models.m.version: there is no such key",
         ),
-        (("roll", "m", "x"), "replicas: []", "VERSIONS are numbers from 1, such as 4 or 3,4. Got x"),
         (("roll", "m", "2"), "replicas: []", "no model 'm' is there; it names none"),
     ],
 )

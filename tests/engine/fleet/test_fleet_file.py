@@ -1,5 +1,8 @@
 """The file of a fleet: what it says, its mistakes by line, and versions changed in place."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,7 +86,24 @@ TOP = "replicas: [http://a:8000]\n"
         (TOP + "replicas: []", "line 2: replicas: is there twice; keep one of them"),
         ("replicas: [10.0.0.1:8000]", "replicas[0]: takes an address such as http://10.0.0.7:8000"),
         ("replicas: ['http://a:0']", "replicas[0]: has no port that can be: http://a:0"),
-        ("replicas: ['http://a:70000']", "replicas[0]: has no port that can be: http://a:70000"),
+        ("replicas: ['http://a:70000']", "replicas[0]: has no host and port that can be: Port out of range"),
+        ("replicas: ['http://[::1:8']", "replicas[0]: has no host and port that can be: Invalid IPv6 URL"),
+        ("replicas: ['http://a..b:8']", "replicas[0]: 'a..b' is no address and no name of a host"),
+        (f"replicas: ['http://{'a' * 300}:8']", "is no address and no name of a host"),
+        ("replicas: ['http://me:key@a:8']", "replicas[0]: has credentials in it; show them with --key-file"),
+        ("replicas: ['http://a:8?x=1']", "replicas[0]: takes no query and no fragment"),
+        (
+            "replicas: [{name: one, url: 'http://A:80'}, {name: two, url: 'http://a/'}]",
+            "replicas[1]: has the address of replica 'one'; a server is listed once",
+        ),
+        ("replicas: [{url: 'http://a:1', grpc: 'a:70000'}]", "grpc: takes HOST:PORT, got 'a:70000'"),
+        ("replicas: [{url: 'http://a:1', grpc: '[a:7'}]", "grpc: takes HOST:PORT, got '[a:7'"),
+        ("replicas: [{url: 'http://a:1', labels: {on: yes}}]", "takes text, got yes; in quotes it is text"),
+        (
+            "replicas: [{url: 'http://a:1', memory: " + "9" * 400 + "}]",
+            "memory: takes a number of bytes such as",
+        ),
+        ("discovery: {dns: {name: a..b}}", "discovery.dns.name: 'a..b' is no name of a host"),
         ("replicas: [{name: a}]", "replicas[0]: a replica has the `url` of its HTTP port"),
         ("replicas: [{url: 'http://a:1', grpc: a}]", "replicas[0].grpc: takes HOST:PORT, got 'a'"),
         ("replicas: [{url: 'http://a:1', name: a b}]", "replicas[0].name: takes a name of letters"),
@@ -104,12 +124,47 @@ TOP = "replicas: [http://a:8000]\n"
             "versions: is empty; leave the model out to have it served nowhere",
         ),
         (TOP + "models: {m: {versions: latest}}", "models.m.versions: takes a whole number from 1"),
+        (TOP + "models: {m: {versions: 010}}", "from 1 to 9007199254740992, got 010"),
+        (TOP + "models: {m: {versions: 2001-99-99}}", "versions: can't be read: month must be in 1..12"),
+        (TOP + "models: {m: {versions: !!int x}}", "versions: can't be read: invalid literal for int()"),
+        (
+            TOP + "models: {m: {versions: !go 1}}",
+            "can't be read: could not determine a constructor for the tag",
+        ),
+        (TOP + "models:", "models: takes keys and values, got nothing"),
+        (TOP + "models: {a/b: {versions: 1}}", "models.a/b: no model has this name"),
+        (TOP + "models: {..: {versions: 1}}", "models...: no model has this name"),
+        (TOP + 'models: {"\\ud800": {versions: 1}}', "no model has this name"),
+        (TOP + 'models: {"\\e[31m": {versions: 1}}', "models.\\x1b[31m: no model has this name"),
+        (TOP + f"models: {{{'m' * 300}: {{versions: 1}}}}", "mmm...: no model has this name"),
+        (TOP + "models: {m: &m {versions: 1}, n: {<<: *m}}", "models.n: keys are not merged by `<<` here"),
+        (TOP + "models: {m: {versions: 1, config: {parameters: []}}}", "config.parameters: takes keys"),
         (TOP + "models: {m: {versions: 1, replicas: none}}", "replicas: takes a whole number from 1"),
         (TOP + "models: {m: {versions: 1, config: 3}}", "config: takes a model's configuration"),
         (TOP + "models: {m: {versions: 1, config: {a: .nan}}}", "config: can't be written as JSON"),
         (TOP + "models: {m: {versions: 1, traffic: {mirror: {}}}}", "traffic: needs `weights`"),
         (TOP + "models: {m: {versions: 1, traffic: {weights: {1: 0}}}}", "some version has to have a weight"),
         (TOP + "models: {m: {versions: 1, traffic: {weights: {new: 1}}}}", "key is the number of a version"),
+        (TOP + "models: {m: {versions: 1, traffic: {weights: {٣: 1}}}}", "key is the number of a version"),
+        (
+            TOP + "models: {m: {versions: 1, traffic: {weights: {1: 1}, mirror: 2001-01-01}}}",
+            "written as JSON",
+        ),
+        (TOP + "models: {m: {versions: 1, traffic: {weights: {1: 1}, rollback: 3}}}", "rollback: takes keys"),
+        (
+            TOP + "models: {m: {versions: 1, traffic: {weights: {1: 1}, rollback: {max_error_rate: 2}}}}",
+            "rollback.max_error_rate: takes a number from 0 to 1, got 2",
+        ),
+        (
+            TOP + "models: {m: {versions: 1, traffic: {weights: {1: 1}, rollback: {min_requests: x}}}}",
+            "rollback.min_requests: takes a whole number from 1",
+        ),
+        (
+            TOP + "rules: {settle_seconds: 1:30}",
+            "rules.settle_seconds: takes a number from 0 to 86400, got 1:30",
+        ),
+        ("[" * 5000, "f.yaml: it is nested too deeply"),
+        ("replicas: &a [*a]", "f.yaml, line 1: an alias stands within what it stands for"),
         (TOP + "rules: {settle_seconds: soon}", "rules.settle_seconds: takes a number from 0 to 86400"),
         (TOP + "autoscale: {min_replicas: 9, max_replicas: 2}", "min_replicas is 9, above max_replicas"),
         (TOP + "controller: {interval_seconds: 0}", "controller.interval_seconds: takes a number from 0.1"),
@@ -119,6 +174,27 @@ def test_mistakes_are_told_with_their_line_and_key(text, said):
     with pytest.raises(BadDocument) as caught:
         read_wanted("f.yaml", text)
     assert said in str(caught.value)
+
+
+def test_aliases_that_stand_for_very_much_are_refused_at_once():
+    lines = ["  a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise("abcdefghi")
+    ]
+    with pytest.raises(BadDocument, match="values with its aliases; 100000 are the most"):
+        read_wanted("f.yaml", "\n".join(["models:", *lines]))
+
+
+def test_labels_are_text_as_it_stands_in_the_file():
+    labels = "{cuda: 12.10, rack: 012, since: 2001-01-01}"
+    wanted = read_wanted("f.yaml", f"replicas: [{{url: 'http://a:1', name: 0123, labels: {labels}}}]")
+    assert wanted.members[0].labels == {"cuda": "12.10", "rack": "012", "since": "2001-01-01"}
+    assert wanted.members[0].name == "0123"
+
+
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(BadDocument, match="has more than"):
+        read_file(Path("/dev/zero"))
 
 
 def test_all_mistakes_are_told_at_once(tmp_path):

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.picture import Standing
-from engine.fleet.policy.values import NONE, Release, Wish
+from engine.fleet.picture import Standing, is_stuck, needed_for
+from engine.fleet.policy.placing import place, why_fewer
+from engine.fleet.policy.values import NONE, Release, Seen, Wish
+from engine.fleet.ports import Member
 from tests.engine.fleet.simulated_fleet import (
     BAD,
     BETTER,
@@ -18,6 +21,7 @@ from tests.engine.fleet.simulated_fleet import (
     ILL,
     MODEL,
     SimulatedFleet,
+    SimulatedServer,
     in_virtual_time,
 )
 from tests.support.examples import examples
@@ -184,6 +188,85 @@ async def test_a_drained_replica_is_emptied_only_after_others_serve_its_models(n
 
 
 @told
+async def test_a_slip_in_labels_takes_a_model_from_no_replica(nursery):
+    fleet = SimulatedFleet(3, serving=GOOD)
+    await fleet.run(nursery)
+    controller = fleet.controllers["one"]
+    await fleet.until(lambda: controller.picture.settled)
+    fleet.wish = Wish(model=MODEL, release=GOOD, labels={"gpu": "h100"})
+    await fleet.until(lambda: is_stuck(controller.picture.lanes, controller.picture))
+    await trio.sleep(10)
+    (lane,) = controller.picture.lanes
+    assert lane.waits == "no replica may serve it"
+    assert lane.short == "none of 3 replicas has its labels gpu=h100; there are no labels at all"
+    assert fleet.all_serve(GOOD)
+    assert not controller.picture.settled
+    fleet.wish = Wish(model=MODEL, release=BETTER, labels={"gpu": "h100"})
+    await fleet.until(lambda: "roll version 2 out" in fleet.decisions())
+    await trio.sleep(10)
+    assert is_stuck(controller.picture.lanes, controller.picture)
+    assert fleet.all_serve(GOOD)
+    fleet.named("r1").member = replace(fleet.named("r1").member, labels={"gpu": "h100"})
+    await fleet.until(lambda: controller.picture.settled)
+    assert fleet.on({BETTER}) == ["r1"]
+
+
+@told
+async def test_a_drain_says_for_what_the_replica_serves_on(nursery):
+    fleet = SimulatedFleet(2, serving=GOOD)
+    one = fleet.named("r0")
+    one.member = replace(one.member, labels={"gpu": "h100"})
+    fleet.wish = Wish(model=MODEL, release=GOOD, labels={"gpu": "h100"})
+    await fleet.run(nursery)
+    controller = fleet.controllers["one"]
+    await fleet.until(lambda: controller.picture.settled)
+    controller.drain("r0")
+    await fleet.until(lambda: controller.picture.drained == {"r0": False})
+    await trio.sleep(10)
+    seen = {name: look.seen for name, look in controller.picture.looks.items()}
+    said = "resnet: no other replica may serve it: none of 1 replicas has its labels gpu=h100;"
+    assert needed_for("r0", controller.picture.lanes, seen).startswith(said)
+    assert is_stuck(controller.picture.lanes, controller.picture)
+    assert not one.withdrawn
+    two = fleet.named("r1")
+    two.member = Member(name="r1", url="http://r1:8000", labels={"gpu": "h100"})
+    await fleet.until(lambda: one.withdrawn)
+    assert (
+        needed_for("r0", controller.picture.lanes, seen | {"r1": None})
+        == "resnet: r1 does not serve version 1 yet"
+    )
+
+
+def wish(**what):
+    return Wish(model=MODEL, release=GOOD, **what)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (wish(), ""),
+        (wish(replicas=2), ""),
+        (wish(replicas=4), "there are 3 of the 4 replicas that it should have"),
+        (wish(labels={"gpu": "h100"}), ""),
+        (wish(labels={"gpu": "h100"}, replicas=3), "2 of 3 replicas have its labels gpu=h100"),
+        (
+            wish(labels={"gpu": "b200"}),
+            "none of 3 replicas has its labels gpu=b200; there are gpu=h100, zone=a",
+        ),
+        (wish(memory=2**34), "1 of 3 replicas have room for its 16 GiB beside other models"),
+    ],
+)
+def test_why_a_model_has_too_few_replicas(wish, said):
+    gpu = {"gpu": "h100"}
+    seen = {
+        "r0": Seen(name="r0", labels={**gpu, "zone": "a"}, room=2**33),
+        "r1": Seen(name="r1", labels=gpu, room=2**33),
+        "r2": Seen(name="r2"),
+    }
+    assert why_fewer(wish, place([wish], seen)[MODEL], seen) == said
+
+
+@told
 async def test_a_change_waits_while_half_of_the_replicas_are_gone(nursery):
     fleet = SimulatedFleet(4, serving=GOOD)
     await fleet.run(nursery)
@@ -323,3 +406,16 @@ def test_a_release_says_what_it_is():
         "version 1",
         "versions 1, 2 with a configuration of its own",
     ]
+
+
+@told
+async def test_a_server_that_is_met_under_two_names_counts_once(nursery):
+    fleet = SimulatedFleet(2, serving=GOOD)
+    twin = Member(name="twin", url="http://elsewhere:8000")
+    fleet.servers["twin"] = SimulatedServer("r0", twin, models={MODEL: GOOD})
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.troubles)
+    picture = fleet.controllers["one"].picture
+    assert picture.troubles == {"twin": "it is the same server as r0; list it once"}
+    assert [*picture.looks] == ["r0", "r1"]
+    assert not picture.settled

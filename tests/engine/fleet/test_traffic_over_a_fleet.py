@@ -3,6 +3,7 @@
 import pytest
 import trio
 
+from engine.fleet.picture import is_stuck
 from engine.fleet.policy.books import Books, Spared, UnknownBooks, read_books
 from engine.fleet.policy.sharing import spared_by_all
 from engine.fleet.policy.values import Ledger, Release, Seen, Served, Wish
@@ -49,6 +50,21 @@ def test_a_replica_that_starts_again_gets_the_plan_again():
             server.die()
             server.is_up = True
             await fleet.until(lambda: server.plans.get(MODEL) == PLAN)
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(story)
+
+
+def test_a_plan_that_no_replica_takes_is_told_and_waits_for_another_file():
+    async def story():
+        fleet = SimulatedFleet(2, serving=BOTH)
+        fleet.wish = Wish(model=MODEL, release=BOTH, traffic=PLAN | {"mirror": {"version": 9}})
+        async with trio.open_nursery() as nursery:
+            await fleet.run(nursery)
+            controller = fleet.controllers["one"]
+            await fleet.until(lambda: is_stuck(controller.picture.lanes, controller.picture))
+            (lane,) = controller.picture.lanes
+            assert lane.waits == "r1 does not take the traffic plan: invalid traffic plan"
             nursery.cancel_scope.cancel()
 
     in_virtual_time(story)

@@ -1,0 +1,130 @@
+"""One question to a server over HTTP, and its answer: within a time, and of a bounded size."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import httpx
+import trio
+
+from engine.fleet.ports import Unreachable
+from engine.observability.text import printable
+
+T = TypeVar("T")
+
+_MOST_BYTES: Final = 32 * 2**20  # of an answer; metrics are the longest
+_SHOWN: Final = 1000  # characters of an error that a server tells
+_NOT_THERE: Final = frozenset((301, 302, 303, 307, 308, 404, 405, 501))
+_KEYS: Final = frozenset((401, 403))
+_MISSHAPEN: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What is raised when a value of JSON is read as another one than it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server at `url` answered."""
+
+    url: str
+    status: int
+    body: bytes
+
+    def read_as(self, what: str, parse: Callable[[Any], T]) -> T:
+        """Return what `parse` makes of a good answer's JSON; `what` was asked for. Raises Unreachable."""
+        self.good(what)
+        try:
+            document = json.loads(self.body)
+        except (RecursionError, ValueError) as error:
+            raise self._strange(what, "that is no JSON") from error
+        try:
+            return parse(document)
+        except KeyError as error:
+            raise self._strange(what, f"{error} is missing") from error
+        except ValueError as error:
+            raise self._strange(what, str(error)) from error
+        except _MISSHAPEN as error:
+            raise self._strange(what, "it has another form") from error
+
+    def good(self, what: str) -> Answer:
+        """Return it if its status is 200. Raises Unreachable."""
+        if self.status == 200:
+            return self
+        advice = ""
+        if self.status in _NOT_THERE:
+            advice = "; is it Tritium, and its port of HTTP?"
+        elif self.status in _KEYS:
+            advice = "; keys are shown with --key-file or --header-file"
+        raise Unreachable(f"{self.url} answered {self.status} when asked for {what}: {self.error()}{advice}")
+
+    def error(self) -> str:
+        """Return the error that it tells, on one line."""
+        try:
+            said = json.loads(self.body)["error"]
+        except _MISSHAPEN:
+            said = self.body[: 4 * _SHOWN].decode(errors="replace")
+        return printable(" ".join(str(said).split())[:_SHOWN]) or "it says no more"
+
+    def _strange(self, what: str, why: str) -> Unreachable:
+        begin = self.body[:60].decode(errors="replace")
+        return Unreachable(
+            f"{self.url} did not answer with {what}, but with {printable(repr(begin))}:"
+            f" {printable(why)[:200]}; is it Tritium, and its port of HTTP?"
+        )
+
+
+async def exchange(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    body: object = None,
+    connect: float,
+    within: float,
+) -> Answer:
+    """Ask, and return the answer. `connect` and `within` are seconds, the second for all of it.
+
+    Raises Unreachable if none comes, or more than 32 MiB.
+    """
+    content = None if body is None else json.dumps(body).encode()
+    # As it comes: what is packed could be any size.
+    headers = {"accept-encoding": "identity", **headers}
+    timeout = httpx.Timeout(None, connect=connect)
+    try:
+        with trio.fail_after(within):
+            async with client.stream(
+                method, url, headers=headers, content=content, timeout=timeout
+            ) as response:
+                return Answer(url, response.status_code, await _whole(url, response))
+    except (trio.TooSlowError, httpx.TimeoutException) as error:
+        raise Unreachable(f"{url}: no answer within {within:g} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise Unreachable(f"{url}: {_why(error)}") from error
+
+
+async def _whole(url: str, response: httpx.Response) -> bytes:
+    found = bytearray()
+    # A generator that is left in its middle would be closed at some later time.
+    with trio.CancelScope() as scope:
+        async for piece in response.aiter_raw():
+            found += piece
+            if len(found) > _MOST_BYTES:
+                scope.cancel()
+    if len(found) > _MOST_BYTES:
+        raise Unreachable(f"{url}: its answer has more than {_MOST_BYTES} bytes")
+    return bytes(found)
+
+
+def _why(error: BaseException) -> str:
+    """Return why there is no answer. What TLS says stands at the end of a chain of errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"it does not speak TLS ({cause.reason or cause}); is its address http://?"
+        cause = cause.__cause__ or cause.__context__
+    return printable(str(error)) or type(error).__name__
