@@ -19,6 +19,7 @@ from actors.catalog.earlier import earlier_than
 from actors.catalog.found import FoundModel, Override
 from actors.catalog.loading import OUTDATED, LoadFailed, Loading, Surroundings, not_polled, too_slow
 from actors.seams import faults
+from actors.serving.instances.phases import LoadPhases
 from actors.serving.model import ModelState
 from actors.serving.standing import Status
 from actors.supervision.context import ChildContext
@@ -82,6 +83,7 @@ class Deployment:
         self._wanted: FoundModel | None = None
         self._composed: FoundModel | None = None  # the same, of the serving ensemble
         self._found: FoundModel | None = None
+        self._phases = LoadPhases()  # of the operation that is under way
         self._loading = Loading(key, around, self.enter)
         self._retiring: dict[ModelState, float] = {}  # each with the deadline for its last answers
 
@@ -127,7 +129,11 @@ class Deployment:
 
     def enter(self, phase: str, *, attempt: int = 1, details: Mapping[str, object] | None = None) -> None:
         """Note the phase of the lane. `details` may go on changing."""
-        self.progress = Progress(phase, trio.current_time(), attempt, details or {})
+        now = trio.current_time()
+        if self.progress is None:
+            self._phases = LoadPhases()
+        self._phases.enter(phase, now)
+        self.progress = Progress(phase, now, attempt, details or {})
         self.tell(phase=phase, attempt=attempt)
 
     def set_back(self, reasons: Mapping[int, str]) -> None:
@@ -209,7 +215,8 @@ class Deployment:
         change = plan_change(
             {number: state.spec for number, state in ready.items()}, found.specs, forced=forced
         )
-        started = await self._loading.bring_up(change.start, found)
+        before = self._phases.seconds(trio.current_time()) if self.progress is not None else {}
+        started = await self._loading.bring_up(change.start, found, before)
         states = {number: self.serving[number] for number in change.stay} | started
         try:
             for spec in change.scale:

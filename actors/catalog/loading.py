@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from actors.catalog.found import FoundModel, LocalCopy
+from actors.serving.instances.phases import LoadPhases
 from actors.serving.model import ModelState
 from actors.serving.probing import ProbeOutcome, passes, probe
 from actors.serving.routing.roster import Roster
@@ -136,13 +137,18 @@ class Loading:
     def _serving(self) -> Mapping[int, ModelState]:
         return self._around.roster.serving(self._key)
 
-    async def bring_up(self, specs: Sequence[ModelSpec], found: FoundModel) -> dict[int, ModelState]:
-        """Load versions beside the serving ones; all of them, or none. Raises LoadFailed."""
+    async def bring_up(
+        self, specs: Sequence[ModelSpec], found: FoundModel, before: Mapping[str, float]
+    ) -> dict[int, ModelState]:
+        """Load versions beside the serving ones; all of them, or none. Raises LoadFailed.
+
+        `before`: the seconds of the phases that are over, for metrics.
+        """
         loaded: dict[int, ModelState] = {}
         reasons: dict[int, str] = {}
 
         async def load(spec: ModelSpec) -> None:
-            outcome = await self._load(spec, found)
+            outcome = await self._load(spec, found, before)
             if isinstance(outcome, ModelState):
                 loaded[spec.version] = outcome
             else:
@@ -160,12 +166,16 @@ class Loading:
             raise LoadFailed(self._key.name, reasons)
         return loaded
 
-    async def _load(self, spec: ModelSpec, found: FoundModel) -> ModelState | str:
+    async def _load(
+        self, spec: ModelSpec, found: FoundModel, before: Mapping[str, float]
+    ) -> ModelState | str:
         """Return the state of a version that is loaded and has passed its probe, or why there is none."""
         around = self._around
         reason = ""
         for attempt in range(1, 2 + around.extra_attempts):
             self._enter("waiting", attempt=attempt)
+            phases = LoadPhases(before)
+            phases.enter("waiting", trio.current_time())
             slot = object()
             await around.loads.acquire_on_behalf_of(slot)
             state: ModelState | None = None
@@ -173,6 +183,8 @@ class Loading:
             try:
                 placed, reason = await self._placed(spec)
                 state = around.tree.make_state(placed or spec)
+                phases.enter("starting", trio.current_time())
+                state.follow(phases)
                 if found.copy is not None:
                     found.copy.hold()
                     self._copies[state] = found.copy
@@ -184,8 +196,10 @@ class Loading:
                     reason = await self._wait_loaded(state, slot)
                 if not reason:
                     self._enter("probing", attempt=attempt)
+                    phases.enter("probing", trio.current_time())
                     reason = await self._probe(state)
                 if not reason:
+                    phases.end(trio.current_time())
                     return state
             except BaseException:
                 if state is not None:

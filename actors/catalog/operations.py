@@ -134,6 +134,8 @@ class _FromRepository(Operation):
         awake: bool = False,
     ) -> None:
         applied = False
+        if any(spec.depends_on for spec in found.specs):
+            deployment.enter("waiting for its models")
         try:
             found = await self._ensure(deployment.key, found)
             await deployment.apply(found, override=override, forced=forced, awake=awake)

@@ -18,6 +18,7 @@ import trio
 from actors.seams.bell import Bell
 from actors.serving.dispatcher import Dispatcher
 from actors.serving.doorbell import Doorbell
+from actors.serving.instances.phases import LoadPhases
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.intake import STOPPING, Intake
 from actors.serving.outcome import Outcome
@@ -175,6 +176,10 @@ class ModelState(ServedModel):
     def executing(self) -> ModelState:
         """The version whose instances execute: the engine of a language model, or this one."""
         return self.engine or self
+
+    def follow(self, phases: LoadPhases) -> None:
+        """Have its instances tell `phases` what the load is busy with."""
+        self.standing.phases = self.executing.standing.phases = phases
 
     async def says_ready(self) -> bool:
         """Whether it serves and its live instances say that they are ready; see `Standing.says_ready`."""

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from actors.serving.instances.batches import HeldBatches
+from actors.serving.instances.phases import LoadPhases
 from actors.serving.instances.worker import LiveWorker
 from actors.serving.policy.retries import SuspectQueue
 from actors.values.specs import InstanceSpec, ModelSpec
@@ -74,6 +75,7 @@ class Standing:
         self.reason = ""
         self.phase = "starting"  # what a load is busy with
         self.phase_since = trio.current_time()
+        self.phases = LoadPhases()
         self.since = self._created_at = trio.current_time()
         self.load_seconds = 0.0
         self.load_finished = trio.Event()  # READY or UNAVAILABLE for the first time
@@ -91,6 +93,7 @@ class Standing:
         """The load of an instance is busy with something else now."""
         if phase != self.phase:
             self.phase, self.phase_since = phase, trio.current_time()
+            self.phases.enter(phase, self.phase_since)
 
     def become(self, status: Status, reason: str = "") -> None:
         """Change the status, if it differs. Raises ValueError for a change that the table forbids."""

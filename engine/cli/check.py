@@ -49,7 +49,7 @@ from engine.processes.placement import DEVICES
 from engine.provenance.keys import TrustedFiles
 from engine.provenance.restrictions import Restrictions
 from engine.repository.advice import bare_models, is_model, no_models
-from engine.repository.bare.finding import bare_files
+from engine.repository.bare.finding import bare_files, home_of
 from engine.repository.signed import Refused, verify
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
@@ -135,6 +135,9 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
 
 
 def _no_directory(path: Path) -> str:
+    home = home_of(path)
+    if home is not None:
+        return f"{path}: not a directory: it belongs to a model, so check {quote(str(home))}"
     what = bare_files([path])
     hint = f": it is {what}, of which `tritium init {quote(str(path))}` makes a repository" if what else ""
     return f"{path}: not a directory{hint}"

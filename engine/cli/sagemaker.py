@@ -18,11 +18,13 @@ Serve as Amazon SageMaker has its containers serve: what the platform and the en
 environment variables, SAGEMAKER_*, becomes flags of `tritium serve`, and FLAGs follow them. In an image for
 SageMaker it is the program `serve`.
 
-  --model-directory=DIR  where models lie where there are not many, {SINGLE_MODEL} on the platform
+  --model-directory=DIR  where the models of an endpoint with one lie, {SINGLE_MODEL} on the platform
+
+Where SAGEMAKER_MULTI_MODEL is true, --sagemaker-models-directory=DIR names the folder of the models.
 
 examples:
   tritium sagemaker
-  SAGEMAKER_MULTI_MODEL=true tritium sagemaker
+  SAGEMAKER_MULTI_MODEL=true tritium sagemaker --sagemaker-models-directory=./endpoint
   tritium sagemaker --model-directory=./models --http-address=127.0.0.1
 """
 _DIRECTORY: Final = "--model-directory="
@@ -35,14 +37,21 @@ def sagemaker(argv: Sequence[str]) -> int:
     if any(word in {"--help", "-h"} for word in argv):
         sys.stdout.write(_HELP)
         return 0
+    many = has_many(os.environ)
     path = SINGLE_MODEL
     flags: list[str] = []
     for word in argv:
-        if word.startswith(_DIRECTORY):
-            path = word.removeprefix(_DIRECTORY)
-        else:
+        if not word.startswith(_DIRECTORY):
             flags.append(word)
-    model = ModelFolder() if has_many(os.environ) else _look(path)
+            continue
+        path = word.removeprefix(_DIRECTORY)
+        if many:
+            sys.stdout.write(
+                f"ERROR: {word} is for an endpoint with one model, and SAGEMAKER_MULTI_MODEL is true\n"
+                f"       Name the folder of many by --sagemaker-models-directory={path}\n"
+            )
+            return 1
+    model = ModelFolder() if many else _look(path)
     try:
         entry = entry_of(os.environ, model, gpus=len(find_gpus(os.environ)))
     except EntryRefused as error:

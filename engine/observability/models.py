@@ -44,6 +44,7 @@ class ModelSample:
     queue_depth: int = 0
     queue_age: float = 0.0  # of the request that has waited longest; 0 for an empty queue
     load_duration: float = 0.0
+    load_phases: Mapping[str, float] = field(default_factory=dict)  # seconds in each
     instances: Mapping[str, int] = field(default_factory=dict)  # state → how many are in it
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)  # if they share its queue
     slo: SloSample | None = None
@@ -61,6 +62,13 @@ LOAD: Final[Families[ModelSample]] = (
         "Model load time in seconds",
         lambda model: model.load_duration,
     ),
+)
+
+LOAD_PHASES: Final[SplitFamily[ModelSample]] = SplitFamily(
+    "tritium_model_load_phase_seconds",
+    "gauge",
+    "How long the load of a version took, by phase; the phase of a load that goes on counts until now",
+    lambda model: by("phase", sorted(model.load_phases.items())),
 )
 
 QUEUE: Final[Families[ModelSample]] = (
@@ -120,6 +128,7 @@ def model_blocks(
         yield from (replace(each, series=[one._replace(value=0) for one in each.series]) for each in counts)
     yield serving.PENDING.block(counted)
     yield from blocks(LOAD, samples)
+    yield from in_pieces(LOAD_PHASES, samples)
     yield from _latency_blocks(samples, wall_ms)
     yield from in_pieces(serving.REQUEST_DURATION, counted)
     yield from blocks(serving.CONTAINMENT, counted)

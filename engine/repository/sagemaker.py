@@ -47,10 +47,14 @@ def place_of(path: str, *, configured: bool, folders: Mapping[str, bool]) -> Mod
 
 
 class ModelFinder:
-    """Finds models below one folder, `/opt/ml/models` on the platform."""
+    """Finds models below one folder, `/opt/ml/models` on the platform.
+
+    A relative folder counts from the working directory at the server's start.
+    """
 
     def __init__(self, root: str = MODELS) -> None:
-        self._root = posixpath.normpath(root)
+        # POSIX keeps two slashes at the front, which the paths of loads do not have.
+        self._root = f"/{posixpath.abspath(root).lstrip('/')}".rstrip("/")  # empty for `/` itself
 
     async def find(self, url: str) -> ModelPlace | None:
         """Return where the model of a load lies; None for a URL of the system's own.
@@ -65,8 +69,8 @@ class ModelFinder:
         path = posixpath.normpath(posixpath.join("/", url))
         if f"{path}/".startswith(_NOWHERE):
             return None
-        below = path.removeprefix(self._root)
-        if below == path or "\0" in path or not _BELOW.fullmatch(below):
+        below = path.removeprefix(self._root) if path.startswith(f"{self._root}/") else ""
+        if "\0" in path or not _BELOW.fullmatch(below):
             raise InvalidArgument(
                 f"Invalid \"url\" '{url}': expected a path of the form {self._root}/<hash>/model[/<subdir>]"
             )

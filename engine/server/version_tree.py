@@ -414,6 +414,7 @@ class ModelSubtrees:
                 queue_depth=depth,
                 queue_age=max(0.0, now - state.queue.oldest_enqueued) if depth else 0.0,
                 load_duration=state.standing.load_seconds,
+                load_phases=state.standing.phases.seconds(now),
                 instances=_by_standing(state.executing),
                 tenants=state.queue.shares() or {},
                 slo=state.promise.sample(depth) if state.promise is not None else None,

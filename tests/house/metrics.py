@@ -77,6 +77,12 @@ SECTIONS: Final = (
         caching.SUMMARIES,
     ),
     _section(
+        "How long loads took",
+        _OF_VERSIONS,
+        "Of each version that is loaded, or is being loaded.",
+        [models.LOAD_PHASES],
+    ),
+    _section(
         "What containment did",
         _OF_VERSIONS,
         "Of each version that is loaded. [failures.md](failures.md#in-the-metrics) says what they mean.",
@@ -209,6 +215,7 @@ SPLIT: Final = {
     "nv_inference_request_failure": "reason",
     "nv_inference_first_response_histogram_ms": "le",
     "tritium_request_duration_seconds": "phase, le",
+    "tritium_model_load_phase_seconds": "phase",
     "tritium_llm_time_to_first_token_seconds": "le",
     "tritium_llm_inter_token_seconds": "le",
     "tritium_llm_request_seconds": "le",
@@ -302,6 +309,26 @@ histogram_quantile(0.99, sum by (le, model)
 
 Bounds are those of `--request-duration-buckets`. `nv_inference_first_response_histogram_ms` has Triton's, or
 those of the model's own `model_metrics`.
+
+## How long loads took, by phase
+
+`tritium_model_load_phase_seconds` says where the time of a version's load went, and of one that goes on, where
+it is:
+
+| phase | |
+|---|---|
+| `reading` | the server reads the model's directory, checks signatures, and completes the configuration |
+| `downloading` | files come from an object store |
+| `environment` | the model's Python environment is built |
+| `waiting` | for its turn, for room on a device, for the models of an ensemble |
+| `starting` | the worker process starts |
+| `loading` | the worker imports the framework and loads the model, whatever its backend calls that |
+| `warming_up` | `model_warmup` |
+| `probing` | a version is tried before it replaces another |
+
+`nv_model_load_duration_secs` is `starting`, `loading` and `warming_up`. The phases before them are of the model,
+and all its versions have them. If several instances load at once, the phase is what one of them entered last.
+A load that failed has no series.
 
 ## What `--metrics-config` changes
 

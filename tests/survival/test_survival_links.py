@@ -1,5 +1,6 @@
 """Models whose files are links to other places: polled, in the strict sandbox, and where that is refused."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.support.bare_models import onnx_model
 from tests.survival.changing import Workshop, code, identity, load
 from tests.survival.server import eventually
 
@@ -138,6 +140,24 @@ async def test_a_repository_in_another_container_is_served_in_a_sandbox(
     async with tritium_server("--model-control-mode=poll") as server:
         assert await identity(server, "telling") == (2, 2)
         assert await identity(server, "telling", version=1) == (1, 1)
+
+
+@needs_mounts
+@pytest.mark.parametrize("sandbox", ["", STRICT])
+async def test_weights_beside_an_onnx_model_in_another_container_are_found(
+    tritium_server, repository, modelcar, sandbox
+):
+    version = repository.path / "scores" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(sandbox)
+    onnx_model(version / "model.onnx", external="model.onnx.data")
+    assert sorted(os.listdir(version)) == ["model.onnx", "model.onnx.data"]
+    modelcar()
+    asked = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+    async with tritium_server() as server, await server.connect() as connection:
+        answer = await connection.request("POST", "/v2/models/scores/infer", json.dumps(asked).encode())
+        assert answer.status == 200, answer.body
+        assert json.loads(answer.body)["outputs"][0]["data"] == [10] * 4
 
 
 @needs_mounts

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine.cli.init.configuring import Configured, configure
-from engine.cli.init.laying import Copying, NotLaidOut, Way, put_in_place, staging, thrown_away
+from engine.cli.init.configuring import CONFIG, Configured, configure
+from engine.cli.init.laying import Copying, NotLaidOut, Way, put_in_place, staging, stand_in, thrown_away
 from engine.cli.init.telling import Outcome, report
 from engine.processes.backends import BackendTraits, discover
 from engine.processes.gpus.nvml import find_gpus
 from engine.processes.placement import DEVICES
-from engine.repository.bare.finding import BareModel, Found, find
+from engine.repository.bare.finding import BareModel, Found, find, find_at_home, home_of
 from engine.repository.bare.policy.formats import Engine
 
 _DEFAULT: Final = "model_repository"
@@ -27,6 +28,9 @@ that its backend looks for, and a config.pbtxt with the inputs and outputs that 
 file, or a folder, which is searched. Formats are recognised by what is in the files, not by their names.
 
 PATH stays as it is. A model that REPOSITORY has already is left alone unless --force is given.
+
+Where PATH lies in a repository already, such as models/resnet/1/model.onnx, nothing is copied: what is
+written is models/resnet/config.pbtxt, if there is none. With --to another repository, it is copied there.
 """
 
 _EPILOG: Final = """\
@@ -54,6 +58,7 @@ examples:
   tritium init ./exports
   tritium init ./exports --to ./models --dry-run
   tritium init resnet50.onnx --to ./models --link
+  tritium init ./models/resnet/1/model.onnx
 """
 
 
@@ -62,6 +67,7 @@ class _Task:
     """What is asked for."""
 
     repository: Path
+    at_home: bool  # the models lie in the repository already
     force: bool
     dry: bool
     copying: Copying
@@ -74,22 +80,27 @@ def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
     """Make the repository; return the process's exit status. `devices` is where the kernel shows its GPUs."""
     parser = init_parser()
     options = parser.parse_args(argv)
-    source, repository = Path(options.path), Path(options.to)
+    source, repository = Path(options.path), Path(options.to or _DEFAULT)
     if not source.exists():
         return _complain(f"there is no file or folder '{source}'")
-    if repository.exists() and not repository.is_dir():
+    home = home_of(source)
+    at_home = home is not None and (not options.to or _same(repository, home.parent))
+    if home is not None and at_home:
+        repository = home.parent if source.is_absolute() else Path(os.path.relpath(home.parent))
+    elif repository.exists() and not repository.is_dir():
         return _complain(f"--to names '{repository}', which is a file", "it is the repository's folder")
-    if _same(source, repository) or (source.is_dir() and _same(source.parent, repository)):
+    elif _same(source, repository) or (source.is_dir() and _same(source.parent, repository)):
         return _complain(
             f"the repository would be '{repository}', where the models lie already",
             "name another folder by --to: the files stay as they are",
         )
     try:
-        found = find(source, without=repository)
+        found = find_at_home(home) if home is not None and at_home else find(source, without=repository)
     except OSError as error:
         return _complain(f"'{source}' can't be read: {error.strerror or error}")
     task = _Task(
         repository=repository,
+        at_home=at_home,
         force=options.force,
         dry=options.dry_run,
         copying=Copying(Way.POINT if options.dry_run else Way.LINK if options.link else Way.COPY),
@@ -102,7 +113,15 @@ def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
     except OSError as error:
         return _complain(f"'{error.filename or repository}' can't be written: {error.strerror or error}")
     sys.stdout.write(
-        report(source, repository, found, outcomes, dry=task.dry, symbolic=task.copying.symbolic)
+        report(
+            source,
+            repository,
+            found,
+            outcomes,
+            dry=task.dry,
+            symbolic=task.copying.symbolic,
+            at_home=at_home,
+        )
     )
     served = bool(found.served) and not outcomes
     return 0 if served or (outcomes and all(outcome.ok for outcome in outcomes)) else 1
@@ -121,8 +140,9 @@ def init_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--to",
         metavar="REPOSITORY",
-        default=_DEFAULT,
-        help=f"the repository's folder, which is made if it is not there (default: {_DEFAULT})",
+        default="",
+        help=f"the repository's folder, which is made if it is not there (default: {_DEFAULT}, or the"
+        " repository that PATH lies in)",
     )
     parser.add_argument(
         "--link",
@@ -155,12 +175,16 @@ def _is_servable(model: BareModel) -> bool:
 def _one(model: BareModel, place: Path, task: _Task) -> Outcome:
     engine = _choose(model.form.engines, task.backends)
     prepared, final = place / model.name, task.repository / model.name
-    if os.path.lexists(final) and not task.force:
+    if task.at_home:
+        engine = _with_its_name(engine, model)
+        stand_in(final, prepared)
+    elif os.path.lexists(final) and not task.force:
         return Outcome(model=model, engine=engine, refused=f"{final} is there already; --force replaces it")
-    try:
-        task.copying.lay_out(model, engine, prepared)
-    except NotLaidOut as error:
-        return Outcome(model=model, engine=engine, refused=str(error))
+    else:
+        try:
+            task.copying.lay_out(model, engine, prepared)
+        except NotLaidOut as error:
+            return Outcome(model=model, engine=engine, refused=str(error))
     done = configure(
         model,
         engine,
@@ -169,7 +193,9 @@ def _one(model: BareModel, place: Path, task: _Task) -> Outcome:
         gpus=task.gpus,
         run_model_code=task.run_model_code,
     )
-    if not task.dry:
+    if not task.dry and task.at_home:
+        shutil.move(prepared / CONFIG, final / CONFIG)  # the model may be a link to another file system
+    elif not task.dry:
         put_in_place(prepared, final)
     return Outcome(
         model=model,
@@ -186,6 +212,14 @@ def _errors(done: Configured, prepared: Path, final: Path) -> Iterator[str]:
         if problem.is_error:
             hint = f" ({problem.hint})" if problem.hint else ""
             yield f"{problem.brief}{hint}".replace(str(prepared), str(final))
+
+
+def _with_its_name(engine: Engine, model: BareModel) -> Engine:
+    """Return the engine with the name that the model's file has where it lies."""
+    first = model.versions[-1].pieces[0]
+    if not engine.file or first.target or first.source.name == engine.file:
+        return engine
+    return replace(engine, file=first.source.name, named=True)
 
 
 def _choose(engines: Sequence[Engine], backends: Mapping[str, BackendTraits]) -> Engine:

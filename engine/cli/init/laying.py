@@ -157,6 +157,13 @@ def thrown_away() -> Iterator[Path]:
         yield Path(folder)
 
 
+def stand_in(model: Path, directory: Path) -> None:
+    """Make `directory` look as the directory of a model does, by links. Raises OSError."""
+    directory.mkdir()
+    for each in model.iterdir():
+        (directory / each.name).symlink_to(each.resolve())
+
+
 def put_in_place(prepared: Path, final: Path) -> None:
     """Move a prepared model into the repository; what is there goes once the new one stands.
 

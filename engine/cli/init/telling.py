@@ -69,14 +69,28 @@ class Outcome:
 
 
 def report(
-    source: Path, repository: Path, found: Found, outcomes: Sequence[Outcome], *, dry: bool, symbolic: bool
+    source: Path,
+    repository: Path,
+    found: Found,
+    outcomes: Sequence[Outcome],
+    *,
+    dry: bool,
+    symbolic: bool,
+    at_home: bool,
 ) -> str:
-    """Return all that is said of the files in `source`."""
-    return "".join(f"{line}\n" for line in _lines(source, repository, found, outcomes, dry, symbolic))
+    """Return all that is said of the files in `source`, which are in the repository already if `at_home`."""
+    lines = _lines(source, repository, found, outcomes, dry, symbolic, at_home)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(
-    source: Path, repository: Path, found: Found, outcomes: Sequence[Outcome], dry: bool, symbolic: bool
+    source: Path,
+    repository: Path,
+    found: Found,
+    outcomes: Sequence[Outcome],
+    dry: bool,
+    symbolic: bool,
+    at_home: bool,
 ) -> Iterator[str]:
     yield from _served(source, found)
     if outcomes:
@@ -86,9 +100,13 @@ def _lines(
     yield from _other_files(source, found)
     yield from _left(source, repository, outcomes)
     written = [outcome for outcome in outcomes if outcome.done is not None]
-    if dry and written:
+    if at_home and written:
+        yield ""
+        yield "Would be written, and nothing else:" if dry else "Written, and nothing else:"
+        yield f"  {printable(str(repository / written[0].model.name / CONFIG))}"
+    elif dry and written:
         yield from _plan(source, repository, written)
-    elif written:
+    if written and not dry:
         yield from _next(repository, written, symbolic=symbolic)
 
 
@@ -96,9 +114,12 @@ def _served(source: Path, found: Found) -> Iterator[str]:
     if not found.served:
         return
     where = printable(str(source))
-    if len(found.served) == 1 and found.served[0].resolve() == source.resolve():
-        parent = quote(str(found.served[0].resolve().parent))
-        yield f"'{where}' is the directory of a model already: tritium serve --model-repository={parent}"
+    only = found.served[0].resolve()
+    if len(found.served) == 1 and source.resolve().is_relative_to(only):
+        what = "is the directory of" if source.resolve() == only else "belongs to"
+        yield f"'{where}' {what} a model already: tritium serve --model-repository={quote(str(only.parent))}"
+        if (only / CONFIG).exists():
+            yield f"Its configuration, which is left as it is: {printable(str(only / CONFIG))}"
         return
     names = ", ".join(printable(each.name) for each in found.served[:_OTHERS_SHOWN])
     more = ", …" if len(found.served) > _OTHERS_SHOWN else ""

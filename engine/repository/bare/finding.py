@@ -96,6 +96,27 @@ def find(path: Path, *, without: Path | None = None) -> Found:
     return found
 
 
+def home_of(path: Path) -> Path | None:
+    """Return the directory of a repository's model that `path` is, or that it lies in."""
+    path = path.absolute()
+    if path.is_dir() and is_laid_out(path):
+        return path
+    version = path if path.is_dir() else path.parent
+    return version.parent if _VERSION.fullmatch(version.name) and is_laid_out(version.parent) else None
+
+
+def find_at_home(directory: Path) -> Found:
+    """Return the model of such a directory with all its versions, or the directory as one that is complete.
+
+    It is complete with a configuration, or where a version holds something else than one model.
+    """
+    found = Found()
+    if (directory / "config.pbtxt").exists() or not _Folder(directory, found, None).of_versions():
+        return Found(served=[directory])
+    found.models = [replace(each, name=directory.name) for each in found.models]
+    return found
+
+
 def is_laid_out(directory: Path) -> bool:
     """Whether this is a model's directory as a repository has it: a configuration, or a usual file name."""
     if (directory / "config.pbtxt").is_file():
@@ -136,7 +157,7 @@ class _Folder:
         if whole is not None:
             self._found.models.append(whole)
             return
-        if self._of_versions():
+        if self.of_versions():
             return
         names = [name for name in _names(self._path) if not name.startswith(".") and name not in _IGNORED]
         self._found.looked_at += len(names)
@@ -152,7 +173,7 @@ class _Folder:
     def _is_taken(self, path: Path) -> bool:
         return path.is_relative_to(self._path) and str(path.relative_to(self._path)) in self._taken
 
-    def _of_versions(self) -> bool:
+    def of_versions(self) -> bool:
         """Add a model whose versions are numbered folders with one model each; return whether it is one."""
         each: list[tuple[int, BareModel]] = []
         for number, place in _versions(self._path):
@@ -185,14 +206,17 @@ class _Folder:
             self._found.others.append(path)
             return
         pieces, problem = self._belonging(path, what)
+        number, name = 1, wished_name(path.stem, path.parent.name)
+        if name == path.parent.name and _VERSION.fullmatch(name):
+            number, name = int(name), wished_name(path.stem, path.parent.parent.name)
         self._found.models.append(
             BareModel(
                 source=path,
                 form=what.form,
-                versions=(BareVersion(number=1, pieces=pieces),),
+                versions=(BareVersion(number=number, pieces=pieces),),
                 problem=problem,
                 forest=forest_of(what.form, glimpse.head, glimpse.tail),
-                name=wished_name(path.stem, path.parent.name),
+                name=name,
             )
         )
 

@@ -94,7 +94,7 @@ class SageMakerSettings:
     ).means("The ports that all other listeners may have; any other ends the start. [default: any port]")
     models: str = Group.CLOUD.option("--sagemaker-models-directory=/opt/ml/models", some_text("DIR")).means(
         "Tritium's own: where SageMaker puts the models of an endpoint with many: a load names"
-        " DIR/<hash>/model or a folder in it. For tests on machines of your own."
+        " DIR/<hash>/model or a folder in it, as a path from the root. For tests on machines of your own."
     )
     ping: PingMode = combined(_ping)
     default_model: str = combined(lambda given: given.environ.get(_MODEL, "") or UNSPECIFIED)

@@ -26,7 +26,7 @@ import numpy as np
 
 from actors.values.datatypes import DataType
 from actors.values.errors import Internal, InvalidArgument, TritiumError
-from engine.worker.backends import onnx_providers
+from engine.worker.backends import onnx_providers, onnx_weights
 from engine.worker.backends.base import Backend, LoadError
 from engine.worker.backends.onnx_texts import control_dims, no_such_control, unsupported
 from engine.worker.backends.shape_texts import misfit, spelt, unbatchable
@@ -114,8 +114,12 @@ class OnnxRuntimeBackend(Backend):
         try:
             for library in model.config.get("model_operations", {}).get("op_library_filename", ()):
                 options.register_custom_ops_library(_inside(model, library))
-            # It must not fall back to providers that were not asked for.
-            self._session = onnxruntime.InferenceSession(path, options, providers=asked, enable_fallback=0)
+
+            def make() -> Any:
+                # It must not fall back to providers that were not asked for.
+                return onnxruntime.InferenceSession(path, options, providers=asked, enable_fallback=0)
+
+            self._session = onnx_weights.session_of(path, options, make)
         except LoadError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class

@@ -80,6 +80,48 @@ async def test_progress_tells_phase_seconds_and_attempt(begin, autojump_clock):
     assert world.catalog.progress(ModelKey("m")) is None
 
 
+def phases(world, name):
+    """The seconds of each phase of a model's newest load, but for those that took no time."""
+    state = [state for state in world.tree.started if state.spec.name == name][-1]
+    told = state.standing.phases.seconds(trio.current_time())
+    return {phase: round(seconds, 3) for phase, seconds in told.items() if round(seconds, 3)}
+
+
+async def test_a_load_tells_how_long_its_phases_took(begin, nursery, autojump_clock):
+    world = await begin(model("a"), model("b", 1, 2), loads_at_once=1, **EXPLICIT)
+    world.tree.seconds = {"a": 3.0, "b": 3.0}
+    world.source.read_seconds = {"b": 0.5}
+    nursery.start_soon(world.catalog.load, "a", {})
+    nursery.start_soon(world.catalog.load, "b", {})
+    await trio.sleep(2)
+    assert phases(world, "a") == {"starting": 2}  # so far
+    await trio.sleep(20)
+    assert phases(world, "a") == {"starting": 3}
+    assert phases(world, "b") == {"reading": 0.5, "waiting": 5.5, "starting": 3}
+    # The next load counts anew.
+    await world.unload("b")
+    await world.catalog.load("b", {})
+    assert phases(world, "b") == {"reading": 0.5, "waiting": 3, "starting": 3}
+
+
+async def test_the_phases_of_a_failed_attempt_do_not_count(begin, autojump_clock):
+    world = await begin(model("m"), extra_attempts=1, wait=False)
+    world.tree.fails, world.tree.seconds = {"m": 1}, {"m": 4.0}
+    await world.catalog.finished.wait()
+    assert phases(world, "m") == {"starting": 4}
+
+
+async def test_an_ensemble_waits_for_its_models(begin, nursery, autojump_clock):
+    world = await begin(model("part"), model("whole", depends_on=("part",)), **EXPLICIT)
+    world.source.read_seconds = {"whole": 2.0}
+    nursery.start_soon(world.catalog.load, "whole", {})
+    await trio.sleep(2.5)
+    progress = world.catalog.progress(ModelKey("whole"))
+    assert (progress["phase"], progress["seconds"]) == ("waiting for its models", 0.5)
+    await trio.sleep(10)
+    assert phases(world, "whole") == {"reading": 2, "waiting": 1, "starting": 1}
+
+
 async def test_a_model_that_cannot_be_configured_is_known_by_its_reason(begin, autojump_clock):
     world = await begin(model("broken", 3, reason="Invalid argument: no"), model("good"))
     assert world.index("broken") == [("broken", 3, "UNAVAILABLE", "Invalid argument: no")]

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.__main__ import main
 from tests.support.operators import ROOT, clean_environ, serving, write_model
 
 SCRIPTS = ROOT / "deploy" / "bin"
@@ -176,7 +177,7 @@ def test_serve_begins_without_models_where_there_are_many(tmp_path):
         "SAGEMAKER_MULTI_MODEL": "true",
         "SAGEMAKER_BIND_TO_PORT": "0",
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS": (
-            f"--http-address=127.0.0.1 --sagemaker-models-directory={tmp_path}"
+            f"--http-address=127.0.0.1 --sagemaker-models-directory={os.path.relpath(tmp_path)}"
         ),
     }
     write_model(tmp_path / "h1", "model")
@@ -187,6 +188,12 @@ def test_serve_begins_without_models_where_there_are_many(tmp_path):
             body = {"model_name": "h1", "url": f"{tmp_path}/h1/model"}
             assert client.post("/models", json=body).status_code == 200
             assert client.get("/models/h1").status_code == 200
+
+
+def test_the_folder_of_one_model_is_refused_where_there_are_many(monkeypatch, capsys):
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    assert main(["sagemaker", "--model-directory=models"]) == 1
+    assert "Name the folder of many by --sagemaker-models-directory=models" in capsys.readouterr().out
 
 
 @pytest.mark.system

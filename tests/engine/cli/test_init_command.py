@@ -248,6 +248,88 @@ def test_a_repository_is_told_what_it_is(exports, init):
     assert (status, "is the directory of a model already" in said) == (0, True)
 
 
+@pytest.fixture
+def at_home(exports, monkeypatch, capsys):
+    """A model in a repository, without a configuration; run the command on a path from the repository."""
+    (exports / "scores" / "1").mkdir(parents=True)
+    onnx_model(exports / "scores" / "1" / "model.onnx")
+    monkeypatch.chdir(exports)
+
+    def run(*words):
+        status = main(["init", *map(str, words)])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("scores/1/model.onnx",),
+        ("scores/1",),
+        ("scores",),
+        ("scores/1/model.onnx", "--to", "."),
+        ("./scores", "--to", "../exports", "--link"),
+    ],
+)
+def test_a_model_in_a_repository_gets_its_configuration_there(exports, at_home, words):
+    status, said = at_home(*words)
+    assert (status, states(said)) == (0, {"scores": "ready"})
+    assert files(exports) == ["scores/1/model.onnx", "scores/config.pbtxt"]
+    assert os.listdir(exports.parent) == ["exports"]
+    assert "nothing else:\n  scores/config.pbtxt" in said
+    assert "tritium serve --model-repository=." in said
+    assert main(["check", "--quiet", "."]) == 0
+
+
+def test_all_versions_of_such_a_model_count(exports, at_home, monkeypatch):
+    (exports / "scores" / "2").mkdir()
+    onnx_model(exports / "scores" / "2" / "model.onnx")
+    monkeypatch.chdir(exports / "scores" / "2")
+    status, said = at_home("model.onnx")
+    assert (status, "../../scores/config.pbtxt" in said) == (0, True)
+    assert files(exports) == ["scores/1/model.onnx", "scores/2/model.onnx", "scores/config.pbtxt"]
+
+
+def test_a_configuration_names_a_file_that_is_not_called_as_usual(exports, at_home):
+    shutil.copyfile(EXPORTED, exports / "scores" / "1" / "model.pt")
+    (exports / "scores" / "1" / "model.onnx").unlink()
+    assert at_home("scores/1/model.pt")[0] == 0
+    written = text_format.Parse((exports / "scores" / "config.pbtxt").read_text(), ModelConfig())
+    assert (written.backend, written.default_model_filename) == ("pytorch", "model.pt")
+    assert main(["check", "--quiet", "."]) == 0
+
+
+def test_a_configuration_that_is_there_stays(exports, at_home):
+    (exports / "scores" / "config.pbtxt").write_text("max_batch_size: 2\n")
+    status, said = at_home("scores/1/model.onnx", "--force")
+    assert (status, "belongs to a model already" in said, "left as it is" in said) == (0, True, True)
+    assert (exports / "scores" / "config.pbtxt").read_text() == "max_batch_size: 2\n"
+
+
+def test_a_version_with_several_models_is_left_alone(exports, at_home):
+    script(exports / "scores" / "1" / "model.pt")
+    status, said = at_home("scores/1/model.onnx")
+    assert (status, "belongs to a model already" in said) == (0, True)
+    assert files(exports) == ["scores/1/model.onnx", "scores/1/model.pt"]
+
+
+def test_a_plan_for_a_model_in_a_repository_writes_nothing(exports, at_home):
+    status, said = at_home("scores/1/model.onnx", "--dry-run")
+    assert (status, "Would be written, and nothing else:" in said) == (0, True)
+    assert files(exports) == ["scores/1/model.onnx"]
+
+
+def test_a_version_is_copied_to_another_repository_by_its_name(exports, tmp_path, init):
+    (exports / "scores" / "3").mkdir(parents=True)
+    onnx_model(exports / "scores" / "3" / "model.onnx")
+    for path in ("3/model.onnx", "3"):
+        status, said = init(exports / "scores" / path, "--force")
+        assert (status, states(said)) == (0, {"scores": "ready"})
+        assert files(tmp_path / "models") == ["scores/3/model.onnx", "scores/config.pbtxt"]
+
+
 def test_the_repository_may_lie_among_the_files(exports, capsys):
     onnx_model(exports / "scores.onnx")
     words = ["init", str(exports), "--to", str(exports / "made")]
@@ -324,6 +406,11 @@ def test_check_proposes_it(exports, capsys):
     assert f"`tritium init {exports}`" in capsys.readouterr().err
     main(["check", str(exports / "scores.onnx")])
     assert f"`tritium init {exports / 'scores.onnx'}`" in capsys.readouterr().err
+    (exports / "laid" / "1").mkdir(parents=True)
+    onnx_model(exports / "laid" / "1" / "model.onnx")
+    main(["check", str(exports / "laid" / "1" / "model.onnx")])
+    assert f"so check {exports / 'laid'}\n" in capsys.readouterr().err
+    shutil.rmtree(exports / "laid")
     (exports / "more").mkdir()
     onnx_model(exports / "more" / "scores.onnx")
     main(["check", str(exports)])

@@ -221,6 +221,23 @@ def test_a_url_of_another_form_is_refused(url):
     )
 
 
+@pytest.mark.parametrize("folder", ["endpoint", "./endpoint/", "../{here}/endpoint"])
+def test_a_relative_folder_counts_from_the_working_directory(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    finder = ModelFinder(folder.format(here=tmp_path.name))
+    monkeypatch.chdir("/")  # of later it is not asked
+    assert finder.path_of(f"{tmp_path}/endpoint/h/model") == f"{tmp_path}/endpoint/h/model"
+    with pytest.raises(InvalidArgument, match=f"of the form {tmp_path}/endpoint/<hash>/model"):
+        finder.path_of("endpoint/h/model")
+
+
+@pytest.mark.parametrize(
+    ("folder", "url"), [("/", "/h/model"), ("//srv", "/srv/h/model"), ("/srv/", "/srv/h/model")]
+)
+def test_slashes_at_the_ends_of_the_folder_do_not_count(folder, url):
+    assert ModelFinder(folder).path_of(url) == url
+
+
 async def test_a_model_is_found_on_the_disk(tmp_path):
     finder = ModelFinder(str(tmp_path))
     model = tmp_path / "h" / "model"

@@ -142,6 +142,15 @@ def test_every_answer_is_in_the_durations(warm):
     }
 
 
+def test_the_phases_of_a_load_are_told(warm):
+    told = re.findall(
+        r'^tritium_model_load_phase_seconds{model="cached",phase="(\w+)",version="1"} \d\S*$',
+        scrape(warm),
+        re.MULTILINE,
+    )
+    assert told == ["loading", "probing", "reading", "starting", "waiting", "warming_up"]
+
+
 def test_a_model_has_the_buckets_of_its_configuration(warm):
     bounds = re.findall(
         r'^nv_inference_first_response_histogram_ms_bucket{_team="vision",le="(\S+)",model="shared"',

@@ -251,6 +251,52 @@ def test_a_model_directory_with_external_data_loads(onnx_model, version_director
     assert answer.outputs["Y"].tolist() == [[0, 1, 2, 3]]
 
 
+def with_weights_at(onnx_model, folder, location, rows):
+    """Write a model that adds weights, [rows, 4] of ones, which are at `location` by what its file says."""
+    onnx_model.save(
+        [("Add", ["X", "W"], ["Y"])],
+        [("X", "FLOAT", [rows, 4])],
+        [("Y", "FLOAT", [rows, 4])],
+        initializers=[numpy_helper.from_array(np.ones((rows, 4), "f4"), "W")],
+        filename="plain.onnx",
+    )
+    model = onnx.load(folder / "plain.onnx")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    (folder / "plain.onnx").unlink()
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("rows", [4, 100_000])
+@pytest.mark.parametrize(
+    ("location", "linked"), [("weights", "weights"), ("./weights", "weights"), ("deep/er/weights", "deep")]
+)
+def test_weights_that_are_linked_from_elsewhere_are_found(
+    onnx_model, version_directory, tmp_path, location, linked, rows
+):
+    with_weights_at(onnx_model, version_directory, location, rows)
+    elsewhere = tmp_path / "elsewhere"
+    target = elsewhere / location
+    target.parent.mkdir(parents=True)
+    (version_directory / "weights").rename(target)
+    (version_directory / linked).symlink_to(elsewhere / linked)
+    (elsewhere / "round").symlink_to(version_directory)  # links may lead in circles
+    (version_directory / "round").symlink_to(elsewhere)
+    backend, model = load(version_directory, [("X", FP32, [rows, 4])], [("Y", FP32, [rows, 4])])
+    [answer] = run(backend, model, [LocalRequest({"X": np.ones((rows, 4), "f4")})])
+    assert (answer.outputs["Y"] == 2).all()
+
+
+@pytest.mark.parametrize("location", ["../secret", "deep/../../secret", "/etc/hostname", "missing"])
+def test_weights_out_of_the_folder_by_name_are_refused(onnx_model, version_directory, location):
+    with_weights_at(onnx_model, version_directory, location, 4)
+    (version_directory / "weights").rename(version_directory.parent / "secret")
+    with pytest.raises(LoadError, match="onnx runtime error 1: External data path"):
+        load(version_directory, [("X", FP32, [4, 4])], [("Y", FP32, [4, 4])])
+
+
 X, Y = ("X", FP32, [4]), ("Y", FP32, [4])
 
 
