@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
-def started(words, folder, *, before=(), **environ):
+def started(words, folder, *, before=(), flags=(), **environ):
     """Run a command to its end, and return it with what it said."""
     path = f"{ROOT}:{ROOT / 'engine/worker/authoring/public'}"
     return subprocess.run(
-        [*before, sys.executable, "-m", *words],
+        [*before, sys.executable, *flags, "-m", *words],
         cwd=folder,
         env=clean_environ() | {"PYTHONPATH": path, "TRITIUM_ALLOW_GRPC": "false"} | environ,
         capture_output=True,
@@ -62,14 +62,24 @@ def _unshares() -> bool:
 
 
 @pytest.mark.skipif(not _unshares(), reason="no process ids of one's own: that needs root")
-@pytest.mark.parametrize(("words", "status"), [([], 0), (["--workers", "0"], 1)])
-def test_as_process_1_what_gives_a_status_is_told(tmp_path, words, status):
+@pytest.mark.parametrize("words", [[], ["-k", "trio"]])
+def test_as_process_1_hypercorn_is_made_to_fail_too(tmp_path, words):
     command = ["hypercorn", "-b", "127.0.0.1:0", "tritium.asgi", *words]
-    ended = started(command, tmp_path, before=["unshare", "-pf", "--mount-proc"])
-    assert ended.returncode == status  # hypercorn's own, which the kernel keeps us from changing
-    assert ("With --workers 0" in ended.stderr) == (status == 0)
-    assert "Traceback" not in ended.stderr
+    ended = started(command, tmp_path, before=["unshare", "-pf", "--mount-proc"], flags=["-O"])
+    said = [line for line in ended.stderr.splitlines() if "Running on" not in line]
+    assert said[0].startswith("error: --model-repository must be specified")
+    assert "So that it ends with 1" in said[1]
+    assert said[-1] == "OSError: [Errno 24] Too many open files"
     assert "resource_tracker" not in ended.stderr
+    assert ended.returncode == 1
+
+
+@pytest.mark.skipif(not _unshares(), reason="no process ids of one's own: that needs root")
+def test_process_1_without_workers_needs_no_help(tmp_path):
+    command = ["hypercorn", "-b", "127.0.0.1:0", "tritium.asgi", "--workers", "0"]
+    ended = started(command, tmp_path, before=["unshare", "-pf", "--mount-proc"])
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 1
 
 
 def test_a_server_that_fails_after_its_start_ends_hypercorn_with_a_status(tmp_path):
