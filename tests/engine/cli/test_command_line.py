@@ -73,6 +73,15 @@ def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
         assert f"{group.value}:\n" in text
 
 
+def test_flags_with_choices_name_and_explain_them_in_the_short_help_too():
+    text = " ".join(help_text(80).split())
+    for flag in FLAGS:
+        if flag.form.choices and f" --{flag.name}=" in text:
+            assert f" --{flag.name}={'|'.join(flag.form.choices)} " in text
+    assert "explicit: load what --load-model names" in text
+    assert "--worker-environment=inherit|minimal Tritium's own. inherit: workers have" in text
+
+
 def test_the_help_of_serve_is_short_and_says_where_the_rest_is():
     text, whole = help_text(80), help_text(80, everything=True)
     assert len(text) < 0.7 * len(whole)
