@@ -135,6 +135,8 @@ def check(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
 
 
 def _no_directory(path: Path) -> str:
+    if not path.exists():
+        return f"{path}: there is no such directory"
     home = home_of(path)
     if home is not None:
         return f"{path}: not a directory: it belongs to a model, so check {quote(str(home))}"

@@ -110,7 +110,8 @@ class Client:
             ) from error
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)
-            raise ServerUnavailable(f"no server answers at {self.base}: {reason}") from error
+            why = getattr(reason, "strerror", None) or reason
+            raise ServerUnavailable(f"no server answers at {self.base}: {why}") from error
         except ValueError as error:
             raise ServerUnavailable(
                 f"the server at {self.base} did not answer with {wanted}: {error}"

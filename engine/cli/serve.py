@@ -143,11 +143,19 @@ def _folded(flag: Flag) -> bool:
 
 
 def _described(flag: Flag, wide: int, whole: bool) -> Iterator[str]:
-    head = f"--{flag.name}={flag.form.metavar}" if flag.form.metavar else f"--{flag.name}"
+    word = "|".join(flag.form.choices) or flag.form.metavar
+    head = f"--{flag.name}={word}" if word else f"--{flag.name}"
     explanation = flag.help or f"No effect: {flag.no_effect}."
     if not whole:
-        explanation = explanation.partition(". ")[0].removesuffix(".") + "."
+        explanation = _in_short(explanation, flag.form.choices)
     if flag.default:
         explanation += f" [default:\N{NO-BREAK SPACE}{flag.default}]"
     yield f"  {head}\n"
     yield filled(explanation, wide, "      ")
+
+
+def _in_short(explanation: str, choices: Sequence[str]) -> str:
+    """Return the first sentence, if it is about the whole flag and not about one of its choices."""
+    first = explanation.partition(". ")[0].removesuffix(".") + "."
+    about_one = first == "Tritium's own." or first.partition(":")[0] in choices
+    return explanation if about_one else first

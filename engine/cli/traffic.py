@@ -189,6 +189,7 @@ def _given(**fields: object) -> dict[str, object]:
 
 
 def _rows(document: Document) -> Iterator[tuple[str, ...]]:
+    shared_out = document.get("plan") is not None  # if not, requests are not counted by version
     for each in document["versions"]:
         weight, answers, errors = each.get("weight"), each.get("answers"), each.get("errors")
         rate = f" ({errors / answers:.1%})" if errors and answers else ""
@@ -198,8 +199,8 @@ def _rows(document: Document) -> Iterator[tuple[str, ...]]:
             str(each.get("state") or "not there"),
             "-" if weight is None else f"{weight:g}",
             f"{each.get('share', 0):.1%}",
-            str(each.get("requests", 0)),
-            f"{each.get('share_of_requests', 0):.1%}",
+            str(each.get("requests", 0)) if shared_out else "-",
+            f"{each.get('share_of_requests', 0):.1%}" if shared_out else "-",
             "-" if errors is None else f"{errors}{rate}",
             _latency(latency) if latency else "-",
         )

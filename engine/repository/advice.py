@@ -65,6 +65,21 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
+def no_directory(repository: Path) -> str:
+    """Return what would have worked in place of a path that is no directory."""
+    if not repository.exists():
+        return f"there is no directory '{repository.absolute()}'"
+    from engine.repository.bare.finding import bare_files, home_of  # only a mistake pays for it
+
+    home = home_of(repository)
+    if home is not None:
+        return f"it is a file of a model in the repository '{home.parent}'"
+    found = bare_files([repository])
+    return (
+        f"it is {found}, of which `tritium init {quote(str(repository))}` makes a repository" if found else ""
+    )
+
+
 def no_models(repository: Path) -> str:
     """Return what to say of a repository without any folder in it; nothing if there is one."""
     if not repository.is_dir() or _folders(repository):
@@ -96,7 +111,7 @@ def _proposal(repository: Path, files: list[Path]) -> str:
     if not found:
         return ""
     command = f"tritium init {quote(str(repository))}"
-    return f"; it holds a file of {found}: `{command}` makes a repository of such files"
+    return f"; it holds a model's file ({found}): `{command}` makes a repository of such files"
 
 
 def _files(directory: Path) -> list[Path]:

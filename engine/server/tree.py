@@ -50,7 +50,7 @@ from engine.observability.system import LoopLag, measure_loop_lag
 from engine.observability.traces.opening import TracesUnusable, open_traces
 from engine.processes.inheritance import for_workers
 from engine.processes.process import trim_memory
-from engine.repository.advice import single_model
+from engine.repository.advice import no_directory, single_model
 from engine.repository.copies import Janitor
 from engine.server.deploying import DeployingParts, compose_deploying
 from engine.server.exposing import exposition
@@ -116,7 +116,8 @@ def check_repositories(settings: Settings) -> None:
     for path in settings.model_repositories:
         if not is_remote(path) and not Path(path).is_dir():
             raise ServerFailed(
-                f"creating server: Invalid argument - repository path is not a valid directory: '{path}'"
+                f"creating server: Invalid argument - repository path is not a valid directory: '{path}'",
+                hint=no_directory(Path(path)),
             )
         if settings.control_mode == "none" and not is_remote(path) and (said := single_model(Path(path))):
             raise ServerFailed(f"creating server: Invalid argument - {said}")

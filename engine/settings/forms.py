@@ -120,12 +120,13 @@ def one_of(metavar: str, *choices: T, complaint: str = "") -> Form[T]:
     """Return the form of a word that is one of the choices, in any letter case."""
     by_word: dict[str, T] = {str(choice).lower(): choice for choice in choices}
     words = tuple(map(str, choices))
+    told = f"{', '.join(words[:-1])} or {words[-1]}"
 
     def read(word: str, name: str) -> T:
         if word.lower() not in by_word:
             raise SettingsError(
                 complaint or f"invalid argument for --{name}",
-                hint=f"--{name} was given '{word}'; it takes {' or '.join(words)}",
+                hint=f"--{name} was given '{word}'; it takes {told}",
             )
         return by_word[word.lower()]
 

@@ -1,4 +1,4 @@
-"""The operator's floor of confinement: what no model's configuration may lower (docs/worker_life.md)."""
+"""The operator's floor of confinement: what no model's configuration may lower (docs/sandbox.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SandboxSettings:
     asked: bool = combined(lambda given: given.has("sandbox"))
     level: Sandbox = Group.INSTANCES.option("--sandbox=guard", _LEVELS).means(
         "Tritium's own: shut every model's workers in at least so far, whatever its 'tritium.sandbox' says"
-        " (docs/worker_life.md). off: as each model's configuration says. guard: no new privileges, mounts,"
+        " (docs/sandbox.md). off: as each model's configuration says. guard: no new privileges, mounts,"
         " kernel modules, or limits of other processes. basic: also no network. strict: also no files but"
         " its own, and no system calls that models don't need. A model on a thread of the server"
         " ('tritium.isolation') is then refused. Where the flag is not given, 'guard' is what a model gets"

@@ -15,7 +15,7 @@ _INTRODUCTION: Final = """\
 # Fields of the OpenAI API
 
 This page is written by `python -m tests.house.reference` from `protocols/openai/fields.py` and from the
-tests' cases in `tests/protocols/openai/cases.py`. [llm.md](llm.md) tells of the API.
+tests' cases in `tests/protocols/openai/cases.py`. [openai.md](openai.md) tells of the API.
 
 - **read**: it does what it says.
 - **taken**: it changes nothing in an answer, here as elsewhere.

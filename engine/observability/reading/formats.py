@@ -55,6 +55,14 @@ _SENTENCES: Final = (
     ),
     (Event.MODEL_LOADING, re.compile(r"loading: (?P<model>[^:\s]*):(?P<version>\d+)")),
     (Event.LISTENER_OPENED, re.compile(r"Started (?P<service>\w+(?: \w+)?) at (?P<address>\S+)")),
+    (
+        Event.SERVER_OPENED,
+        re.compile(
+            r"open: inference on (?P<inference>[^;]*); management on (?P<management>[^;]*);"
+            r" metrics on (?P<metrics>[^;]*); credentials: (?P<credentials>[^;]*);"
+            r" uploads: (?P<uploads>[^;]*); sandbox: (?P<sandbox>[^;]*); TLS: (?P<tls>[^;=]*?)(?= \w+=|$)"
+        ),
+    ),
 )
 _FAILED: Final = re.compile(r"\[request id: (?P<request_id>[^\]]*)\] Infer failed: ")
 
@@ -134,7 +142,7 @@ def _of_first_line(said: str, level: str) -> tuple[str, dict[str, Any]]:
         pairs = _pairs(said, word.end())
         return word[0], {"message": said[word.end() :].strip()} if pairs is None else pairs
     message, keys = _sentence(said)
-    return _sayer(level, keys), {"warning" if level == "warning" else "error": message, **keys}
+    return _sayer(level, keys), {"error" if level == "error" else "warning": message, **keys}
 
 
 def _sayer(level: str, keys: Mapping[str, Any]) -> str:

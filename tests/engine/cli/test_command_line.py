@@ -73,6 +73,15 @@ def test_the_help_of_serve_shows_every_flag_and_fits_the_terminal():
         assert f"{group.value}:\n" in text
 
 
+def test_flags_with_choices_name_and_explain_them_in_the_short_help_too():
+    text = " ".join(help_text(80).split())
+    for flag in FLAGS:
+        if flag.form.choices and f" --{flag.name}=" in text:
+            assert f" --{flag.name}={'|'.join(flag.form.choices)} " in text
+    assert "explicit: load what --load-model names" in text
+    assert "--worker-environment=inherit|minimal Tritium's own. inherit: workers have" in text
+
+
 def test_the_help_of_serve_is_short_and_says_where_the_rest_is():
     text, whole = help_text(80), help_text(80, everything=True)
     assert len(text) < 0.7 * len(whole)
@@ -123,8 +132,9 @@ def test_serve_reads_the_environment(capsys, monkeypatch):
             ["xyzzy"],
             "commands are serve, run, sagemaker, init, check, migrate, convert, sign, verify, key, auth, tree, ",
         ),
-        (["check", "/nowhere/models"], "not a directory"),
-        (["tree", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: "),
+        (["check", "/nowhere/models"], "there is no such directory"),
+        (["check", __file__], "not a directory"),
+        (["tree", "--url", "http://127.0.0.1:1"], "at http://127.0.0.1:1: Connection refused\n"),
         (["tree", "--url", "file:///etc/passwd"], "takes an http:// address"),
         (["traffic", "m", "--url", "ftp://x"], "--url takes an http:// address. Got ftp://x\n"),
     ],

@@ -130,9 +130,13 @@ def test_the_traffic_of_a_model_is_shown_plainly_in_a_pipe(server, capsys):
 
 
 def test_a_model_without_a_plan_says_who_answers(server, capsys):
-    server.document = {"model": "m", "origin": "none", "plan": None, "versions": [], "mirror": None}
+    version = {"version": 1, "state": "READY", "share": 1, "requests": 0, "mean_latency_seconds": 0.03}
+    server.document = {"model": "m", "origin": "none", "plan": None, "versions": [version], "mirror": None}
     assert traffic(server, "m") == 0
-    assert capsys.readouterr().out.startswith("m: no traffic plan; the highest version answers\n")
+    said = capsys.readouterr().out
+    assert said.startswith("m: no traffic plan; the highest version answers\n")
+    # Requests are not counted by version.
+    assert said.splitlines()[-1].split() == ["1", "READY", "-", "100.0%", "-", "-", "-", "30", "ms"]
     server.document |= {"origin": "runtime", "for_seconds": 3}
     assert traffic(server, "m", "--off") == 0
     assert capsys.readouterr().out.startswith("m: no traffic plan for 3.0s (ended by an operator); the")

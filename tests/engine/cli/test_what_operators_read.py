@@ -5,6 +5,7 @@ The output is read as an operator and as a log collector.
 
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.operators import clean_environ, serving, write_model
+from tests.support.operators import ROOT, clean_environ, serving, write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
+DIGITS = ROOT / "examples" / "models" / "digits_onnx" / "1" / "model.onnx"
 BROKEN = """
 import warnings
 
@@ -89,6 +91,8 @@ def test_a_json_log_tells_of_a_failed_start_and_of_being_told_twice_as_json(tmp_
         (["--modle-control-mode=poll"], "unrecognized option '--modle-control-mode'"),
         (["--log-file=/nowhere/at/all/server.log"], "Failed to open log file: No such file or directory"),
         (["/nowhere/models"], "repository path is not a valid directory: '/nowhere/models'"),
+        (["/nowhere/models"], "there is no directory '/nowhere/models'"),
+        ([str(DIGITS)], f"it is a file of a model in the repository '{DIGITS.parents[2]}'"),
     ],
 )
 @pytest.mark.parametrize("form", ["--log-format=json", "--log-format=default"])
@@ -104,6 +108,13 @@ def test_a_start_that_makes_no_sense_is_told_in_the_form_that_was_asked_for(tmp_
             assert server.out == ""
         assert words in said
         assert "Traceback" not in said
+
+
+def test_a_model_s_file_in_place_of_a_repository_is_named_with_what_makes_one(tmp_path):
+    shutil.copy(DIGITS, tmp_path / "digits.bin")
+    with serving(tmp_path / "said", str(tmp_path / "digits.bin")) as server:
+        assert server.wait() == 1
+        assert f"it is ONNX, of which `tritium init {tmp_path / 'digits.bin'}` makes" in server.err
 
 
 def test_the_log_file_that_cannot_be_opened_and_the_directory_that_is_missing_are_named(tmp_path):

@@ -179,7 +179,7 @@ def test_the_flags_of_the_floor_are_read():
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--sandbox=tight"], "off or guard or basic or strict"),
+        (["--sandbox=tight"], "off, guard, basic or strict"),
         (["--sandbox=strict", "--sandbox-read=data"], "absolute paths"),
         (["--sandbox=basic", "--sandbox-write=/scratch"], "a model's own configuration"),
     ],

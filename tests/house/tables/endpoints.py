@@ -87,7 +87,7 @@ _OPENAI_HEAD: Final = """
 ## The OpenAI API
 
 With `--openai-port`. *Area* is what `--openai-restricted-api` names; an auth file is asked for the action of
-the endpoint above that does as much. [llm.md](../llm.md) tells of the API, and
+the endpoint above that does as much. [openai.md](../openai.md) tells of the API, and
 [openai_fields.md](../openai_fields.md) of its fields.
 
 | path | method | | area |

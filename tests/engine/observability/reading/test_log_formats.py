@@ -18,12 +18,24 @@ SAID_AT = 1_738_326_896_123_456_789  # 2025-01-31T12:34:56.123456789Z
 NOW = datetime(2025, 1, 31, 13, tzinfo=UTC)
 PLACE = {"filename", "lineno"}
 
+OPENED = {
+    "inference": "[::1]:8000 and 0.0.0.0:8001",
+    "management": "127.0.0.1:8003",
+    "metrics": "none",
+    "credentials": "auth.toml",
+    "uploads": "off",
+    "sandbox": "guard by default",
+    "tls": "http and grpc",
+}
 TOLD = [
     ("info", Event.MODEL_LOADING, {"model": "add", "version": 1, "attempt": 2}),
     ("info", Event.MODEL_READY, {"model": "add sub", "version": 1, "load_seconds": 0.266}),
     ("info", Event.MODEL_UNAVAILABLE, {"model": "add", "version": 3, "reason": "unloaded"}),
     ("info", Event.LISTENER_OPENED, {"service": "HTTPService", "address": "127.0.0.1:8000"}),
     ("info", Event.LISTENER_OPENED, {"service": "Metrics Service", "address": "[::1]:8002"}),
+    ("info", Event.SERVER_OPENED, OPENED),
+    ("info", Event.SERVER_OPENED, {**OPENED, "platforms": "[::]:8080", "audit_log": "/var/log/a b"}),
+    ("info", Event.SERVER_STARTING, {"warning": "the filter of system calls: no such thing"}),
     (
         "warning",
         Event.WORKER_EXITED,
