@@ -370,7 +370,7 @@ class Controller:
         nursery: trio.Nursery,
     ) -> Wait:
         """Do what there is to do for a model; return what is waited for."""
-        roll = self._rolls.setdefault(model, Roll(model))
+        roll = Roll(model) if self._dry else self._rolls.setdefault(model, Roll(model))
         view = dict(seen)
         for _ in range(_MOST_STEPS):
             step = roll.step(

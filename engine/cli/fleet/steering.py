@@ -36,11 +36,20 @@ _LATE: Final = 60.0  # seconds by which an answer to a load may come after the r
 Story = Callable[[Controller], Awaitable[Picture]]
 
 
+class Unfinished(Exception):
+    """A command came to no end. `status` is the process's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Interrupted(Exception):
     """A signal ended a story. The fleet has been left in order."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
         self.status = 128 + number
 
 
@@ -92,6 +101,15 @@ def steer(options: argparse.Namespace, story: Story, tell: Tell, **how: Any) -> 
         if group.split(KeyboardInterrupt)[1] is None:
             raise KeyboardInterrupt from group
         raise
+
+
+def look_once(options: argparse.Namespace) -> Picture:
+    """Return what one look shows, without a change."""
+
+    async def look(controller: Controller) -> Picture:
+        return await controller.run(until=lambda picture: True)
+
+    return steer(options, look, spoken, dry=True)
 
 
 async def _steer(
