@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -34,20 +34,29 @@ _NOT_THE_MODEL: Final = frozenset((401, 403, 404, 429, 503))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to ask: headers with everything, seconds for a short question, and seconds for a load."""
+    """How to ask: headers with everything, seconds for a short question, and seconds for a load.
+
+    `server_name` is the name in certificates; empty for the host that is asked.
+    """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     request: float = 5
     load: float = 3600
+    server_name: str = ""
 
 
 class HttpReplica:
-    """One server, at the URL of `member`. `client` is the fleet's, and outlives it.
+    """One server, at the URL of `member`. `client` returns the fleet's, which outlives it.
 
     `access` returns how to ask now, since the fleet's file may change.
     """
 
-    def __init__(self, member: Member, client: httpx.AsyncClient, access: Callable[[], Access]) -> None:
+    def __init__(
+        self,
+        member: Member,
+        client: Callable[[], Awaitable[httpx.AsyncClient]],
+        access: Callable[[], Access],
+    ) -> None:
         self._member = member
         self._client = client
         self._access = access
@@ -158,11 +167,12 @@ class HttpReplica:
         if epoch is not None:
             headers[_EPOCH] = str(epoch)
         return await exchange(
-            self._client,
+            await self._client(),
             method,
             path if "://" in path else self._member.url.rstrip("/") + path,
             headers=headers,
             body=body,
+            server_name=access.server_name,
             connect=access.request,
             within=within or access.request,
         )

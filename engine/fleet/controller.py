@@ -370,7 +370,7 @@ class Controller:
         nursery: trio.Nursery,
     ) -> Wait:
         """Do what there is to do for a model; return what is waited for."""
-        roll = self._rolls.setdefault(model, Roll(model))
+        roll = Roll(model) if self._dry else self._rolls.setdefault(model, Roll(model))
         view = dict(seen)
         for _ in range(_MOST_STEPS):
             step = roll.step(
@@ -479,8 +479,13 @@ class Controller:
             settled=not self._is_blind
             and not self._loads
             and len(looks) == len(self._known)
+            and (bool(self._only) or not self._holds(looks))
             and is_settled([lane for lane in lanes if self._only in ("", lane.model)], looks),
         )
+
+    def _holds(self, looks: Mapping[str, Look]) -> bool:
+        """Whether a replica waits still to be told that it has its models."""
+        return any(look.seen.withdrawn and name not in self._books.drained for name, look in looks.items())
 
     def _is_empty(self, name: str, looks: Mapping[str, Look], delay: float) -> bool:
         """Whether a replica may be ended: balancers have seen it unready, and nothing waits there."""

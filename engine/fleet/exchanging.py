@@ -82,10 +82,13 @@ async def exchange(
     *,
     headers: Mapping[str, str],
     body: object = None,
+    server_name: str = "",
     connect: float,
     within: float,
 ) -> Answer:
     """Ask, and return the answer. `connect` and `within` are seconds, the second for all of it.
+
+    The server's certificate is for `server_name`, or for the host in `url` if that is empty.
 
     Raises Unreachable if none comes, or more than 32 MiB.
     """
@@ -93,10 +96,11 @@ async def exchange(
     # As it comes: what is packed could be any size.
     headers = {"accept-encoding": "identity", **headers}
     timeout = httpx.Timeout(None, connect=connect)
+    extensions = {"sni_hostname": server_name} if server_name else {}
     try:
         with trio.fail_after(within):
             async with client.stream(
-                method, url, headers=headers, content=content, timeout=timeout
+                method, url, headers=headers, content=content, timeout=timeout, extensions=extensions
             ) as response:
                 return Answer(url, response.status_code, await _whole(url, response))
     except (trio.TooSlowError, httpx.TimeoutException) as error:

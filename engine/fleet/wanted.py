@@ -22,6 +22,20 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What is trusted and shown where replicas are asked over `https://`.
+
+    Files are of PEM; without a `ca_file` it is what the system trusts. Certificates are for `server_name`, or
+    for the host of a replica's URL if that is empty.
+    """
+
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What a fleet should be.
 
@@ -34,6 +48,7 @@ class Wanted:
     rules: Rules = field(default_factory=Rules)
     scale: Scale = field(default_factory=Scale)
     timing: Timing = field(default_factory=Timing)
+    tls: Tls = field(default_factory=Tls)
 
     def wish(self, model: str) -> Wish | None:
         """Return what a model should be; None for one that the file does not name."""

@@ -21,9 +21,16 @@ def fleet(argv: Sequence[str]) -> int:
         from engine.cli.fleet.launch import launch
 
         return launch(argv[1:])
-    options = fleet_parser().parse_args(argv)
+    parser = fleet_parser()
+    options = parser.parse_args(argv)
+    if options.what == "proxy-config":
+        if options.watch is not None and options.output is None:
+            parser.error("--watch takes --output=FILE: a file is what follows the fleet")
+        if options.reload and options.watch is None:
+            parser.error("--reload takes --watch: it is run when the file has changed")
     try:
-        from engine.cli.fleet.doing import COMMANDS, Unfinished
+        from engine.cli.fleet.doing import COMMANDS
+        from engine.cli.fleet.steering import Unfinished
         from engine.fleet.document.nodes import BadDocument
     except ModuleNotFoundError as error:
         sys.stderr.write(f"{_MISSING.format(name=error.name, command=how_to_install('fleet'))}\n")

@@ -17,29 +17,28 @@ from typing import Final
 import trio
 
 from engine.cli.client import ended_by_signals
+from engine.cli.fleet.balancing import proxy_config
 from engine.cli.fleet.picture import text
-from engine.cli.fleet.steering import Interrupted, Story, ended_in_order, for_good, logger, spoken, steer
+from engine.cli.fleet.steering import (
+    Interrupted,
+    Story,
+    Unfinished,
+    ended_in_order,
+    for_good,
+    logger,
+    look_once,
+    spoken,
+    steer,
+)
 from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
 from engine.fleet.document.nodes import BadDocument
 from engine.fleet.document.reading import text_of
 from engine.fleet.picture import Lane, Picture, is_stuck, needed_for
-from engine.fleet.proxies.envoy import envoy
-from engine.fleet.proxies.haproxy import haproxy
-from engine.fleet.proxies.members import upstreams
-from engine.fleet.proxies.values import ProxyOptions, Unwritable
 from engine.fleet.showing import document
 from engine.observability.text import printable
 
 _CLEAR: Final = "\x1b[2J\x1b[H"
-
-
-class Unfinished(Exception):
-    """A command came to no end. `status` is the process's."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -47,7 +46,7 @@ def _status(options: argparse.Namespace) -> int:
         return _show(options)
     with ended_by_signals():
         for _ in itertools.count():
-            shown = text(_seen(options))
+            shown = text(look_once(options))
             sys.stdout.write(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown)
             sys.stdout.flush()
             time.sleep(options.watch)
@@ -55,22 +54,13 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    picture = _seen(options)
+    picture = look_once(options)
     sys.stdout.write(f"{json.dumps(document(picture), indent=2)}\n" if options.json else text(picture))
     return 0 if picture.settled else 1
 
 
-def _seen(options: argparse.Namespace) -> Picture:
-    """Return what one look shows, without a change."""
-
-    async def look(controller: Controller) -> Picture:
-        return await controller.run(until=lambda picture: True)
-
-    return steer(options, look, spoken, dry=True)
-
-
 def _plan(options: argparse.Namespace) -> int:
-    picture = _seen(options)
+    picture = look_once(options)
     if picture.why:
         sys.stderr.write(f"{picture.why}\n")
         return 1
@@ -226,38 +216,6 @@ def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
     return error
 
 
-def _proxy_config(options: argparse.Namespace) -> int:
-    picture = _seen(options)
-    if not picture.members:
-        sys.stderr.write(f"{picture.why or 'the fleet has no replicas'}\n")
-        return 1
-    everywhere = {each.name for each in picture.members}
-    silent = everywhere - {*picture.looks}
-    if silent:
-        sys.stderr.write(
-            f"{', '.join(sorted(silent))} did not answer; written as if every model were there\n"
-        )
-    wanted = {lane.model: {*lane.placed, *silent} for lane in picture.lanes if lane.wanted}
-    apart = any(names != everywhere for names in wanted.values())
-    try:
-        balanced = upstreams(
-            picture.members, {m: sorted(names) for m, names in wanted.items()} if apart else None
-        )
-        settings = ProxyOptions(
-            address=options.address,
-            http_port=options.http_port,
-            grpc_port=options.grpc_port,
-            idempotent=options.idempotent,
-            timeout=options.silence,
-            retry_buffer=options.retry_buffer,
-        )
-        sys.stdout.write({"haproxy": haproxy, "envoy": envoy}[options.proxy](balanced, settings))
-    except Unwritable as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "status": _status,
     "plan": _plan,
@@ -265,5 +223,5 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "run": _run,
     "roll": _roll,
     "drain": _drain,
-    "proxy-config": _proxy_config,
+    "proxy-config": proxy_config,
 }

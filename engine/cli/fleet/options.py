@@ -84,6 +84,21 @@ def fleet_parser() -> argparse.ArgumentParser:
     _limited(drain)
     config = _command(what, "proxy-config", "write the configuration of a balancer for the fleet's replicas")
     config.add_argument("proxy", choices=["haproxy", "envoy"], help="which balancer")
+    config.add_argument("--output", metavar="FILE", help="write it there at once, not to standard output")
+    config.add_argument(
+        "--watch",
+        type=_seconds,
+        nargs="?",
+        const=2.0,
+        metavar="SECONDS",
+        help="look every 2 s, or SECONDS, and write FILE when it is to be another one; takes --output",
+    )
+    config.add_argument(
+        "--reload",
+        metavar="COMMAND",
+        default="",
+        help="run this by sh when FILE has changed; if it fails, again after 10 s; takes --watch",
+    )
     config.add_argument(
         "--idempotent",
         action="store_true",

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import structlog
 import trio
 
@@ -28,13 +27,21 @@ from engine.fleet.loads import Tell
 from engine.fleet.picture import Picture
 from engine.fleet.ports import Member
 from engine.fleet.serving import Window, show
+from engine.fleet.trust import BadFile, Clients
 from engine.fleet.wanted import Wanted
 from engine.observability.text import printable
 
 _LATE: Final = 60.0  # seconds by which an answer to a load may come after the roll has given it up
-_LIMITS: Final = httpx.Limits(max_connections=None, keepalive_expiry=30)
 
 Story = Callable[[Controller], Awaitable[Picture]]
+
+
+class Unfinished(Exception):
+    """A command came to no end. `status` is the process's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Interrupted(Exception):
@@ -42,6 +49,7 @@ class Interrupted(Exception):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
         self.status = 128 + number
 
 
@@ -95,6 +103,15 @@ def steer(options: argparse.Namespace, story: Story, tell: Tell, **how: Any) -> 
         raise
 
 
+def look_once(options: argparse.Namespace) -> Picture:
+    """Return what one look shows, without a change."""
+
+    async def look(controller: Controller) -> Picture:
+        return await controller.run(until=lambda picture: True)
+
+    return steer(options, look, spoken, dry=True)
+
+
 async def _steer(
     options: argparse.Namespace,
     story: Story,
@@ -105,23 +122,28 @@ async def _steer(
 ) -> Picture:
     def access() -> Access:
         wanted = file.wanted
-        return Access(headers=headers, request=wanted.timing.request, load=wanted.rules.load_timeout + _LATE)
+        load = wanted.rules.load_timeout + _LATE
+        asked = wanted.timing.request
+        return Access(headers=headers, request=asked, load=load, server_name=wanted.tls.server_name)
 
-    async with httpx.AsyncClient(trust_env=False, limits=_LIMITS) as client:
+    def connect(member: Member) -> HttpReplica:
+        return HttpReplica(member, clients.client, access)
 
-        def connect(member: Member) -> HttpReplica:
-            return HttpReplica(member, client, access)
-
-        name = getattr(options, "name", None) or f"{options.what}@{platform.node()}:{os.getpid()}"
-        discovery = Discovery()
-        controller = Controller(name, file.read, discovery.discover, connect, tell, **how)
-        try:
-            with trio.fail_after(getattr(options, "timeout", math.inf)):
-                return await story(controller)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + file.wanted.timing.request):
-                await controller.close()
-            discovery.close()
+    try:
+        clients = Clients(lambda: file.wanted.tls, tell)
+    except BadFile as error:
+        raise BadDocument(f"{options.file}: {error}") from error
+    name = getattr(options, "name", None) or f"{options.what}@{platform.node()}:{os.getpid()}"
+    discovery = Discovery()
+    controller = Controller(name, file.read, discovery.discover, connect, tell, **how)
+    try:
+        with trio.fail_after(getattr(options, "timeout", math.inf)):
+            return await story(controller)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + file.wanted.timing.request):
+            await controller.close()
+        discovery.close()
+        await clients.close()
 
 
 async def ended_in_order(story: Story, controller: Controller) -> Picture:
@@ -198,7 +220,7 @@ def spoken(event: str, **keys: object) -> None:
             line = f"{keys['model']}: {keys['replica']} has the traffic plan"
         case "fleet_traffic_rolled_back":
             line = f"{keys['model']}: version {keys['version']} gets no more traffic: {keys['reason']}"
-        case "fleet_taken_over" | "fleet_file_refused" | "fleet_members_unknown":
+        case "fleet_tls_refused" | "fleet_taken_over" | "fleet_file_refused" | "fleet_members_unknown":
             line = str(keys["reason"])
         case _:
             return

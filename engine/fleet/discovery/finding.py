@@ -10,7 +10,7 @@ from typing import Any, Final
 import trio
 
 from engine.fleet.discovery import slices
-from engine.fleet.discovery.addresses import member, ports
+from engine.fleet.discovery.addresses import PORT, member
 from engine.fleet.launching.reading import NoRegistry, Registry
 from engine.fleet.launching.registry import LaunchedServer
 from engine.fleet.ports import Member, Unreachable
@@ -57,12 +57,11 @@ class Discovery:
 async def _by_dns(options: Mapping[str, Any]) -> Sequence[Member]:
     """Return a member for each address of a name, as a headless Service has one for each pod."""
     name = str(options["name"])
-    listened = ports(options)
     try:
-        infos = await trio.socket.getaddrinfo(name, listened[0], type=socket.SOCK_STREAM)
-    except OSError as error:
+        infos = await trio.socket.getaddrinfo(name, options.get("port", PORT), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
         raise Unreachable(f"the name {name} has no address: {error}") from error
-    return [member(address, address, listened) for address in sorted({str(each[4][0]) for each in infos})]
+    return [member(address, address, options) for address in sorted({str(each[4][0]) for each in infos})]
 
 
 async def _by_slices(options: Mapping[str, Any]) -> Sequence[Member]:

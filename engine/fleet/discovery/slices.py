@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import httpx
 
-from engine.fleet.discovery.addresses import member, ports
+from engine.fleet.discovery.addresses import member
 from engine.fleet.ports import Member, Unreachable
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -30,7 +30,7 @@ def found_in(slices: Mapping[str, Any], options: Mapping[str, Any]) -> list[Memb
                 continue
             address = str(endpoint["addresses"][0])
             name = str((endpoint.get("targetRef") or {}).get("name") or address)
-            found[name] = member(name, address, ports(options))
+            found[name] = member(name, address, options)
     return list(found.values())
 
 
@@ -57,7 +57,7 @@ def ask(options: Mapping[str, Any], environ: Mapping[str, str], account: Path = 
         )
         answer.raise_for_status()
         return found_in(answer.json(), options)
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Unreachable(f"the API server did not list the EndpointSlices: {error}") from error
 
 

@@ -43,13 +43,15 @@ def _checked(file: str, text: str, model: str, versions: Sequence[int]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put text in a file's place at once, so that no reader gets half of it."""
+    """Put text in a file's place at once, so that no reader gets half of it. Raises OSError."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
-        os.chmod(name, target.stat().st_mode & 0o7777)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, target.stat().st_mode & 0o7777 if target.exists() else 0o644)
         os.replace(name, target)
     except BaseException:
         os.unlink(name)

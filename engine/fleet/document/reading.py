@@ -15,16 +15,17 @@ from engine.fleet.names import is_host, is_model_name
 from engine.fleet.policy.scaling import Scale
 from engine.fleet.policy.values import Plan, Release, Rules, Wish
 from engine.fleet.ports import Member
-from engine.fleet.wanted import Timing, Wanted
+from engine.fleet.wanted import Timing, Tls, Wanted
 
-_TOP: Final = ("replicas", "discovery", "models", "rules", "autoscale", "controller")
+_TOP: Final = ("replicas", "discovery", "models", "rules", "autoscale", "controller", "tls")
 _METRICS_PORT: Final = 8002
 _MOST_CHARACTERS: Final = 4 * 2**20
 _NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 _SECONDS: Final = "_seconds"
+LISTENS: Final = ("port", "grpc_port", "metrics_port", "scheme", "metrics_scheme")
 DISCOVERIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "dns": ("name", "port", "grpc_port", "metrics_port"),
-    "endpointslices": ("service", "namespace", "port", "grpc_port", "metrics_port"),
+    "dns": ("name", *LISTENS),
+    "endpointslices": ("service", "namespace", *LISTENS),
     "ray": ("address", "group", "python"),
 }
 """How replicas may be found, and what each way takes."""
@@ -75,6 +76,8 @@ def _part(results: dict[str, Any], name: str, entry: Entry) -> None:
             results["rules"] = _rules(entry)
         case "autoscale":
             results["scale"] = _scale(entry)
+        case "tls":
+            results["tls"] = _tls(entry)
         case _:
             results["timing"] = _timing(entry)
 
@@ -174,13 +177,16 @@ def _discovery(entry: Entry) -> dict[str, dict[str, Any]]:
         needed = DISCOVERIES[kind][0]
         if kind != "ray" and needed not in fields:
             each.wrong(f"needs `{needed}`")
-        found[kind] = {
-            name: value.whole(1, 65535) if name.endswith("port") else value.text()
-            for name, value in fields.items()
-        }
+        found[kind] = {name: _way(name, value) for name, value in fields.items()}
         if kind == "dns" and not is_host(found[kind]["name"]):
             fields["name"].wrong(f"{found[kind]['name']!r} is no name of a host")
     return found
+
+
+def _way(name: str, entry: Entry) -> str | int:
+    if name.endswith("port"):
+        return entry.whole(1, 65535)
+    return entry.text("https?", "http or https") if name.endswith("scheme") else entry.text()
 
 
 # -- models
@@ -299,3 +305,13 @@ def _timing(entry: Entry) -> Timing:
         name.removesuffix(_SECONDS): each.number(least.get(name, 0), 3600) for name, each in fields.items()
     }
     return Timing(**given)
+
+
+def _tls(entry: Entry) -> Tls:
+    fields = entry.fields("ca_file", "certificate_file", "key_file", "server_name")
+    given = {name: each.text() for name, each in fields.items()}
+    if "key_file" in given and "certificate_file" not in given:
+        entry.wrong("has a key_file, and no certificate_file that the key belongs to")
+    if "server_name" in given and not is_host(given["server_name"]):
+        fields["server_name"].wrong(f"{given['server_name']!r} is no name of a host")
+    return Tls(**given)

@@ -190,6 +190,7 @@ class SimulatedFleet:
             if serving:
                 self.servers[name].models[model] = serving
         self.cut = set()
+        self.hidden = set()  # names that discovery does not find
         self.said = []
         self.wish: Wish | None = Wish(model=model, release=wanted)
         self.wishes = None
@@ -207,7 +208,7 @@ class SimulatedFleet:
 
     def controller(self, name="one", **options):
         async def discover(wanted):
-            return [server.member for server in self.servers.values()]
+            return [server.member for name, server in self.servers.items() if name not in self.hidden]
 
         return Controller(
             name,

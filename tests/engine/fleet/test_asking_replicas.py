@@ -55,7 +55,11 @@ class Body(httpx.AsyncByteStream):
 def replica(answer):
     """Return a replica that answers as `answer` does, and is asked within two seconds."""
     client = httpx.AsyncClient(transport=Wire(answer))
-    return HttpReplica(MEMBER, client, lambda: Access(request=2, load=5))
+
+    async def given():
+        return client
+
+    return HttpReplica(MEMBER, given, lambda: Access(request=2, load=5))
 
 
 def sane(**changes):

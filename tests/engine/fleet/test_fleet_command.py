@@ -133,6 +133,30 @@ def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
     assert fleet("drain", "r1", "--undo")[0] == 0
 
 
+def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_path):
+    ground.want(GOOD)
+    whole = ground.file.read_text()
+    file, marks = tmp_path / "haproxy.cfg", tmp_path / "marks"
+    marks.touch()
+    command = [sys.executable, "-m", "engine", "fleet", "proxy-config", "haproxy", f"--file={ground.file}"]
+    follow = [f"--output={file}", "--watch=0.1", f"--reload=echo x >> {marks}"]
+    with subprocess.Popen([*command, *follow], stderr=subprocess.PIPE, text=True) as process:
+        assert next(process.stderr) == f"{file} is written\n"
+        assert next(process.stderr).endswith("is done\n")
+        assert "server r1 " in file.read_text()
+        ground.file.write_text("\n".join(line for line in whole.splitlines() if "r1" not in line))
+        assert next(process.stderr) == f"{file} is written\n"
+        assert next(process.stderr).endswith("is done\n")
+        assert "server r1 " not in file.read_text()
+        ground.file.write_text("replicas: []")
+        assert "stays as it is: the fleet has no replicas" in next(process.stderr)
+        process.terminate()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+    assert marks.read_text() == "x\nx\n"
+    assert "server r0 " in file.read_text()
+
+
 def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
     ground.want(GOOD)
     plain = ground.file.read_text()
@@ -209,6 +233,18 @@ def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, 
     assert events[-1]["event"] == "fleet_controller_ends"
 
 
+def test_what_follows_the_fleet_is_a_file(capsys):
+    from engine.cli.fleet.command import fleet
+
+    for words, said in (
+        (["--watch"], "--watch takes --output=FILE"),
+        (["--reload=x"], "--reload takes --watch"),
+    ):
+        with pytest.raises(SystemExit):
+            fleet(["proxy-config", "envoy", *words])
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -222,6 +258,7 @@ def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, 
         ("run", "--metrics-address=:9100"),
         ("run", "--metrics-address=127.0.0.1:99999"),
         ("run", "--metrics-address=127.0.0.1"),
+        ("proxy-config", "haproxy", "--output=x", "--watch=0"),
     ],
 )
 def test_a_word_that_makes_no_sense_is_told_with_what_would(words, capsys):

@@ -13,7 +13,7 @@ from engine.fleet.document.reading import read_file, read_wanted
 from engine.fleet.policy.scaling import Scale
 from engine.fleet.policy.values import Release, Rules, Wish
 from engine.fleet.ports import Member
-from engine.fleet.wanted import Timing
+from engine.fleet.wanted import Timing, Tls
 
 WHOLE = """\
 replicas:
@@ -26,7 +26,7 @@ replicas:
     memory: 40Gi
   - {url: "http://[fd00::7]:8000", metrics: false}
 discovery:
-  dns: {name: tritium-headless, port: 8000}
+  dns: {name: tritium-headless, port: 8000, scheme: https}
 models:
   resnet:
     versions: [3, 2]
@@ -39,6 +39,7 @@ models:
 rules: {settle_seconds: 5, max_error_rate: 0.1, min_requests: 7, load_timeout_seconds: 60}
 autoscale: {requests_per_replica: 4, min_replicas: 2, max_replicas: 9}
 controller: {interval_seconds: 2, takeover_seconds: 20, drain_delay_seconds: 1, request_seconds: 3}
+tls: {ca_file: ca.pem, certificate_file: c.pem, key_file: c.key, server_name: tritium.models.svc}
 """
 
 
@@ -56,7 +57,7 @@ def test_all_that_a_file_can_say():
         ),
         Member(name="fd00--7-8000", url="http://[fd00::7]:8000"),
     ]
-    assert wanted.discovery == {"dns": {"name": "tritium-headless", "port": 8000}}
+    assert wanted.discovery == {"dns": {"name": "tritium-headless", "port": 8000, "scheme": "https"}}
     assert wanted.wish("resnet") == Wish(
         model="resnet",
         release=Release((2, 3), '{"max_batch_size":8}'),
@@ -69,6 +70,9 @@ def test_all_that_a_file_can_say():
     assert wanted.wish("gone") is None
     assert wanted.rules == Rules(settle=5, max_error_rate=0.1, min_requests=7, load_timeout=60)
     assert wanted.scale == Scale(requests=4, least=2, most=9)
+    assert wanted.tls == Tls(
+        ca_file="ca.pem", certificate_file="c.pem", key_file="c.key", server_name="tritium.models.svc"
+    )
     assert wanted.timing == Timing(interval=2, takeover=20, drain_delay=1, request=3)
 
 
@@ -82,6 +86,10 @@ TOP = "replicas: [http://a:8000]\n"
         ("a: [", "f.yaml, line 1: it is no YAML: "),
         ("models: {}", "f.yaml, line 1: say which servers there are: `replicas` lists them"),
         ("- 1", "f.yaml, line 1: takes keys and values, got [1]"),
+        (TOP + "tls: {key_file: k}", "tls: has a key_file, and no certificate_file that the key belongs to"),
+        (TOP + "tls: {server_name: a..b}", "tls.server_name: 'a..b' is no name of a host"),
+        (TOP + "tls: {ca: x}", "tls.ca: there is no such key; there are ca_file"),
+        ("discovery: {dns: {name: a, scheme: ftp}}", "discovery.dns.scheme: takes http or https, got 'ftp'"),
         (TOP + "modles: {}", "f.yaml, line 2: modles: there is no such key; did you mean 'models'?"),
         (TOP + "replicas: []", "line 2: replicas: is there twice; keep one of them"),
         ("replicas: [10.0.0.1:8000]", "replicas[0]: takes an address such as http://10.0.0.7:8000"),
@@ -163,7 +171,7 @@ TOP = "replicas: [http://a:8000]\n"
             TOP + "rules: {settle_seconds: 1:30}",
             "rules.settle_seconds: takes a number from 0 to 86400, got 1:30",
         ),
-        ("[" * 5000, "f.yaml: it is nested too deeply"),
+        ("[" * 1000, "f.yaml: it is nested too deeply"),
         ("replicas: &a [*a]", "f.yaml, line 1: an alias stands within what it stands for"),
         (TOP + "rules: {settle_seconds: soon}", "rules.settle_seconds: takes a number from 0 to 86400"),
         (TOP + "autoscale: {min_replicas: 9, max_replicas: 2}", "min_replicas is 9, above max_replicas"),

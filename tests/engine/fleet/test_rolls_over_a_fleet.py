@@ -326,6 +326,7 @@ events = st.lists(
             st.tuples(st.just("down"), st.integers(0, 3), st.integers(1, 8)),
             st.tuples(st.just("cut"), names, st.integers(0, 3)),
             st.tuples(st.just("heal")),
+            st.tuples(st.just("hide"), st.integers(0, 3)),
             st.tuples(st.just("wish"), st.sampled_from([GOOD, BETTER, BROKEN, ILL, FAULTY])),
         ),
     ),
@@ -359,6 +360,7 @@ async def _survive(count, events):
             await trio.sleep(seconds)
             await _befall(fleet, event, nursery)
         fleet.cut.clear()
+        fleet.hidden.clear()
         for server in fleet.servers.values():
             server.is_up = True
         await fleet.until(lambda: _settled(fleet), 1000)
@@ -390,6 +392,9 @@ async def _befall(fleet, event, nursery):
             fleet.cut.add((name, f"r{number % len(fleet.servers)}"))
         case ("heal",):
             fleet.cut.clear()
+            fleet.hidden.clear()
+        case ("hide", number):
+            fleet.hidden = {f"r{number % len(fleet.servers)}"}
         case ("wish", release):
             fleet.wish = Wish(model=MODEL, release=release)
 
@@ -419,3 +424,13 @@ async def test_a_server_that_is_met_under_two_names_counts_once(nursery):
     assert picture.troubles == {"twin": "it is the same server as r0; list it once"}
     assert [*picture.looks] == ["r0", "r1"]
     assert not picture.settled
+
+
+@told
+async def test_a_fleet_is_settled_once_its_replicas_are_told_that_they_have_their_models(nursery):
+    fleet = SimulatedFleet(2)
+    for server in fleet.servers.values():
+        server.withdrawn = True
+    await fleet.run(nursery)
+    await fleet.until(lambda: fleet.controllers["one"].picture.settled)
+    assert not any(server.withdrawn for server in fleet.servers.values())
