@@ -93,8 +93,12 @@ def downloaded(folder, lock):
     return folder / "wheels"
 
 
-def with_cpu_locks(folder):
+@pytest.fixture(scope="module")
+def with_cpu_locks(tmp_path_factory):
     """Copy what images are built from, and lock PyTorch's builds for the CPU in there; return the copy."""
+    if shutil.which("uv", path=PATH) is None:
+        pytest.skip(f"needs uv ({IMAGES.variable})")
+    folder = tmp_path_factory.mktemp("cpu")
     copy = folder / "source"
     for name in ("deploy", "actors", "protocols", "engine"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -410,16 +414,10 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    if shutil.which("uv", path=PATH) is None:
-        pytest.skip(f"needs uv ({IMAGES.variable})")
-    return with_cpu_locks(tmp_path_factory.mktemp("cpu"))
-
-
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_serves_in_the_same_bounds_and_ends_with_0(store, source, tmp_path, name):
+def test_a_variant_serves_in_the_same_bounds_and_ends_with_0(store, request, tmp_path, name):
     variant = VARIANTS[name]
+    source = request.getfixturevalue("with_cpu_locks") if "cpu" in variant.lock else ROOT
     repository = tmp_path / "repository"
     repository.mkdir()
     variant.write(repository)
