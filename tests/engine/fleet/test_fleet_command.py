@@ -123,6 +123,7 @@ def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
     assert fleet("apply")[0] == 0
     command = [sys.executable, "-m", "engine", "fleet", "drain", "r1", f"--file={ground.file}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
         assert any("r1 gets no new requests" in line for line in process.stderr)
         process.terminate()
         said = process.stderr.read()
@@ -133,6 +134,13 @@ def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
     assert fleet("drain", "r1", "--undo")[0] == 0
 
 
+def replace_text(path, text):
+    """Write a file at once, as it is read meanwhile."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_path):
     ground.want(GOOD)
     whole = ground.file.read_text()
@@ -141,14 +149,15 @@ def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_p
     command = [sys.executable, "-m", "engine", "fleet", "proxy-config", "haproxy", f"--file={ground.file}"]
     follow = [f"--output={file}", "--watch=0.1", f"--reload=echo x >> {marks}"]
     with subprocess.Popen([*command, *follow], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
         assert next(process.stderr) == f"{file} is written\n"
         assert next(process.stderr).endswith("is done\n")
         assert "server r1 " in file.read_text()
-        ground.file.write_text("\n".join(line for line in whole.splitlines() if "r1" not in line))
+        replace_text(ground.file, "\n".join(line for line in whole.splitlines() if "r1" not in line))
         assert next(process.stderr) == f"{file} is written\n"
         assert next(process.stderr).endswith("is done\n")
         assert "server r1 " not in file.read_text()
-        ground.file.write_text("replicas: []")
+        replace_text(ground.file, "replicas: []")
         assert "stays as it is: the fleet has no replicas" in next(process.stderr)
         process.terminate()
         assert process.stderr.read() == ""

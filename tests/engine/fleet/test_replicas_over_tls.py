@@ -3,6 +3,7 @@
 import os
 import ssl
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -39,15 +40,15 @@ async def served(certified=None, roots=None):
 
     async with trio.open_nursery() as nursery:
         if certified is None:
-            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            listeners: list[Any] = list(await trio.open_tcp_listeners(0, host="127.0.0.1"))
         else:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(certified.certificate, certified.key)
             if roots is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(roots)
-            listeners = await trio.open_ssl_over_tcp_listeners(
-                0, context, host="127.0.0.1", https_compatible=True
+            listeners = list(
+                await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1", https_compatible=True)
             )
         socket = getattr(listeners[0], "transport_listener", listeners[0]).socket
         nursery.start_soon(trio.serve_listeners, handle, listeners)
@@ -94,7 +95,7 @@ async def test_a_certificate_is_shown_to_servers_that_ask_for_one_and_renewed(au
     shown = authority.sign("controller")
     paths = {"certificate_file": str(shown.certificate), "key_file": str(shown.key)}
     tls = Tls(ca_file=str(authority.root), **paths)
-    said = []
+    said: list[Any] = []
     async with served(authority.sign("server"), authority.root) as port:
         async with asked(port, lambda: Tls(ca_file=tls.ca_file)) as replica:
             with pytest.raises(Unreachable):

@@ -71,7 +71,8 @@ def test_a_replica_that_falls_silent_keeps_what_it_had():
 
 @pytest.mark.system
 async def test_the_command_runs_when_the_file_has_changed_and_again_when_it_failed(tmp_path):
-    file, marks, said = tmp_path / "haproxy.cfg", tmp_path / "marks", []
+    file, marks = tmp_path / "haproxy.cfg", tmp_path / "marks"
+    said: list[str] = []
     command = (
         f"cat {file} >> {marks}; test -e {tmp_path}/good || {{ echo a; echo 'no \x1b good' >&2; exit 3; }}"
     )
@@ -98,7 +99,7 @@ async def test_the_command_runs_when_the_file_has_changed_and_again_when_it_fail
 
 
 async def test_what_can_not_be_written_is_said_once(tmp_path):
-    said = []
+    said: list[str] = []
     kept = Kept(tmp_path / "none" / "haproxy.cfg", "", said.append)
     assert not await kept.take("one\n")
     assert not await kept.take("one\n")
@@ -109,7 +110,7 @@ async def test_what_can_not_be_written_is_said_once(tmp_path):
 
 @pytest.mark.system
 async def test_a_command_without_an_end_is_killed(tmp_path, autojump_clock):
-    said = []
+    said: list[str] = []
     kept = Kept(tmp_path / "envoy.json", "sleep 3600", said.append)
     assert not await kept.take("{}")
     assert said[-1] == "'sleep 3600' has not ended after 60 s, and was killed; it is run again"
