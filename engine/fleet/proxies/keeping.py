@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +79,12 @@ class Kept:
         with tempfile.TemporaryFile() as written:
             with trio.move_on_after(_LONGEST) as scope:
                 done = await trio.run_process(
-                    ["/bin/sh", "-c", self._command], stdout=written, stderr=written, check=False
+                    ["/bin/sh", "-c", self._command],
+                    stdout=written,
+                    stderr=written,
+                    check=False,
+                    start_new_session=True,
+                    deliver_cancel=_kill,
                 )
             if scope.cancelled_caught:
                 return f"has not ended after {_LONGEST:g} s, and was killed"
@@ -86,3 +94,9 @@ class Kept:
             lines = written.read().decode(errors="replace").split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
             return f"ended with status {done.returncode}: {printable(last.strip())}"
+
+
+async def _kill(process: trio.Process) -> None:
+    """End a command with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

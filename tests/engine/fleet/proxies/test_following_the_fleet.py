@@ -111,6 +111,7 @@ async def test_what_can_not_be_written_is_said_once(tmp_path):
 @pytest.mark.system
 async def test_a_command_without_an_end_is_killed(tmp_path, autojump_clock):
     said: list[str] = []
-    kept = Kept(tmp_path / "envoy.json", "sleep 3600", said.append)
+    command = "trap '' TERM; sleep 3600; sleep 3600"
+    kept = Kept(tmp_path / "envoy.json", command, said.append)
     assert not await kept.take("{}")
-    assert said[-1] == "'sleep 3600' has not ended after 60 s, and was killed; it is run again"
+    assert said[-1] == f"'{command}' has not ended after 60 s, and was killed; it is run again"
