@@ -150,7 +150,10 @@ class HttpReplica:
         """Return the metrics. Without them no release that fails under traffic is found."""
         if not self._member.metrics:
             return ""
-        answer = (await self._ask("GET", self._member.metrics)).good("its metrics")
+        try:
+            answer = (await self._ask("GET", self._member.metrics)).good("its metrics")
+        except Unreachable as error:
+            raise Unreachable(f"{error}; `metrics` in the fleet's file says where they are") from error
         return answer.body.decode(errors="replace")
 
     async def _ask(

@@ -131,4 +131,6 @@ def _why(error: BaseException) -> str:
         if isinstance(cause, ssl.SSLError):
             return f"it does not speak TLS ({cause.reason or cause}); is its address http://?"
         cause = cause.__cause__ or cause.__context__
-    return printable(str(error)) or type(error).__name__
+    why = printable(str(error)).rstrip(".") or type(error).__name__
+    strange = isinstance(error, httpx.RemoteProtocolError)
+    return f"{why}; is it Tritium's port of HTTP, and does it speak TLS (https://)?" if strange else why

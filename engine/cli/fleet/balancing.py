@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import trio
 
-from engine.cli.fleet.steering import Interrupted, Unfinished, ended_in_order, look_once, spoken, steer
-from engine.fleet.controller import Controller
+from engine.cli.fleet.steering import Unfinished, look_once, say, watched
 from engine.fleet.picture import Picture
 from engine.fleet.proxies.envoy import envoy
 from engine.fleet.proxies.haproxy import haproxy
@@ -19,7 +16,6 @@ from engine.fleet.proxies.homes import Homes
 from engine.fleet.proxies.keeping import Kept
 from engine.fleet.proxies.members import upstreams
 from engine.fleet.proxies.values import ProxyOptions, Unwritable
-from engine.observability.text import printable
 
 _NO_GRPC = "no replica has an address of `grpc` in the fleet's file: the configuration has no gRPC"
 
@@ -47,9 +43,9 @@ def _write(options: argparse.Namespace, settings: ProxyOptions) -> int:
     picture = look_once(options)
     written = _configuration(options, settings, homes, picture)
     if silent := homes.unknown(picture):
-        _say(f"{', '.join(silent)} did not answer; written as if every model were there")
+        say(f"{', '.join(silent)} did not answer; written as if every model were there")
     if not any(each.grpc for each in picture.members):
-        _say(_NO_GRPC)
+        say(_NO_GRPC)
     if options.output is None:
         sys.stdout.write(written)
         return 0
@@ -59,22 +55,15 @@ def _write(options: argparse.Namespace, settings: ProxyOptions) -> int:
 def _follow(options: argparse.Namespace, settings: ProxyOptions) -> int:
     kept, homes = _kept(options), Homes()
 
-    async def follow(controller: Controller) -> Picture:
-        while True:
-            picture = await controller.run(until=lambda picture: True)
-            try:
-                written = _configuration(options, settings, homes, picture)
-            except Unwritable as error:
-                kept.trouble(f"{kept.path} stays as it is: {error}")
-            else:
-                await kept.take(written)
-            await trio.sleep(options.watch)
+    async def follow(picture: Picture) -> None:
+        try:
+            written = _configuration(options, settings, homes, picture)
+        except Unwritable as error:
+            kept.trouble(f"{kept.path} stays as it is: {error}")
+        else:
+            await kept.take(written)
 
-    try:
-        steer(options, partial(ended_in_order, follow), spoken, dry=True)
-    except Interrupted as error:
-        return 0 if error.number in (signal.SIGTERM, signal.SIGINT) else error.status
-    return 0
+    return watched(options, follow)
 
 
 def _configuration(
@@ -88,8 +77,4 @@ def _configuration(
 
 
 def _kept(options: argparse.Namespace) -> Kept:
-    return Kept(Path(options.output), options.reload, _say)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{printable(line)}\n")
+    return Kept(Path(options.output), options.reload, say)

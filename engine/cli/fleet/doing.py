@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Final
 
 import trio
 
-from engine.cli.client import ended_by_signals
 from engine.cli.fleet.balancing import proxy_config
 from engine.cli.fleet.picture import text
 from engine.cli.fleet.steering import (
@@ -27,8 +24,10 @@ from engine.cli.fleet.steering import (
     for_good,
     logger,
     look_once,
+    say,
     spoken,
     steer,
+    watched,
 )
 from engine.fleet.controller import Controller
 from engine.fleet.document.editing import with_versions, write_whole
@@ -44,13 +43,13 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 def _status(options: argparse.Namespace) -> int:
     if options.watch is None:
         return _show(options)
-    with ended_by_signals():
-        for _ in itertools.count():
-            shown = text(look_once(options))
-            sys.stdout.write(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown)
-            sys.stdout.flush()
-            time.sleep(options.watch)
-    return 0
+
+    def show(picture: Picture) -> None:
+        shown = text(picture)
+        sys.stdout.write(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown)
+        sys.stdout.flush()
+
+    return watched(options, show)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -62,7 +61,7 @@ def _show(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     picture = look_once(options)
     if picture.why:
-        sys.stderr.write(f"{picture.why}\n")
+        say(picture.why)
         return 1
     due = [lane for lane in picture.lanes if lane.waits]
     for lane in due:
@@ -105,7 +104,7 @@ def _roll(options: argparse.Namespace) -> int:
         except OSError as error:
             raise BadDocument(f"{path} can't be written: {error.strerror or error}") from error
         several = "versions" if len(versions) > 1 else "version"
-        sys.stderr.write(f"{path}: {options.model} has {several} {', '.join(map(str, versions))} now\n")
+        say(f"{path}: {options.model} has {several} {', '.join(map(str, versions))} now")
     return _apply(options, only=options.model)
 
 
@@ -133,12 +132,12 @@ def _drain(options: argparse.Namespace) -> int:
     picture = _change(options, wait)
     names = sorted(each.name for each in picture.members)
     if name not in names:
-        sys.stderr.write(f"there is no replica '{name}'; there are {', '.join(names) or 'none'}\n")
+        say(f"there is no replica '{name}'; there are {', '.join(names) or 'none'}")
         return 1
     if reason := kept(picture):
-        sys.stderr.write(
-            f"{name} is not drained: {printable(reason)}. It serves on until others serve all that it does;"
-            " --undo ends the drain\n"
+        say(
+            f"{name} is not drained: {reason}. It serves on until others serve all that it does;"
+            " --undo ends the drain"
         )
         return 1
     sys.stdout.write(
@@ -162,7 +161,7 @@ def _saying(is_done: Callable[[Picture], bool]) -> Callable[[Picture], bool]:
         lines = [*([picture.why] if picture.why else []), *unreached, *waits, *drains]
         for line in lines:
             if line not in said:
-                sys.stderr.write(f"… {printable(line)}\n")
+                say(f"… {line}")
         said[:] = lines
         return False
 
@@ -200,20 +199,10 @@ def _run(options: argparse.Namespace) -> int:
     tell("fleet_controller_starts", name=options.name, file=options.file, pid=os.getpid())
     try:
         steer(options, partial(for_good, address=options.metrics_address, tell=tell), tell)
-    except BaseExceptionGroup as group:
-        unheard, others = group.split(OSError)
-        if others is not None or unheard is None:
-            raise
-        sys.stderr.write(f"--metrics-address={options.metrics_address}: {_first(unheard)}\n")
+    except OSError as error:
+        say(f"--metrics-address={options.metrics_address}: {error}")
         return 1
     return 0
-
-
-def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {

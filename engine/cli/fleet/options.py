@@ -32,10 +32,64 @@ Servers of a fleet run with --model-control-mode=explicit, and with --await-flee
 so that balancers send nothing before their models are there.
 
 exit status: 0 when all is as the file says; 1 when something was refused or failed;
-2 for a command line that makes no sense.
+2 for a command line that makes no sense. `tritium fleet WHAT --help` tells more.
 """
 
 _FILE: Final = "fleet.yaml"
+_ENDS: Final = {
+    "status": """\
+exit status: 0 when all is as the file says, or stays as it was after a release that was
+refused; 1 when something is still to be done, or a replica is not reached.
+
+A version with * has a configuration from the file. `good` is what all replicas proved to
+serve well; a replica that fails gets that back.
+""",
+    "plan": """\
+exit status: 0, whatever there is to do; 1 when too few replicas are reached.
+""",
+    "apply": """\
+Each step is said on standard error, and the fleet is shown at the end. A command that is
+interrupted leaves the fleet in order: the next one, or a controller, goes on.
+
+exit status: 0 when all is as the file says; 1 when a release was refused, when no replica
+may serve a model, or when --timeout is over; 130 or 143 after a signal.
+""",
+    "run": """\
+examples:
+  tritium fleet run --file fleet.yaml --metrics-address 127.0.0.1:9100
+  curl http://127.0.0.1:9100/v2/tritium/fleet/status
+
+The file is read again when it changes; one with a mistake is told, and the last one stays.
+SIGTERM ends the controller in order. `apply`, `roll` and `drain` take over while they run.
+""",
+    "roll": """\
+examples:
+  tritium fleet roll resnet 4                from the version that is there to 4
+  tritium fleet roll resnet 4,5              have both versions served
+  tritium fleet roll resnet 3                back again
+
+The file keeps its comments and its order. A release that is refused stays in it; ask for the
+version before, or for a mended one. Exit statuses are those of `apply`.
+""",
+    "drain": """\
+examples:
+  tritium fleet drain gpu-1                  then end the server
+  tritium fleet drain gpu-1 --undo           have it serve again
+
+exit status: 0 when it may be ended; 1 when there is no such replica, when no other may serve
+what it does, or when --timeout is over; 130 or 143 after a signal. It is drained then still,
+until it is started again, or until --undo.
+""",
+    "proxy-config": """\
+examples:
+  tritium fleet proxy-config haproxy > haproxy.cfg && haproxy -c -f haproxy.cfg
+  tritium fleet proxy-config envoy --grpc-port 9001 --output envoy.json
+  tritium fleet proxy-config haproxy --output haproxy.cfg --watch \\
+      --reload 'haproxy -c -q -f haproxy.cfg && systemctl reload haproxy'
+
+docs/proxies.md tells what the configuration does.
+""",
+}
 
 
 def fleet_parser() -> argparse.ArgumentParser:
@@ -131,7 +185,12 @@ def _command(
     what: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str
 ) -> argparse.ArgumentParser:
     parser = what.add_parser(
-        name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=_ENDS[name],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--file", default=_FILE, help="the fleet's file [%(default)s]")
     add_credential_options(parser)

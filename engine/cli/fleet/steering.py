@@ -49,7 +49,6 @@ class Interrupted(Exception):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
         self.status = 128 + number
 
 
@@ -100,7 +99,12 @@ def steer(options: argparse.Namespace, story: Story, tell: Tell, **how: Any) -> 
     except BaseExceptionGroup as group:
         if group.split(KeyboardInterrupt)[1] is None:
             raise KeyboardInterrupt from group
-        raise
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from None  # it shows by itself where it comes from
 
 
 def look_once(options: argparse.Namespace) -> Picture:
@@ -110,6 +114,23 @@ def look_once(options: argparse.Namespace) -> Picture:
         return await controller.run(until=lambda picture: True)
 
     return steer(options, look, spoken, dry=True)
+
+
+def watched(options: argparse.Namespace, take: Callable[[Picture], Awaitable[None] | None]) -> int:
+    """Give what is seen to `take`, every `options.watch` seconds until a signal; return the exit status."""
+
+    async def look(controller: Controller) -> Picture:
+        while True:
+            taken = take(await controller.run(until=lambda picture: True))
+            if taken is not None:
+                await taken
+            await trio.sleep(options.watch)
+
+    try:
+        steer(options, partial(ended_in_order, look), spoken, dry=True)
+    except Interrupted:
+        return 0
+    raise AssertionError("it is watched until a signal")
 
 
 async def _steer(
@@ -224,4 +245,10 @@ def spoken(event: str, **keys: object) -> None:
             line = str(keys["reason"])
         case _:
             return
-    sys.stderr.write(f"{printable(line)}\n")
+    say(line)
+
+
+def say(line: str) -> None:
+    """Tell an operator a line. A reader who has gone does not end what is under way."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"{printable(line)}\n")

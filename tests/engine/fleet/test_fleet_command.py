@@ -141,6 +141,32 @@ def replace_text(path, text):
     new.replace(path)
 
 
+def test_a_reader_who_leaves_does_not_end_a_roll(ground):
+    ground.want(GOOD)
+    roll = [sys.executable, "-m", "engine", "fleet", "roll", MODEL, str(BETTER), f"--file={ground.file}"]
+    with subprocess.Popen(roll, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "has version 2 now" in next(process.stderr)
+        process.stderr.close()
+    assert process.returncode == 0
+    assert serving(ground) == {"r0": [BETTER], "r1": [BETTER]}
+
+
+def test_who_watches_sees_a_mistake_in_the_file_and_goes_on(ground):
+    ground.want(GOOD)
+    whole = ground.file.read_text()
+    watch = [sys.executable, "-m", "engine", "fleet", "status", "--watch=0.1", f"--file={ground.file}"]
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any(line.startswith("r1 ") for line in process.stdout)
+        replace_text(ground.file, f"{whole}models: {{}}\n")
+        assert "models: is there twice" in next(process.stderr)
+        assert any(line.startswith("r1 ") for line in process.stdout)
+        process.terminate()
+        assert process.stdout.read().endswith("\n")
+    assert process.returncode == 0
+
+
 def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_path):
     ground.want(GOOD)
     whole = ground.file.read_text()
