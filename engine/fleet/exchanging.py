@@ -19,6 +19,10 @@ T = TypeVar("T")
 _MOST_BYTES: Final = 32 * 2**20  # of an answer; metrics are the longest
 _SHOWN: Final = 1000  # characters of an error that a server tells
 _NOT_THERE: Final = frozenset((301, 302, 303, 307, 308, 404, 405, 501))
+_TLS: Final = {
+    "WRONG_VERSION": "; is its address http://?",
+    "CERTIFICATE_REQUIRED": "; it asks for `tls.certificate_file`",
+}
 _KEYS: Final = frozenset((401, 403))
 _MISSHAPEN: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What is raised when a value of JSON is read as another one than it is."""
@@ -127,9 +131,11 @@ def _why(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {cause.verify_message}"
+            return f"its certificate is not trusted: {cause.verify_message}; `tls.ca_file` says what is"
         if isinstance(cause, ssl.SSLError):
-            return f"it does not speak TLS ({cause.reason or cause}); is its address http://?"
+            reason = str(cause.reason or cause)
+            advice = next((advice for word, advice in _TLS.items() if word in reason), "")
+            return f"TLS fails ({reason}){advice}"
         cause = cause.__cause__ or cause.__context__
     why = printable(str(error)).rstrip(".") or type(error).__name__
     strange = isinstance(error, httpx.RemoteProtocolError)

@@ -38,7 +38,7 @@ def why_fewer(wish: Wish, placed: Collection[str], seen: Mapping[str, Seen]) -> 
     """Return why a model has fewer replicas than it should; empty if it has enough."""
     labelled = [each for each in seen.values() if _has_labels(each, wish)]
     target = wish.replicas or max(len(labelled), 1)
-    if len(placed) >= target:
+    if len(placed) >= target or not seen:
         return ""
     if len(placed) < len(labelled):
         room = f"{wish.memory / 2**30:.3g} GiB"

@@ -217,9 +217,13 @@ def tls(kind, **told):
     [
         (
             tls(ssl.SSLError, reason="WRONG_VERSION_NUMBER"),
-            "it does not speak TLS (WRONG_VERSION_NUMBER); is its",
+            "TLS fails (WRONG_VERSION_NUMBER); is its address http",
         ),
-        (tls(ssl.SSLCertVerificationError, verify_message="self-signed"), "is not trusted: self-signed"),
+        (
+            tls(ssl.SSLCertVerificationError, verify_message="self-signed"),
+            "is not trusted: self-signed; `tls.ca_file` says",
+        ),
+        (tls(ssl.SSLError, reason="TLSV13_ALERT_CERTIFICATE_REQUIRED"), "it asks for `tls.certificate_file`"),
         (OSError("gone"), "could not connect"),
     ],
 )

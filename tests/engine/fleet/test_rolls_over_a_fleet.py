@@ -264,6 +264,7 @@ def test_why_a_model_has_too_few_replicas(wish, said):
         "r2": Seen(name="r2"),
     }
     assert why_fewer(wish, place([wish], seen)[MODEL], seen) == said
+    assert why_fewer(wish, (), {}) == ""
 
 
 @told
