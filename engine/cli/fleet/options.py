@@ -225,6 +225,6 @@ def _versions(word: str) -> list[int]:
 
 def _address(word: str) -> str:
     host, _, port = word.rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"HOST:PORT was expected, such as 127.0.0.1:9100. Got {word}")
     return word
