@@ -157,7 +157,8 @@ def test_who_watches_sees_a_mistake_in_the_file_and_goes_on(ground):
     whole = ground.file.read_text()
     watch = [sys.executable, "-m", "engine", "fleet", "status", "--watch=0.1", f"--file={ground.file}"]
     with subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert any(line.startswith("r1 ") for line in process.stdout)
         replace_text(ground.file, f"{whole}models: {{}}\n")
         assert "models: is there twice" in next(process.stderr)
