@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -17,7 +18,8 @@ from engine.fleet.proxies.keeping import Kept
 from engine.fleet.proxies.members import upstreams
 from engine.fleet.proxies.values import ProxyOptions, Unwritable
 
-_NO_GRPC = "no replica has an address of `grpc` in the fleet's file: the configuration has no gRPC"
+_PATIENCE: Final = 60.0  # seconds after the start
+_NO_GRPC: Final = "no replica has an address of `grpc` in the fleet's file: the configuration has no gRPC"
 
 
 def proxy_config(options: argparse.Namespace) -> int:
@@ -54,14 +56,22 @@ def _write(options: argparse.Namespace, settings: ProxyOptions) -> int:
 
 def _follow(options: argparse.Namespace, settings: ProxyOptions) -> int:
     kept, homes = _kept(options), Homes()
+    patient_until: list[float] = []
 
     async def follow(picture: Picture) -> None:
+        if not patient_until:
+            patient_until.append(trio.current_time() + _PATIENCE)
         try:
             written = _configuration(options, settings, homes, picture)
         except Unwritable as error:
             kept.trouble(f"{kept.path} stays as it is: {error}")
-        else:
-            await kept.take(written)
+            return
+        silent = ", ".join(homes.unknown(picture))
+        if silent and kept.path.exists() and trio.current_time() < patient_until[0]:
+            # The file may say what they have.
+            kept.trouble(f"{kept.path} stays as it is until {silent} answers, for {_PATIENCE:g} s at most")
+            return
+        await kept.take(written)
 
     return watched(options, follow)
 

@@ -66,9 +66,8 @@ def _plan(options: argparse.Namespace) -> int:
     due = [lane for lane in picture.lanes if lane.waits]
     for lane in due:
         where = f"its replicas are {', '.join(lane.placed)}" if lane.placed else lane.short
-        sys.stdout.write(
-            f"{printable('; '.join(each for each in (f'{lane.model}: {lane.waits}', where) if each))}\n"
-        )
+        line = "; ".join(each for each in (f"{lane.model}: {lane.waits}", where) if each)
+        sys.stdout.write(f"{printable(line)}\n")
     for lane in picture.lanes:
         if not lane.waits and lane.wanted in lane.refused:
             refused = f"{lane.model}: {lane.wanted} was refused: {lane.refused[lane.wanted]}"
@@ -200,6 +199,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         steer(options, partial(for_good, address=options.metrics_address, tell=tell), tell)
     except OSError as error:
+        if options.metrics_address is None:
+            raise
         say(f"--metrics-address={options.metrics_address}: {error}")
         return 1
     return 0

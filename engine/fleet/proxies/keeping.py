@@ -17,6 +17,7 @@ from engine.observability.text import printable
 
 _LONGEST: Final = 60.0  # seconds for the command
 _AGAIN: Final = 10.0  # seconds
+_GRACE: Final = 5.0  # seconds between its end and its end by force
 _SHOWN: Final = 2000  # bytes of what it wrote last
 
 
@@ -84,7 +85,7 @@ class Kept:
                     stderr=written,
                     check=False,
                     start_new_session=True,
-                    deliver_cancel=_kill,
+                    deliver_cancel=_end,
                 )
             if scope.cancelled_caught:
                 return f"has not ended after {_LONGEST:g} s, and was killed"
@@ -96,7 +97,9 @@ class Kept:
             return f"ended with status {done.returncode}: {printable(last.strip())}"
 
 
-async def _kill(process: trio.Process) -> None:
-    """End a command with all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+async def _end(process: trio.Process) -> None:
+    """End the shell and what it runs, some seconds later by force, until trio sees that it has ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        await trio.sleep(_GRACE)

@@ -193,6 +193,21 @@ def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_p
     assert "server r0 " in file.read_text()
 
 
+def test_a_balancers_file_stays_while_replicas_have_not_answered_yet(ground, tmp_path):
+    file = tmp_path / "envoy.json"
+    file.write_text("{}")
+    whole = ground.file.read_text()
+    (port,) = free_ports(1)
+    ground.file.write_text(f"replicas: [{{name: away, url: 'http://127.0.0.1:{port}'}}]")
+    with begun(ground, "proxy-config", "envoy", f"--output={file}", "--watch=0.1") as (process, _, errors):
+        assert next(errors) == f"{file} stays as it is until away answers, for 60 s at most\n"
+        process.terminate()
+        assert errors.read() == ""
+    assert process.returncode == 0
+    assert file.read_text() == "{}"
+    ground.file.write_text(whole)
+
+
 def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
     ground.want(GOOD)
     plain = ground.file.read_text()
