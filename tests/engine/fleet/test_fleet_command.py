@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from urllib.request import urlopen
 
 import pytest
@@ -44,6 +45,23 @@ def fleet(ground):
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+@contextmanager
+def begun(ground, *words):
+    """Begin a command about the fleet; give its process, and what it writes to both outputs."""
+    command = [sys.executable, "-m", "engine", "fleet", *words, f"--file={ground.file}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        yield process, process.stdout, process.stderr
+
+
+def replace_text(path, text):
+    """Write a file at once, as it is read meanwhile."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def serving(ground):
@@ -106,7 +124,9 @@ def test_a_replica_is_drained_and_comes_back(ground, fleet):
 def test_what_no_replica_may_serve_stays_where_it_is_and_ends_the_command(ground, fleet):
     ground.want(GOOD)
     assert fleet("apply")[0] == 0
-    ground.file.write_text(ground.file.read_text().replace("versions: 1", "versions: 1, labels: {gpu: h100}"))
+    replace_text(
+        ground.file, ground.file.read_text().replace("versions: 1", "versions: 1, labels: {gpu: h100}")
+    )
     status, shown, _ = fleet("apply")
     assert status == 1
     assert "none of 2 replicas has its labels gpu=h100; there are no labels at all" in shown
@@ -121,12 +141,10 @@ def test_what_no_replica_may_serve_stays_where_it_is_and_ends_the_command(ground
 def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
     ground.want(GOOD, "controller: {drain_delay_seconds: 3600}\n")
     assert fleet("apply")[0] == 0
-    command = [sys.executable, "-m", "engine", "fleet", "drain", "r1", f"--file={ground.file}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("r1 gets no new requests" in line for line in process.stderr)
+    with begun(ground, "drain", "r1") as (process, _, errors):
+        assert any("r1 gets no new requests" in line for line in errors)
         process.terminate()
-        said = process.stderr.read()
+        said = errors.read()
     assert process.returncode == 143
     assert said.splitlines()[-1].startswith("ended by SIGTERM; `tritium fleet status --file")
     status, told, _ = fleet("status", "--json")
@@ -134,20 +152,11 @@ def test_a_command_that_is_ended_leaves_the_fleet_in_order(ground, fleet):
     assert fleet("drain", "r1", "--undo")[0] == 0
 
 
-def replace_text(path, text):
-    """Write a file at once, as it is read meanwhile."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
-
-
 def test_a_reader_who_leaves_does_not_end_a_roll(ground):
     ground.want(GOOD)
-    roll = [sys.executable, "-m", "engine", "fleet", "roll", MODEL, str(BETTER), f"--file={ground.file}"]
-    with subprocess.Popen(roll, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "has version 2 now" in next(process.stderr)
-        process.stderr.close()
+    with begun(ground, "roll", MODEL, str(BETTER)) as (process, _, errors):
+        assert "has version 2 now" in next(errors)
+        errors.close()
     assert process.returncode == 0
     assert serving(ground) == {"r0": [BETTER], "r1": [BETTER]}
 
@@ -155,16 +164,13 @@ def test_a_reader_who_leaves_does_not_end_a_roll(ground):
 def test_who_watches_sees_a_mistake_in_the_file_and_goes_on(ground):
     ground.want(GOOD)
     whole = ground.file.read_text()
-    watch = [sys.executable, "-m", "engine", "fleet", "status", "--watch=0.1", f"--file={ground.file}"]
-    with subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert any(line.startswith("r1 ") for line in process.stdout)
+    with begun(ground, "status", "--watch=0.1") as (process, shown, errors):
+        assert any(line.startswith("r1 ") for line in shown)
         replace_text(ground.file, f"{whole}models: {{}}\n")
-        assert "models: is there twice" in next(process.stderr)
-        assert any(line.startswith("r1 ") for line in process.stdout)
+        assert "models: is there twice" in next(errors)
+        assert any(line.startswith("r1 ") for line in shown)
         process.terminate()
-        assert process.stdout.read().endswith("\n")
+        assert shown.read().endswith("\n")
     assert process.returncode == 0
 
 
@@ -173,21 +179,19 @@ def test_a_balancers_file_follows_the_fleet_and_its_command_is_run(ground, tmp_p
     whole = ground.file.read_text()
     file, marks = tmp_path / "haproxy.cfg", tmp_path / "marks"
     marks.touch()
-    command = [sys.executable, "-m", "engine", "fleet", "proxy-config", "haproxy", f"--file={ground.file}"]
     follow = [f"--output={file}", "--watch=0.1", f"--reload=echo x >> {marks}"]
-    with subprocess.Popen([*command, *follow], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert next(process.stderr) == f"{file} is written\n"
-        assert next(process.stderr).endswith("is done\n")
+    with begun(ground, "proxy-config", "haproxy", *follow) as (process, _, errors):
+        assert next(errors) == f"{file} is written\n"
+        assert next(errors).endswith("is done\n")
         assert "server r1 " in file.read_text()
         replace_text(ground.file, "\n".join(line for line in whole.splitlines() if "r1" not in line))
-        assert next(process.stderr) == f"{file} is written\n"
-        assert next(process.stderr).endswith("is done\n")
+        assert next(errors) == f"{file} is written\n"
+        assert next(errors).endswith("is done\n")
         assert "server r1 " not in file.read_text()
         replace_text(ground.file, "replicas: []")
-        assert "stays as it is: the fleet has no replicas" in next(process.stderr)
+        assert "stays as it is: the fleet has no replicas" in next(errors)
         process.terminate()
-        assert process.stderr.read() == ""
+        assert errors.read() == ""
     assert process.returncode == 0
     assert marks.read_text() == "x\nx\n"
     assert "server r0 " in file.read_text()
@@ -198,14 +202,14 @@ def test_a_balancers_file_stays_while_replicas_have_not_answered_yet(ground, tmp
     file.write_text("{}")
     whole = ground.file.read_text()
     (port,) = free_ports(1)
-    ground.file.write_text(f"replicas: [{{name: away, url: 'http://127.0.0.1:{port}'}}]")
+    replace_text(ground.file, f"replicas: [{{name: away, url: 'http://127.0.0.1:{port}'}}]")
     with begun(ground, "proxy-config", "envoy", f"--output={file}", "--watch=0.1") as (process, _, errors):
         assert next(errors) == f"{file} stays as it is until away answers, for 60 s at most\n"
         process.terminate()
         assert errors.read() == ""
     assert process.returncode == 0
     assert file.read_text() == "{}"
-    ground.file.write_text(whole)
+    replace_text(ground.file, whole)
 
 
 def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet):
@@ -217,13 +221,15 @@ def test_a_configuration_in_the_file_is_in_force_and_goes_with_it(ground, fleet)
         "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
         "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
     }
-    ground.file.write_text(plain.replace("{versions: 1}", f"{{versions: 1, config: {json.dumps(config)}}}"))
+    replace_text(
+        ground.file, plain.replace("{versions: 1}", f"{{versions: 1, config: {json.dumps(config)}}}")
+    )
     for _ in range(2):  # the second finds nothing to do
         status, _, said = fleet("apply", "--timeout=50")
         assert status == 0, said
     assert "loads" not in said
     assert counts(ground) == [2, 2]
-    ground.file.write_text(plain)
+    replace_text(ground.file, plain)
     assert fleet("apply", "--timeout=50")[0] == 0
     assert counts(ground) == [1, 1]
 
@@ -243,13 +249,13 @@ def test_replicas_are_ready_after_a_new_model_has_failed_to_load(ground, fleet):
     assert fleet("apply")[0] == 0
     shutil.copytree(ground.repository / MODEL, ground.repository / "odd")
     text = ground.file.read_text()
-    ground.file.write_text(text.replace("models:\n", f"models:\n  odd: {{versions: {BROKEN}}}\n"))
+    replace_text(ground.file, text.replace("models:\n", f"models:\n  odd: {{versions: {BROKEN}}}\n"))
     status, shown, _ = fleet("apply")
     assert status == 1
     assert "its weights are missing" in shown
     assert ready(ground) == [True, True]
     assert fleet("status")[0] == 0
-    ground.file.write_text(text)
+    replace_text(ground.file, text)
 
 
 def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, tmp_path):
@@ -268,7 +274,7 @@ def test_a_controller_that_runs_for_good_shows_all_and_follows_the_file(ground, 
             assert document["controller"]["standing"] == "works"
             ground.want(GOOD)
             _until(lambda: _status(port), lambda told: told["models"][0]["good"] == {"versions": [GOOD]})
-            ground.file.write_text("replicas: 3\n")
+            replace_text(ground.file, "replicas: 3\n")
             _until(log.read_text, lambda text: "replicas: takes a list" in text)
             text = _until(lambda: _get(port, "/metrics"), lambda text: "tritium_fleet_replicas " in text)
             families = {each.name: each for each in text_string_to_metric_families(text)}

@@ -3,7 +3,7 @@
 import os
 import ssl
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
 import pytest
 import trio
@@ -26,6 +26,15 @@ def authority(tmp_path):
     return Authority(tmp_path)
 
 
+def over_tls(listener, certified, roots):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certified.certificate, certified.key)
+    if roots is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(roots)
+    return trio.SSLListener(listener, context, https_compatible=True)
+
+
 @asynccontextmanager
 async def served(certified=None, roots=None):
     """Serve the register at a port of this machine; over TLS with a certificate."""
@@ -39,20 +48,10 @@ async def served(certified=None, roots=None):
                 return
 
     async with trio.open_nursery() as nursery:
-        if certified is None:
-            listeners: list[Any] = list(await trio.open_tcp_listeners(0, host="127.0.0.1"))
-        else:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(certified.certificate, certified.key)
-            if roots is not None:
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_verify_locations(roots)
-            listeners = list(
-                await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1", https_compatible=True)
-            )
-        socket = getattr(listeners[0], "transport_listener", listeners[0]).socket
-        nursery.start_soon(trio.serve_listeners, handle, listeners)
-        yield socket.getsockname()[1]
+        plain = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        secret = [] if certified is None else [over_tls(each, certified, roots) for each in plain]
+        nursery.start_soon(partial(trio.serve_listeners, handle, secret or plain))
+        yield plain[0].socket.getsockname()[1]
         nursery.cancel_scope.cancel()
 
 
@@ -97,7 +96,7 @@ async def test_a_certificate_is_shown_to_servers_that_ask_for_one_and_renewed(au
     shown = authority.sign("controller")
     paths = {"certificate_file": str(shown.certificate), "key_file": str(shown.key)}
     tls = Tls(ca_file=str(authority.root), **paths)
-    said: list[Any] = []
+    said: list[tuple[str, str]] = []
     async with served(authority.sign("server"), authority.root) as port:
         async with asked(port, lambda: Tls(ca_file=tls.ca_file)) as replica:
             with pytest.raises(Unreachable, match=r"it asks for `tls.certificate_file`|Server disconnected"):
