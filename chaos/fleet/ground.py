@@ -156,6 +156,14 @@ class Ground:
             found[name] = [int(each["version"]) for each in index if each.get("state") == "READY"]
         return found
 
+    async def is_good(self, version: int) -> bool:
+        """Whether a version is written down as good on all replicas."""
+        for server in self.servers.values():
+            document = json.loads((await server.ask("/v2/tritium/fleet")).body)["document"]
+            if document is not None and document["models"][MODEL]["good"]["versions"] == [version]:
+                return True
+        return False
+
     async def until_all_serve(self, version: int, *, within: float = 120) -> float:
         """Wait until all servers have a version ready, and no other; return the seconds that took."""
         began = trio.current_time()

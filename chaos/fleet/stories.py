@@ -71,32 +71,27 @@ async def killed_controller(ground: Ground, controller: Controlling, tally: Tall
     """The controller is killed after each of its decisions and loads, and the same roll ends."""
     ground.want(BETTER)
     kills = 0
-    with trio.fail_after(PATIENCE):
-        while not any("good on" in line and "version 2" in line for line in controller.decisions()):
-            await _until(_grown(controller))
-            controller.kill()
-            kills += 1
-            controller = ground.controller()
-            if kills > 40:
-                finding.complaints.append("the roll does not end")
-                break
     try:
+        with trio.fail_after(PATIENCE):
+            # What it logs comes after what it writes down: a kill between the two leaves no line.
+            while not await ground.is_good(BETTER):
+                known = _steps(controller)
+                while _steps(controller) == known and not await ground.is_good(BETTER):  # noqa: ASYNC110
+                    await trio.sleep(0.02)
+                controller.kill()
+                kills += 1
+                controller = ground.controller()
         finding.figures["seconds"] = await ground.until_all_serve(BETTER)
     finally:
         controller.end()
     finding.figures["kills"] = kills
     rolled = controller.decisions().count("roll version 2 out")
-    finding.must(rolled == 1, f"the roll was begun {rolled} times")
+    finding.must(rolled <= 1, f"the roll was begun {rolled} times")
     finding.must(not tally.errors, f"clients saw {dict(tally.errors)} errors: {tally.said[:3]}")
 
 
 def _steps(controller: Controlling) -> int:
     return sum(each["event"] in ("fleet_decided", "fleet_load") for each in controller.events)
-
-
-def _grown(controller: Controlling) -> Callable[[], bool]:
-    known = _steps(controller)
-    return lambda: _steps(controller) > known
 
 
 STORIES: Final[Mapping[str, Callable[[Ground, Controlling, Tally, Finding], Awaitable[None]]]] = {
