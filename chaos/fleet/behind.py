@@ -61,7 +61,7 @@ async def _end_by_turns(ground: Ground, seconds: float, every: float) -> int:
         server = ground.servers[name]
         server.signal(number)
         await server.wait_ended()
-        server.kill_all()  # what it left
+        await trio.to_thread.run_sync(server.kill_all)  # what it left; clients ask on meanwhile
         ground.restart(name)
         ends += 1
         await ground.servers[name].wait_ports()
