@@ -73,7 +73,7 @@ class Frontends:
     sagemaker: Frontend | None
     vertex: Frontend | None
     default_model: DefaultModel  # of Vertex AI
-    beside: Sequence[ChildSpec]  # what works for them without a port
+    working: Sequence[ChildSpec]  # what works for them without a port
 
     @property
     def every(self) -> list[Frontend]:
@@ -93,7 +93,7 @@ class Frontends:
 
     def spec(self) -> ChildSpec:
         """Return their place in the tree."""
-        children = [*(frontend.spec() for frontend in self.every), *self.beside]
+        children = [*(frontend.spec() for frontend in self.every), *self.working]
         return Supervisor(children, intensity=Intensity(10, 60.0)).spec("frontends")
 
 
@@ -300,7 +300,7 @@ def compose_frontends(
         sagemaker=opened("sagemaker", "Sagemaker HTTPService", sockets.sagemaker, sagemaker),
         vertex=opened("vertex-ai", "Vertex AI HTTPService", sockets.vertex, vertex),
         default_model=default_model,
-        beside=working,
+        working=working,
     )
 
 
