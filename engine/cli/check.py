@@ -48,8 +48,8 @@ from engine.processes.inheritance import for_workers
 from engine.processes.placement import DEVICES
 from engine.provenance.keys import TrustedFiles
 from engine.provenance.restrictions import Restrictions
-from engine.repository.advice import bare_models, is_model, no_models
-from engine.repository.bare.finding import bare_files, home_of
+from engine.repository.advice import bare, bare_models, is_model, no_models
+from engine.repository.bare.finding import home_of
 from engine.repository.signed import Refused, verify
 from engine.settings.models import default_environment_cache
 from engine.settings.settings import Settings, SettingsError
@@ -140,9 +140,8 @@ def _no_directory(path: Path) -> str:
     home = home_of(path)
     if home is not None:
         return f"{path}: not a directory: it belongs to a model, so check {quote(str(home))}"
-    what = bare_files([path])
-    hint = f": it is {what}, of which `tritium init {quote(str(path))}` makes a repository" if what else ""
-    return f"{path}: not a directory{hint}"
+    what = bare(path)
+    return f"{path}: not a directory: {what}" if what else f"{path}: not a directory"
 
 
 def _models(options: argparse.Namespace, devices: Path) -> Report:

@@ -69,15 +69,20 @@ def no_directory(repository: Path) -> str:
     """Return what would have worked in place of a path that is no directory."""
     if not repository.exists():
         return f"there is no directory '{repository.absolute()}'"
-    from engine.repository.bare.finding import bare_files, home_of  # only a mistake pays for it
+    from engine.repository.bare.finding import home_of  # only a mistake pays for it
 
     home = home_of(repository)
-    if home is not None:
-        return f"it is a file of a model in the repository '{home.parent}'"
-    found = bare_files([repository])
     return (
-        f"it is {found}, of which `tritium init {quote(str(repository))}` makes a repository" if found else ""
+        f"it is a file of a model in the repository '{home.parent}'" if home is not None else bare(repository)
     )
+
+
+def bare(path: Path) -> str:
+    """Return what a file is that `tritium init` makes a repository of; nothing if it is none."""
+    from engine.repository.bare.finding import bare_files  # only a mistake pays for it
+
+    found = bare_files([path])
+    return f"it is {found}, of which `tritium init {quote(str(path))}` makes a repository" if found else ""
 
 
 def no_models(repository: Path) -> str:
