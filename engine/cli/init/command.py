@@ -112,17 +112,10 @@ def init(argv: Sequence[str], *, devices: Path = DEVICES) -> int:
         outcomes = _carry_out(found, task)
     except OSError as error:
         return _complain(f"'{error.filename or repository}' can't be written: {error.strerror or error}")
-    sys.stdout.write(
-        report(
-            source,
-            repository,
-            found,
-            outcomes,
-            dry=task.dry,
-            symbolic=task.copying.symbolic,
-            at_home=at_home,
-        )
+    lines = report(
+        source, repository, found, outcomes, dry=task.dry, symbolic=task.copying.symbolic, at_home=at_home
     )
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     served = bool(found.served) and not outcomes
     return 0 if served or (outcomes and all(outcome.ok for outcome in outcomes)) else 1
 

@@ -77,21 +77,8 @@ def report(
     dry: bool,
     symbolic: bool,
     at_home: bool,
-) -> str:
-    """Return all that is said of the files in `source`, which are in the repository already if `at_home`."""
-    lines = _lines(source, repository, found, outcomes, dry, symbolic, at_home)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _lines(
-    source: Path,
-    repository: Path,
-    found: Found,
-    outcomes: Sequence[Outcome],
-    dry: bool,
-    symbolic: bool,
-    at_home: bool,
 ) -> Iterator[str]:
+    """Yield the lines about the files in `source`, which are in the repository already if `at_home`."""
     yield from _served(source, found)
     if outcomes:
         yield from aligned(_table(source, outcomes)).splitlines()
